@@ -1,0 +1,102 @@
+"""A Celery message kept verbatim: taken in, kept in the ledger, published again.
+
+The body is never deserialised here. What a published copy needs besides (which grant it belongs to, where the message
+came from first) travels in one header that is taken off again on arrival, before a task can see it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kombu import Producer, Queue
+from kombu.message import Message
+from kombu.utils import json
+
+#: Header of a handed-over message: {"grant", "exchange", "routing_key"}.
+HEADER = "orchestration"
+#: Where a task finds its fence: among the properties, which unlike headers are not copied into its retries.
+FENCE = "orchestration_fence"
+
+_LENGTH = struct.Struct(">I")
+#: Properties that belong to one delivery, not to the message; a time to live was meant for the first queue only.
+_OF_THE_DELIVERY = frozenset({"delivery_info", "delivery_tag", "body_encoding", "expiration"})
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    content_type: str | None
+    content_encoding: str | None
+    exchange: str
+    routing_key: str
+    body: bytes
+
+    @classmethod
+    def of(cls, message: Message, origin: Mapping[str, Any] | None = None) -> Envelope:
+        """`origin`: exchange and routing key of the first delivery, if this one was a hand-over."""
+        where = origin or message.delivery_info or {}
+        body = message.body
+        return cls(
+            headers={key: value for key, value in message.headers.items() if key != HEADER},
+            properties={k: v for k, v in message.properties.items() if k not in _OF_THE_DELIVERY},
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            exchange=where.get("exchange") or "",
+            routing_key=where.get("routing_key") or "",
+            body=body.encode() if isinstance(body, str) else bytes(body or b""),
+        )
+
+    def pack(self) -> bytes:
+        head: bytes = json.dumps(
+            [
+                self.headers,
+                self.properties,
+                self.content_type,
+                self.content_encoding,
+                self.exchange,
+                self.routing_key,
+            ]
+        ).encode()
+        return _LENGTH.pack(len(head)) + head + self.body
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Envelope:
+        (length,) = _LENGTH.unpack_from(data)
+        headers, properties, content_type, content_encoding, exchange, routing_key = json.loads(
+            data[4 : 4 + length].decode()
+        )
+        return cls(headers, properties, content_type, content_encoding, exchange, routing_key, data[4 + length :])
+
+    def publish(self, producer: Producer, queue: Queue, grant: str) -> None:
+        """Straight into one queue, whatever exchange it came through first."""
+        headers = dict(self.headers)
+        compression = headers.pop("compression", None)  # the body was decompressed on arrival
+        headers[HEADER] = {"grant": grant, "exchange": self.exchange, "routing_key": self.routing_key}
+        producer.publish(
+            self.body,
+            exchange="",
+            routing_key=queue.name,
+            declare=[queue],
+            content_type=self.content_type,
+            content_encoding=self.content_encoding,
+            compression=compression,
+            headers=headers,
+            **self.properties,
+        )
+
+    def as_message(self, accept: Any) -> Message:
+        """As if it had just been delivered. It has no channel: there is nothing to acknowledge."""
+        headers = {key: value for key, value in self.headers.items() if key != "compression"}
+        return Message(
+            body=self.body,
+            content_type=self.content_type,
+            content_encoding=self.content_encoding,
+            delivery_info={"exchange": self.exchange, "routing_key": self.routing_key, "redelivered": False},
+            properties=dict(self.properties),
+            headers=headers,
+            accept=accept,
+        )

@@ -1,0 +1,37 @@
+"""Errors a user or an operator can meet, each with one message that says what to do."""
+
+import click
+from celery.exceptions import ImproperlyConfigured
+
+
+class OrchestrationError(Exception):
+    """Base of every error raised by celery_orchestration."""
+
+
+class ConfigurationError(OrchestrationError, ImproperlyConfigured, click.ClickException):  # type: ignore[misc]
+    """A job option, a setting, a name or a URL is wrong.
+
+    It is a :class:`click.ClickException`, so that every ``celery`` command shows its one
+    message without a traceback.
+    """
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class LedgerError(OrchestrationError):
+    """The ledger answered with an error."""
+
+
+class LedgerUnavailable(LedgerError):
+    """Redis did not answer; nothing is known about what the call did."""
+
+
+class LedgerRefused(LedgerError, click.ClickException):
+    """The ledger must not be used by this process: wrong owner or schema."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)

@@ -1,0 +1,254 @@
+"""How jobs relate: who waits for whom, who must never run beside whom.
+
+Everything here is pure. ``Graph.build`` is asked when something starts, once every module is imported
+and names can be resolved; it says all that is wrong at once. ``merge`` gives the policies that hold
+while several releases of the code are live. Nothing recurses: 10,000 jobs in a row are fine.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from itertools import islice
+from typing import Any, TypeVar
+
+from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.policy import Policy, ordered, show, suggest
+
+Edges = Mapping[str, Collection[str]]
+Document = dict[str, Any]
+Problem = TypeVar("Problem")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The jobs of one app by full name. Each mapping holds every job, and whom they name outside it."""
+
+    dependencies: dict[str, tuple[str, ...]]
+    dependents: dict[str, tuple[str, ...]]
+    conflicts: dict[str, tuple[str, ...]]
+
+    @classmethod
+    def build(cls, policies: Mapping[str, Policy], known: Collection[str] = (), plain: Collection[str] = ()) -> "Graph":
+        """Resolve all names and check them together, or raise one error that names all problems.
+
+        ``known`` are jobs of other services, as the ledger has them; ``plain`` are registered tasks
+        that are not orchestrated: naming one is an error, with a better message.
+        """
+        dependencies = {job: _sorted(d.name for d in policy.depends_on) for job, policy in policies.items()}
+        blocks = {job: policy.blocked for job, policy in policies.items()}
+        lines = [
+            *_unknown(policies, blocks, known, plain),
+            *_selfish(dependencies, blocks),
+            *_ambiguous(policies),
+            *_report(_cycles(_without_loops(dependencies)), _cycle_line),
+        ]
+        if lines:
+            raise ConfigurationError("\n".join(lines))
+        return cls(
+            dependencies=dependencies,
+            dependents={job: _sorted(names) for job, names in _reversed(dependencies).items()},
+            conflicts=conflicts(blocks),
+        )
+
+    def order(self) -> list[str]:
+        """Return the app's jobs, dependencies first; which of several comes first is up to its name."""
+        sorter = TopologicalSorter(self.dependencies)
+        sorter.prepare()
+        order: list[str] = []
+        while sorter.is_active():
+            ready = sorted(sorter.get_ready())
+            sorter.done(*ready)
+            order += (job for job in ready if job in self.dependencies)
+        return order
+
+
+def conflicts(blocks: Edges) -> dict[str, tuple[str, ...]]:
+    """Close ``blocks`` over both directions: who is blocked by a job blocks it too."""
+    others = _reversed(blocks)
+    return {job: _sorted([*blocks.get(job, ()), *others[job]]) for job in others}
+
+
+def cycles(documents: Mapping[str, Document]) -> list[list[str]]:
+    """Return a dependency cycle for each knot in ``documents``, closed: ``["a", "b", "a"]``.
+
+    Releases that are sound alone can make one when they are merged; their jobs then wait for each
+    other until the older release is gone.
+    """
+    return _cycles({job: [dep["job"] for dep in document["deps"]] for job, document in documents.items()})
+
+
+def merge(releases: Sequence[Mapping[str, Document]]) -> dict[str, Document]:
+    """Return what holds while several releases are live, oldest first: for each job the stricter.
+
+    Blocks and dependencies add up and the smaller cap holds, in whatever order releases came and
+    however often; everything else is the newest release's.
+    """
+    merged: dict[str, Document] = {}
+    for release in releases:
+        for job, document in release.items():
+            merged[job] = _stricter(merged.get(job, document), document)
+    return merged
+
+
+def _stricter(older: Document, newer: Document) -> Document:
+    limits = [(doc["cap"], doc["keyed"]) for doc in (older, newer) if doc["cap"] is not None]
+    return {
+        **newer,
+        "cap": min((cap for cap, _ in limits), default=None),
+        "keyed": bool(limits) and all(keyed for _, keyed in limits),
+        "deps": ordered([*older["deps"], *newer["deps"]]),
+        "blocks": sorted({*older["blocks"], *newer["blocks"]}),
+    }
+
+
+def _unknown(
+    policies: Mapping[str, Policy],
+    blocks: Edges,
+    known: Collection[str],
+    plain: Collection[str],
+) -> Iterator[str]:
+    names = {*policies, *known}
+    tasks = set(plain) - names
+    unknown = [
+        (job, option, name)
+        for job, policy in policies.items()
+        for option, written in (
+            ("depends_on", [d.name for d in policy.depends_on if not d.external]),
+            ("blocks", blocks[job]),
+        )
+        for name in written
+        if name not in names
+    ]
+
+    def line(problem: tuple[str, str, str]) -> str:
+        job, option, name = problem
+        if name in tasks:
+            return f"job {show(job)}: {option} names {show(name)}, a task without base=OrchestratedTask"
+        return f"job {show(job)}: {option} names an unknown job {show(name)}{suggest(name, names)}"
+
+    return _report(unknown, line)
+
+
+def _selfish(dependencies: Edges, blocks: Edges) -> Iterator[str]:
+    yield from _report(
+        [job for job, names in dependencies.items() if job in names],
+        lambda job: f"job {show(job)}: depends_on names the job itself",
+    )
+    yield from _report(
+        [job for job, names in blocks.items() if job in names],
+        lambda job: f"job {show(job)}: blocks names the job itself: write max_running=1 instead",
+    )
+
+
+def _ambiguous(policies: Mapping[str, Policy]) -> Iterator[str]:
+    """Refuse to wait for "the latest run succeeded" where any number of runs end in any order.
+
+    A cap per key is no bound on them either.
+    """
+    return _report(
+        [
+            (job, dependency.name)
+            for job, policy in policies.items()
+            for dependency in policy.depends_on
+            if dependency.on == "success"
+            and dependency.name != job
+            and (target := policies.get(dependency.name)) is not None
+            and (target.max_running is None or target.key is not None)
+        ],
+        lambda pair: (
+            f"job {show(pair[0])}: depends_on waits for the success of {show(pair[1])}, of which any "
+            "number may run at once: set max_running on that one (without key), "
+            "or depend on it with Dependency(..., on='finish') or on='idle'"
+        ),
+    )
+
+
+def _report(problems: Sequence[Problem], line: Callable[[Problem], str]) -> Iterator[str]:
+    """Render the first ten only: a suggestion costs a look at every name."""
+    yield from map(line, islice(problems, 10))
+    if len(problems) > 10:
+        yield f"... and {len(problems) - 10} more"
+
+
+def _cycle_line(cycle: Sequence[str]) -> str:
+    names = [show(job)[1:-1] for job in cycle]
+    if len(names) > 50:
+        names[25:-25] = [f"... {len(names) - 50} more ..."]
+    return f"dependency cycle: {' -> '.join(names)}"
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(names)))
+
+
+def _without_loops(edges: Edges) -> Edges:
+    return {job: [name for name in names if name != job] for job, names in edges.items()}
+
+
+def _reversed(edges: Edges) -> dict[str, list[str]]:
+    reverse: dict[str, list[str]] = {job: [] for job in edges}
+    for job, names in edges.items():
+        for name in names:
+            reverse.setdefault(name, []).append(job)
+    return reverse
+
+
+def _cycles(edges: Edges) -> list[list[str]]:
+    """Find one cycle in each knot: the shortest through its first job by name.
+
+    There can be exponentially many cycles; one for each strongly connected part is linear to find
+    and leaves none unmentioned for good.
+    """
+    found = []
+    for knot in _knots(edges):
+        first = min(knot)
+        came_from: dict[str, str] = {}
+        queue = deque([first])
+        while first not in came_from and queue:
+            job = queue.popleft()
+            for name in sorted(edges[job]):
+                if name in knot and name not in came_from:
+                    came_from[name] = job
+                    queue.append(name)
+        if first in came_from:
+            cycle = [first]
+            while len(cycle) == 1 or cycle[-1] != first:
+                cycle.append(came_from[cycle[-1]])
+            found.append(cycle[::-1])
+    return sorted(found)
+
+
+def _knots(edges: Edges) -> Iterator[set[str]]:
+    """Yield the strongly connected parts (Kosaraju): reverse walks, last finished first."""
+    reverse = _reversed(edges)
+    left = set(edges)
+    for root in reversed(_finished(edges)):
+        if root in left:
+            left.remove(root)
+            knot, todo = {root}, [root]
+            while todo:
+                fresh = [name for name in reverse[todo.pop()] if name in left]
+                left.difference_update(fresh)
+                knot.update(fresh)
+                todo += fresh
+            yield knot
+
+
+def _finished(edges: Edges) -> list[str]:
+    """List the jobs in the order in which a depth-first walk leaves them."""
+    finished: list[str] = []
+    seen: set[str] = set()
+    for root in edges:
+        stack = [] if root in seen else [(root, iter(edges[root]))]
+        seen.add(root)
+        while stack:
+            job, rest = stack[-1]
+            step = next((name for name in rest if name in edges and name not in seen), None)
+            if step is None:
+                stack.pop()
+                finished.append(job)
+            else:
+                seen.add(step)
+                stack.append((step, iter(edges[step])))
+    return finished

@@ -1,0 +1,309 @@
+"""The ledger: the state of all jobs and runs in Redis, and the only code that talks to it.
+
+One method per verb; what a verb takes, does and returns is said at the head of ``lua/<verb>.lua``. A
+:class:`Ledger` is one connection and belongs to one thread: :meth:`Ledger.line` makes another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from celery import Celery
+from redis.connection import ConnectionPool
+
+from celery_orchestration.errors import LedgerError, LedgerRefused
+from celery_orchestration.ledger import keys
+from celery_orchestration.ledger.connect import Address, connect, find, key_prefix
+from celery_orchestration.ledger.scripts import script
+from celery_orchestration.ledger.wire import Argument, Wire
+from celery_orchestration.policy import Settings
+
+__all__ = ["Answer", "Arrival", "Grant", "Ledger", "Outcome", "Presence", "Start", "Sweep", "Turn", "UnknownWorker"]
+
+
+class UnknownWorker(LedgerError):
+    """The worker never registered, or its lease ran out: what it runs is void, and it has to register again."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A run ended on this worker."""
+
+    id: str
+    fence: str
+    outcome: str
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A message arrived, and a slot is free for it."""
+
+    id: str
+    attempt: int
+    job: str
+    key: str
+    priority: int
+    grant: str
+    expires_ms: int | None
+    queue: str
+    granted_queue: str
+    message: bytes
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the gate says to an arrival: start (with a fence), wait, drop (why), unknown."""
+
+    what: str
+    fence: str = ""
+    detail: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Grant:
+    id: str
+    number: str
+
+
+@dataclass(slots=True)
+class Start:
+    """A run that was handed over to this very worker: it starts in a slot that was offered."""
+
+    id: str
+    fence: str
+    message: bytes
+
+
+@dataclass(slots=True)
+class Ending:
+    """A run that ends without having run: Celery has to be told."""
+
+    id: str
+    why: str
+
+
+@dataclass(slots=True)
+class Turn:
+    waiting: int
+    more: bool
+    outcomes: list[str]
+    answers: list[Answer]
+    grants: list[Grant]
+    starts: list[Start]
+
+
+@dataclass(slots=True)
+class Sweep:
+    more: bool
+    grants: list[Grant]
+    endings: list[Ending]
+    dead_workers: list[str]
+    recovered: int
+    live_releases: str
+    installed_releases: str
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What a worker process tells about itself."""
+
+    worker: str
+    name: str
+    host: str
+    pid: int
+    slots: int
+    kind: str
+    queues: tuple[str, ...]
+    release: str
+    mode: str
+    lease_ms: int
+    owner: str
+    done_ms: int
+    policies: str = field(repr=False)
+    jobs: tuple[str, ...] = field(repr=False)
+
+
+class Ledger:
+    def __init__(self, pool: ConnectionPool, prefix: str, address: Address | None = None) -> None:
+        self.prefix = prefix
+        self.address = address
+        self._pool = pool
+        self._wire = Wire(pool)
+
+    @classmethod
+    def of(cls, app: Celery, settings: Settings) -> Ledger:
+        """The ledger of an app. Does not connect yet."""
+        address = find(app, settings)
+        return cls(connect(address), keys.prefix(settings.namespace, key_prefix(app)), address)
+
+    def line(self) -> Ledger:
+        """Another connection to the same ledger, for another thread."""
+        return Ledger(self._pool, self.prefix, self.address)
+
+    def close(self) -> None:
+        self._wire.close()
+
+    # ---------------------------------------------------------------- workers
+
+    def check(self, owner: str) -> None:
+        """Raises :class:`LedgerRefused` if the ledger is another app's, or of a version we do not know."""
+        found, schema = self._wire.command("HMGET", f"{self.prefix}g", "owner", "schema")
+        if found is not None and _text(found) != owner:
+            _typed(LedgerError(f"FOREIGN {_text(found)}"), self)
+        if schema is not None and not keys.OLDEST_SCHEMA <= int(schema) <= keys.SCHEMA + 1:
+            _typed(LedgerError(f"SCHEMA {_text(schema)}"), self)
+
+    def register(self, p: Presence) -> tuple[str, str]:
+        """Returns the releases of the live workers, and those the installed policies were merged from."""
+        reply = self._call(
+            "register",
+            (p.worker, p.name, p.host, p.pid, p.slots, p.kind, json.dumps(p.queues), p.release, p.mode, p.lease_ms)
+            + (p.owner, keys.SCHEMA, keys.OLDEST_SCHEMA, p.done_ms, p.policies, json.dumps(p.jobs)),
+        )
+        return _text(reply[0]), _text(reply[1])
+
+    def releases(self, names: str) -> list[str]:
+        return [_text(one) for one in self._call("releases", (names,))]
+
+    def install(self, releases: str, cap: int | None, jobs: Mapping[str, Any]) -> bool:
+        """False if other releases are live now: merge again."""
+        document = json.dumps(jobs, sort_keys=True)
+        return _text(self._call("install", (releases, "" if cap is None else cap, document))) == "ok"
+
+    def beat(self, worker: str, lease_ms: int, runs: Iterable[tuple[str, str]]) -> list[str]:
+        """Returns the ids of runs that are void."""
+        args: list[Argument] = [worker, lease_ms]
+        for run in runs:
+            args += run
+        return [_text(one) for one in self._call("beat", args)]
+
+    def leave(self, worker: str) -> list[Grant]:
+        return _grants(self._call("leave", (worker,)))
+
+    # ------------------------------------------------------------------- runs
+
+    def turn(
+        self,
+        worker: str,
+        number: int,
+        mode: str,
+        free: int,
+        outcomes: Sequence[Outcome],
+        arrivals: Sequence[Arrival],
+    ) -> Turn:
+        args: list[Argument] = [worker, number, mode, free, len(outcomes)]
+        for o in outcomes:
+            args += (o.id, o.fence, o.outcome)
+        args.append(len(arrivals))
+        for a in arrivals:
+            expires = "" if a.expires_ms is None else a.expires_ms
+            args += (a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, a.queue, a.granted_queue, a.message)
+        waiting, more, settled, answers, grants, starts = self._call("turn", args)
+        return Turn(
+            waiting,
+            more == 1,
+            [_text(one) for one in settled],
+            [_answer(one) for one in answers],
+            _grants(grants),
+            [Start(_text(s[0]), _text(s[1]), s[2]) for s in starts],
+        )
+
+    def sweep(self, worker: str, number: int, interval_ms: int, limit: int = 64) -> Sweep:
+        more, grants, endings, dead, recovered, live, installed = self._call(
+            "sweep", (worker, number, interval_ms, limit)
+        )
+        return Sweep(
+            more == 1,
+            _grants(grants),
+            _endings(endings),
+            [_text(one) for one in dead],
+            recovered,
+            _text(live),
+            _text(installed),
+        )
+
+    def cancel(self, worker: str, number: int, why: str, ids: Sequence[str]) -> tuple[list[Ending], list[Grant]]:
+        endings, grants = self._call("cancel", (worker, number, why, *ids))
+        return _endings(endings), _grants(grants)
+
+    def published(self, grants: Sequence[Grant]) -> int:
+        count: int = self._call("published", [part for g in grants for part in (g.id, g.number)])
+        return count
+
+    def finish(self, runs: Sequence[tuple[str, int]]) -> list[Grant]:
+        """Celery knows how these runs (id, attempt) ended without having run."""
+        return _grants(self._call("finish", ["", *(part for run in runs for part in run)])[0])
+
+    # ---------------------------------------------------------------- reading
+
+    def message(self, grant: Grant) -> tuple[str, bytes] | None:
+        """Queue and message of a granted run, or None if that grant is no longer the latest."""
+        (state, number, queue), message = self._wire.commands(
+            [
+                ("HMGET", f"{self.prefix}r:{grant.id}", "st", "gn", "dest"),
+                ("GET", f"{self.prefix}m:{grant.id}"),
+            ]
+        )
+        if state not in (b"granted", b"queued") or _text(number) != grant.number or message is None:
+            return None
+        return _text(queue), message
+
+    def ending(self, id: str) -> tuple[str, int, bytes] | None:
+        """Why a run ends, its attempt and its message, or None if it was carried out."""
+        (state, why, attempt), message = self._wire.commands(
+            [("HMGET", f"{self.prefix}r:{id}", "st", "why", "a"), ("GET", f"{self.prefix}m:{id}")]
+        )
+        if state != b"ending":
+            return None
+        return _text(why), int(attempt), message or b""
+
+    def is_current(self, id: str, fence: str) -> bool:
+        return bool(self._wire.command("HGET", f"{self.prefix}r:{id}", "fence") == fence.encode())
+
+    # ------------------------------------------------------------------ inside
+
+    def _call(self, verb: str, args: Sequence[Argument]) -> Any:
+        try:
+            return self._wire.call(script(verb), self.prefix, args)
+        except LedgerError as exc:
+            _typed(exc, self)
+
+
+def _typed(exc: LedgerError, ledger: Ledger) -> NoReturn:
+    """Error codes of the verbs become typed errors here, and nowhere else."""
+    code, _, detail = str(exc).partition(" ")
+    if code == "UNKNOWNWORKER":
+        raise UnknownWorker(detail) from exc
+    if code == "FOREIGN":
+        raise LedgerRefused(
+            f"the ledger {ledger.prefix!r} at {ledger.address} belongs to the app {detail!r}: "
+            "give each app its own app.conf.orchestration_namespace"
+        ) from exc
+    if code == "SCHEMA":
+        raise LedgerRefused(
+            f"the ledger {ledger.prefix!r} at {ledger.address} has data layout {detail}, this version of "
+            f"celery_orchestration knows {keys.OLDEST_SCHEMA} to {keys.SCHEMA + 1}: upgrade it"
+        ) from exc
+    raise exc
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _answer(parts: list[Any]) -> Answer:
+    what = _text(parts[0])
+    if what == "start":
+        return Answer(what, _text(parts[1]), tuple(_text(p) for p in parts[2:]))
+    return Answer(what, "", tuple(_text(p) for p in parts[1:]))
+
+
+def _grants(parts: list[Any]) -> list[Grant]:
+    return [Grant(_text(p[0]), _text(p[1])) for p in parts]
+
+
+def _endings(parts: list[Any]) -> list[Ending]:
+    return [Ending(_text(p[0]), _text(p[1])) for p in parts]

@@ -1,0 +1,46 @@
+"""Names in Redis: the one place that turns users' names into parts of keys.
+
+The keys themselves are described at the head of ``lua/lib/records.lua``. Scripts put them together from the
+prefix (one hash tag, so one slot of a cluster), a job's encoded name and a room key or run id as the last part.
+"""
+
+import hashlib
+from urllib.parse import quote, unquote
+
+from celery_orchestration.errors import ConfigurationError
+
+SCHEMA = 1
+#: The oldest version of the data layout that this version works beside.
+OLDEST_SCHEMA = 1
+
+LONGEST_NAME = 200
+LONGEST_ROOM_KEY = 120
+
+
+def prefix(namespace: str, global_keyprefix: str = "") -> str:
+    return f"{global_keyprefix}{{{namespace}}}:"
+
+
+def encode_job(name: str) -> str:
+    """A job's name without ``:`` and other characters that have a meaning in keys; ordinary names stay as they are."""
+    encoded = quote(name, safe="")
+    if len(encoded) > LONGEST_NAME:
+        raise ConfigurationError(f"job {name[:60]!r}…: a job's name may have at most {LONGEST_NAME} characters")
+    return encoded
+
+
+def decode_job(encoded: str) -> str:
+    return unquote(encoded)
+
+
+def room_key(value: str) -> str:
+    """A room key of bounded length: a long one keeps its beginning, for people, and its digest."""
+    if len(value) <= LONGEST_ROOM_KEY:
+        return value
+    digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"{value[: LONGEST_ROOM_KEY - 33]}~{digest}"
+
+
+def attempt(nesting: int, retries: int) -> int:
+    """The order of the attempts of one run: replacements first, then retries."""
+    return (nesting << 20) + min(retries, (1 << 20) - 1)

@@ -1,0 +1,16 @@
+-- uses: records
+--
+-- beat: a worker's lease runs on, for all its runs at once.
+--
+-- ARGV  worker, lease (ms), then id and fence of each run it has
+-- Returns  { ids of those that are void: recovered, ended or started elsewhere meanwhile }
+-- Errors   UNKNOWNWORKER: its lease was lost, all its runs are void; register again
+local worker = ARGV[1]
+if call('EXISTS', P .. 'w:' .. worker) == 0 then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
+call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[2])), worker)
+call('HSET', P .. 'w:' .. worker, 'beat', int(NOW))
+local void = {}
+for i = 3, #ARGV, 2 do
+  if call('HGET', P .. 'r:' .. ARGV[i], 'fence') ~= ARGV[i + 1] then void[#void + 1] = ARGV[i] end
+end
+return void

@@ -1,0 +1,28 @@
+-- uses: records session gate room life hand_over
+--
+-- cancel: runs that have not started end as revoked. A running one is left alone.
+--
+-- ARGV  worker, number of the call, why, ids...
+-- Returns  { { endings: {id, why} to carry out }, { granted: {id, grant number} to publish } }
+-- Errors   UNKNOWNWORKER
+-- Called again with the same number it gives the same answer.
+local before, problem = replayed(ARGV[1], 'cancel', ARGV[2])
+if problem then return problem end
+if before then return before end
+
+local endings = {}
+for i = 4, #ARGV do
+  local id = ARGV[i]
+  local r = load_run(id)
+  if r and (r.st == 'waiting' or r.st == 'granted' or r.st == 'queued') then
+    local j = job(r.job)
+    withdraw(j, r)
+    ended(j, r, nil)
+    ending(r, ARGV[3])
+    refresh_dependents(j)
+    endings[#endings + 1] = { id, ARGV[3] }
+  end
+end
+hand_over(16)
+flush()
+return remember({ endings, HAND.grants })

@@ -1,0 +1,28 @@
+-- uses: records gate room life hand_over
+--
+-- finish: Celery knows that these runs ended; their records go.
+-- Either an ending was carried out, or a worker found the message of a run that had not started, or of its next
+-- attempt, revoked or expired.
+--
+-- ARGV  worker or '', then id and attempt of each
+-- Returns  { { granted: {id, grant number} to publish } }
+-- Called again: nothing more to do; what was granted and not published is granted again by a sweep.
+for i = 2, #ARGV, 2 do
+  local r = load_run(ARGV[i])
+  local a = tonumber(ARGV[i + 1])
+  if r and r.st ~= 'running' and (r.a == a or r.st == 'retrying' and r.a < a) then
+    local j = job(r.job)
+    if r.st == 'ending' then
+      call('ZREM', P .. 'gr', r.id)
+    else
+      withdraw(j, r)
+      ended(j, r, nil)
+      refresh_dependents(j)
+    end
+    r.a = a
+    forget(r, true)
+  end
+end
+hand_over(16)
+flush()
+return { HAND.grants }

@@ -1,0 +1,96 @@
+-- uses: records gate room life hand_over workers
+--
+-- install: puts the merged policies of all live releases into force. Jobs that nobody defines or refers to any more and
+-- that have no runs go away.
+--
+-- ARGV  releases they were merged from, global cap or '', jobs (JSON: name -> {hash, cap, keyed, conf, deps, depd,
+--       crash, recmax}; conf, deps and depd only name jobs that are in it, or, for deps, external ones)
+-- Returns  'ok' | 'stale' (other releases are live now: merge again; nothing changed)
+-- Called again: the same.
+
+if live_releases() ~= ARGV[1] then return 'stale' end
+local wanted = cjson.decode(ARGV[3])
+
+-- Moves the waiting runs of a job that got or lost room keys, or another cap, into the lanes they belong to.
+local function relane(name, keyed)
+  local j = job(name)
+  local keys = {}
+  if j.keyed then
+    for _, key in ipairs(call('ZRANGE', P .. 'jl:' .. name, 0, -1)) do keys[key] = true end
+    for _, key in ipairs(call('HKEYS', P .. 'n:' .. name)) do keys[key] = true end
+  else
+    keys[''] = true
+  end
+  if j.keyed and not keyed then
+    for key in pairs(keys) do
+      local e = call('ZRANGE', lane_of(j, key), 0, -1, 'WITHSCORES')
+      for i = 1, #e, 2 do
+        call('ZADD', lane_of(j, ''), e[i + 1], e[i])
+        call('HSET', P .. 'r:' .. e[i], 'key', '')
+      end
+      if key ~= '' then call('DEL', lane_of(j, key)) end
+    end
+    call('DEL', P .. 'jl:' .. name, P .. 'n:' .. name)
+  elseif keyed and not j.keyed and j.n > 0 then
+    call('HSET', P .. 'n:' .. name, '', j.n)
+  end
+  return keys
+end
+
+local relaned = {}
+for name, p in pairs(wanted) do
+  local j = job(name)
+  if not j or j.hash ~= p.hash then
+    local keyed = p.keyed == true
+    local cap = type(p.cap) == 'number' and p.cap or nil
+    if j and (j.keyed ~= keyed or j.cap ~= cap) then relaned[name] = relane(name, keyed) end
+    call('HSET', P .. 'j:' .. name, 'hash', p.hash, 'cap', cap or '', 'keyed', keyed and 1 or 0,
+      'conf', #p.conf > 0 and cjson.encode(p.conf) or '', 'deps', #p.deps > 0 and cjson.encode(p.deps) or '',
+      'depd', #p.depd > 0 and cjson.encode(p.depd) or '', 'crash', p.crash, 'recmax', p.recmax)
+    call('SADD', P .. 'jobs', name)
+    J[name] = nil
+  end
+end
+
+for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
+  local j = not wanted[name] and job(name)
+  if j then
+    if j.n == 0 and j.busy == 0 and j.w == 0 then
+      call('DEL', P .. 'j:' .. name, P .. 'ob:' .. name)
+      call('SREM', P .. 'jobs', name)
+      J[name] = false
+    else
+      -- Nobody defines it, but it has runs: they go on, unbound.
+      call('HSET', P .. 'j:' .. name, 'hash', 'gone', 'conf', '', 'deps', '', 'depd', '')
+      J[name] = nil
+    end
+  end
+end
+
+-- Who holds room may have changed for anybody whose conflicts changed: counted anew for all.
+for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
+  local j = job(name)
+  local blk = 0
+  for _, other in ipairs(j.conf) do
+    local k = job(other)
+    if k and k.n > 0 then blk = blk + 1 end
+  end
+  if blk ~= j.blk then
+    j.blk = blk
+    j.dirty = true
+  end
+  for key in pairs(relaned[name] or {}) do touch_lane(j, key) end
+end
+
+for _, name in ipairs(call('ZRANGE', P .. 'relseq', 0, -1)) do
+  if not string.find(' ' .. ARGV[1] .. ' ', ' ' .. name .. ' ', 1, true) then
+    call('HDEL', P .. 'rel', name)
+    call('ZREM', P .. 'relseq', name)
+    call('DEL', P .. 'rj:' .. name)
+  end
+end
+call('HSET', P .. 'g', 'releases', ARGV[1], 'cap', ARGV[2])
+G.cap = tonumber(ARGV[2])
+refresh_all()
+flush()
+return 'ok'

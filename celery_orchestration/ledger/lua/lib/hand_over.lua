@@ -1,0 +1,104 @@
+-- Handing over: room that is free goes to the waiting runs that may start, in rank order. Needs records, gate,
+-- room, life.
+--
+-- A run goes to a slot that the calling worker offers (it starts there at once: `starts`), else it is granted and
+-- the caller publishes it (`grants`), as long as fewer granted runs are on their way to a queue than live workers
+-- have slots for it.
+
+local HAND = { grants = {}, starts = {}, after = {}, more = false }
+
+-- here: { worker, free, rel, queues } of the calling worker, or nil.
+local function place_for(name, queue)
+  local here = HAND.here
+  if here and here.free > 0 then
+    if not here.serves then
+      here.serves = {}
+      for _, q in ipairs(list(here.queues)) do here.serves[q] = true end
+    end
+    if here.serves[queue] and call('SISMEMBER', P .. 'rj:' .. here.rel, name) == 1 then return 'here' end
+  end
+  local under_way = tonumber(call('HGET', P .. 'out', queue)) or 0
+  if under_way < slots_of(queue) then return 'queue' end
+  return nil
+end
+
+local function hand(j, id, queue, place)
+  local r = load_run(id)
+  dequeue(j, r)
+  take(j, r.key)
+  r.jd = true
+  if place == 'here' then
+    HAND.here.free = HAND.here.free - 1
+    start(j, r, HAND.here.worker)
+    HAND.starts[#HAND.starts + 1] = { id, r.fence }
+  else
+    grant(r, queue)
+    HAND.grants[#HAND.grants + 1] = { id, r.gn }
+  end
+  refresh(j)
+end
+
+-- The best of what is open: j, id, queue, place.
+local function best_open()
+  local best = nil
+  for _, queue in ipairs(call('SMEMBERS', P .. 'opens')) do
+    local e = call('ZRANGE', P .. 'open:' .. queue, 0, 0, 'WITHSCORES')
+    local rank = tonumber(e[2])
+    if e[1] and (not best or rank < best.rank) then
+      local place = place_for(e[1], queue)
+      if place then best = { rank = rank, name = e[1], queue = queue, place = place } end
+    end
+  end
+  return best
+end
+
+-- When D ends, those who wait for D are looked at before D's next run: they may pass it, and only it.
+local function best_after(best)
+  for _, d in ipairs(HAND.after) do
+    if d.br then
+      for _, name in ipairs(with_waiters(d.depd)) do
+        local j = job(name)
+        local h = not j.off and j.blk == 0 and head(j)
+        if h then
+          local rank = math.min(h.rank, d.br - 0.5)
+          if (not best or rank < best.rank) and (h.jd or not unmet(j)) and not barred(j, h.rank, d.name) then
+            local queue = destination(h.id)
+            local place = place_for(name, queue)
+            if place then best = { rank = rank, name = name, queue = queue, place = place } end
+          end
+        end
+      end
+    end
+  end
+  return best
+end
+
+local function hand_over(limit)
+  for _ = 1, limit do
+    if G.paused or (G.cap and G.total >= G.cap) then return end
+    local best = best_after(best_open())
+    if not best then return end
+    local j = job(best.name)
+    local h = head(j)
+    -- A dependency can grow too old while nothing happens: then this puts j where it belongs, and we look on.
+    if h and (h.jd or not unmet(j)) then hand(j, h.id, best.queue, best.place) else refresh(j) end
+  end
+  HAND.more = best_open() ~= nil
+end
+
+-- Observe mode: everything that waits is let go, whatever the gate says.
+local function let_go(limit)
+  for _, id in ipairs(call('ZRANGE', P .. 'wait', 0, limit - 1)) do
+    local r = load_run(id)
+    local queue = r and r.st == 'waiting' and destination(id)
+    local place = queue and place_for(r.job, queue)
+    if place then hand(job(r.job), id, queue, place) end
+  end
+end
+
+-- What a verb that hands over returns at its end: the message of each run that starts here goes with it.
+local function starts_with_messages(starts)
+  local found = {}
+  for i, s in ipairs(starts) do found[i] = { s[1], s[2], call('GET', P .. 'm:' .. s[1]) or '' } end
+  return found
+end

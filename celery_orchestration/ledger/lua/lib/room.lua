@@ -1,0 +1,76 @@
+-- Room and lanes: taking and freeing room, runs going into and out of their lanes.
+-- Needs records, gate.
+
+-- A keyed lane counts for its job only while it has both waiting runs and room.
+local function touch_lane(j, key)
+  if not j.keyed then return end
+  local e = call('ZRANGE', lane_of(j, key), 0, 0, 'WITHSCORES')
+  if e[1] and has_room(j, key) then
+    call('ZADD', P .. 'jl:' .. j.name, e[2], key)
+  else
+    call('ZREM', P .. 'jl:' .. j.name, key)
+  end
+end
+
+local function block_conflicts(j, by)
+  for _, name in ipairs(j.conf) do
+    local k = J[name]
+    if k then
+      k.blk = k.blk + by
+      k.dirty = true
+    elseif k == nil then
+      call('HINCRBY', P .. 'j:' .. name, 'blk', by)
+    end
+  end
+  for _, name in ipairs(with_waiters(j.conf)) do reopen(job(name)) end
+end
+
+local function take(j, key)
+  j.n = j.n + 1
+  j.dirty = true
+  G.total = G.total + 1
+  G.dirty = true
+  if j.keyed then
+    call('HINCRBY', P .. 'n:' .. j.name, key, 1)
+    touch_lane(j, key)
+  end
+  if j.n == 1 then block_conflicts(j, 1) end
+end
+
+local function free(j, key)
+  j.n = j.n - 1
+  j.dirty = true
+  G.total = G.total - 1
+  G.dirty = true
+  if j.keyed then
+    if call('HINCRBY', P .. 'n:' .. j.name, key, -1) <= 0 then call('HDEL', P .. 'n:' .. j.name, key) end
+    touch_lane(j, key)
+  end
+  if j.n == 0 then block_conflicts(j, -1) end
+end
+
+local function enqueue(j, r)
+  r.st = 'waiting'
+  save_run(r)
+  call('ZADD', lane_of(j, r.key), int(score_of(r)), r.id)
+  call('ZADD', P .. 'wait', int(r.rank), r.id)
+  if r.ex then call('ZADD', P .. 'due', int(r.ex), r.id) end
+  j.w = j.w + 1
+  j.dirty = true
+  if j.w == 1 then call('SADD', P .. 'waitjobs', j.name) end
+  touch_lane(j, r.key)
+end
+
+local function dequeue(j, r)
+  call('ZREM', lane_of(j, r.key), r.id)
+  call('ZREM', P .. 'wait', r.id)
+  if r.ex then call('ZREM', P .. 'due', r.id) end
+  j.w = j.w - 1
+  j.dirty = true
+  if j.w == 0 then call('SREM', P .. 'waitjobs', j.name) end
+  touch_lane(j, r.key)
+end
+
+local function out(queue, by)
+  if call('HINCRBY', P .. 'out', queue, by) <= 0 then call('HDEL', P .. 'out', queue) end
+end

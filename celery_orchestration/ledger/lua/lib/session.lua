@@ -1,0 +1,20 @@
+-- A call whose reply was lost gives, called again, the same answer: each worker keeps the number and the reply of
+-- the last call of each verb that changes something anew each time. Needs records.
+
+local SESSION = {}
+
+-- Returns the reply of this very call if it was made before. Errors: UNKNOWNWORKER if the worker is not registered
+-- (never was, or its lease ran out).
+local function replayed(worker, verb, number)
+  local v = call('HMGET', P .. 'w:' .. worker, 'name', 'no:' .. verb, 'reply:' .. verb)
+  if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
+  SESSION.worker, SESSION.verb, SESSION.number = worker, verb, number
+  if v[2] == number then return cmsgpack.unpack(v[3]) end
+  return nil
+end
+
+local function remember(reply)
+  call('HSET', P .. 'w:' .. SESSION.worker, 'no:' .. SESSION.verb, SESSION.number,
+    'reply:' .. SESSION.verb, cmsgpack.pack(reply))
+  return reply
+end

@@ -1,0 +1,60 @@
+-- Live workers: their presence, and what happens to their runs when they go. Needs records, gate, room, life.
+
+local function add_slots(queues, by)
+  for _, queue in ipairs(list(queues)) do
+    if call('HINCRBY', P .. 'slots', queue, by) <= 0 then call('HDEL', P .. 'slots', queue) end
+  end
+end
+
+-- Which queues are served decides where waiting runs are handed over to.
+local function refresh_all()
+  for _, name in ipairs(call('SMEMBERS', P .. 'waitjobs')) do refresh(job(name)) end
+end
+
+-- Takes up to `limit` running runs from a worker that is gone. Returns {dead}, {recovered}, done: whether none is left.
+-- counted: whether it counts as a crash of the runs.
+local function take_runs(worker, counted, limit)
+  local dead, recovered = {}, {}
+  local ids = call('SMEMBERS', P .. 'wr:' .. worker)
+  for i = 1, math.min(#ids, limit) do
+    local r = load_run(ids[i])
+    if r and r.st == 'running' and r.own == worker then
+      local what = recover(job(r.job), r, counted)
+      if what == 'dead' then
+        ending(r, 'crashed')
+        dead[#dead + 1] = r.id
+      elseif what == 'requeued' then
+        recovered[#recovered + 1] = r.id
+      end
+    else
+      call('SREM', P .. 'wr:' .. worker, ids[i])
+    end
+  end
+  return dead, recovered, #ids <= limit
+end
+
+local function remove_worker(worker)
+  local v = call('HMGET', P .. 'w:' .. worker, 'name', 'queues', 'slots')
+  if v[1] then
+    add_slots(v[2], -(tonumber(v[3]) or 0))
+    if call('HGET', P .. 'wn', v[1]) == worker then call('HDEL', P .. 'wn', v[1]) end
+  end
+  call('ZREM', P .. 'ws', worker)
+  call('DEL', P .. 'w:' .. worker, P .. 'wr:' .. worker)
+  refresh_all()
+  return v[1]
+end
+
+-- The releases that live workers bring, oldest first, as one string.
+local function live_releases()
+  local live = {}
+  for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
+    local rel = call('HGET', P .. 'w:' .. worker, 'rel')
+    if rel then live[rel] = true end
+  end
+  local names = {}
+  for _, rel in ipairs(call('ZRANGE', P .. 'relseq', 0, -1)) do
+    if live[rel] then names[#names + 1] = rel end
+  end
+  return table.concat(names, ' ')
+end

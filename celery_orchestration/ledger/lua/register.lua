@@ -1,0 +1,33 @@
+-- uses: records gate room life workers
+--
+-- register: a worker process announces itself, or announces itself again after its lease was lost.
+--
+-- ARGV  worker, name, host, pid, slots, kind (execution pool), queues (JSON), release, mode, lease (ms), owner, schema,
+--       oldest schema that works beside ours, life of a done-marker (ms), policies of the release (JSON), their jobs (JSON)
+-- Returns  { releases of the live workers, releases the installed policies were merged from }
+-- Errors   FOREIGN owner (another app owns this ledger), SCHEMA version (written by a version we do not know)
+-- Called again: the same.
+
+local worker, name, queues, release, owner = ARGV[1], ARGV[2], ARGV[7], ARGV[8], ARGV[11]
+local schema, oldest = tonumber(ARGV[12]), tonumber(ARGV[13])
+
+local v = call('HMGET', P .. 'g', 'owner', 'schema')
+if v[1] and v[1] ~= owner then return redis.error_reply('FOREIGN ' .. v[1]) end
+local found = tonumber(v[2]) or schema
+if found < oldest or found > schema + 1 then return redis.error_reply('SCHEMA ' .. found) end
+
+call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14])
+if call('HSETNX', P .. 'rel', release, ARGV[15]) == 1 then
+  call('ZADD', P .. 'relseq', int(tick()), release)
+  for _, j in ipairs(list(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end
+end
+local old = call('HMGET', P .. 'w:' .. worker, 'queues', 'slots')
+if old[1] then add_slots(old[1], -(tonumber(old[2]) or 0)) end
+call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4], 'slots', ARGV[5], 'kind', ARGV[6],
+  'queues', queues, 'rel', release, 'mode', ARGV[9], 'since', int(NOW), 'beat', int(NOW))
+call('HSET', P .. 'wn', name, worker)
+call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[10])), worker)
+add_slots(queues, tonumber(ARGV[5]))
+refresh_all()
+flush()
+return { live_releases(), call('HGET', P .. 'g', 'releases') or '' }

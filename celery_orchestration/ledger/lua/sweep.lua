@@ -1,0 +1,84 @@
+-- uses: records session gate room life hand_over workers
+--
+-- sweep: what nobody else notices. Advances the ledger clock, takes the runs of workers whose lease ran out, ends waiting
+-- runs that expired, grants again what was granted and got lost, and hands over. Any worker may call it at any time.
+--
+-- ARGV  worker, number of the call, interval between sweeps (ms), most runs to handle in one call
+-- Returns  { more (1: call again at once), { granted: {id, grant number} to publish },
+--            { endings: {id, why} to carry out }, { names of workers found dead }, count of runs recovered,
+--            releases of the live workers, releases the installed policies were merged from }
+-- Errors   UNKNOWNWORKER
+-- Called again with the same number it gives the same answer.
+--
+-- The ledger clock only advances here, by at most two intervals: time during which Redis was down, or by which its clock
+-- jumped, does not end a lease.
+
+local worker, number, interval, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local before, problem = replayed(worker, 'sweep', number)
+if problem then return problem end
+if before then return before end
+
+local more, endings, dead_names, recovered = false, {}, {}, 0
+
+local swept = tonumber(call('HGET', P .. 'g', 'swept')) or NOW
+local passed = math.max(0, math.min(NOW - swept, 2 * interval))
+G.clk = G.clk + passed
+call('HSET', P .. 'g', 'clk', int(G.clk), 'swept', int(NOW))
+
+for _, gone in ipairs(call('ZRANGEBYSCORE', P .. 'ws', '-inf', '(' .. int(G.clk), 'LIMIT', 0, 8)) do
+  if gone ~= worker then
+    local dead, back, done = take_runs(gone, true, limit)
+    recovered = recovered + #back + #dead
+    for _, id in ipairs(dead) do endings[#endings + 1] = { id, 'crashed' } end
+    if done then
+      dead_names[#dead_names + 1] = remove_worker(gone) or gone
+    else
+      more = true
+    end
+  end
+end
+
+local due = call('ZRANGEBYSCORE', P .. 'due', '-inf', int(NOW), 'LIMIT', 0, limit)
+for _, id in ipairs(due) do
+  -- One that waits for the attempt before it comes back here when it goes to the gate.
+  call('ZREM', P .. 'due', id)
+  local r = load_run(id)
+  if r and r.st == 'waiting' then
+    local j = job(r.job)
+    withdraw(j, r)
+    ended(j, r, nil)
+    ending(r, 'expired')
+    refresh_dependents(j)
+    endings[#endings + 1] = { id, 'expired' }
+  end
+end
+
+local late = call('ZRANGEBYSCORE', P .. 'gr', '-inf', '(' .. int(G.clk), 'LIMIT', 0, limit)
+for _, id in ipairs(late) do
+  local r = load_run(id)
+  if r and r.st == 'ending' then
+    ending(r, r.why)
+    endings[#endings + 1] = { id, r.why }
+  elseif r and (r.st == 'granted' or r.st == 'queued') then
+    local queue = destination(id)
+    if slots_of(queue) > 0 then
+      if r.st == 'queued' then r.tries = r.tries + 1 end
+      grant(r, queue)
+      HAND.grants[#HAND.grants + 1] = { id, r.gn }
+    else
+      local j = job(r.job)
+      ungrant(r)
+      free(j, r.key)
+      enqueue(j, r)
+      refresh(j)
+    end
+  else
+    call('ZREM', P .. 'gr', id)
+  end
+end
+
+if call('ZCARD', P .. 'wait') > 0 then hand_over(limit) end
+more = more or HAND.more or #due == limit or #late == limit
+flush()
+return remember({ more and 1 or 0, HAND.grants, endings, dead_names, recovered, live_releases(),
+  call('HGET', P .. 'g', 'releases') or '' })

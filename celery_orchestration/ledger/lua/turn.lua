@@ -1,0 +1,132 @@
+-- uses: records session gate room life hand_over
+--
+-- turn: one round trip of a worker. Records the outcomes of runs that ended, hands over the room they leave, and asks
+-- the gate for runs that arrived, in this order, so that a run never waits for one that is over.
+--
+-- ARGV  worker, number of the call, mode ('enforce' | 'observe'), free slots offered,
+--       count of outcomes, then for each: id, fence, outcome
+--         outcome: succeeded | failed | ignored | rejected | revoked | retry | requeued (back in the broker's queue)
+--                  | crashed (its process died) | returned (never begun)
+--       count of arrivals, then for each: id, attempt, job, room key, priority, grant number or '', expires (ms) or '',
+--         own queue, granted queue or '', message
+-- Returns  { runs that wait, more (1: call again, there is more to hand over),
+--            { outcome's answer: ok | refused (void fence, nothing changed) | requeued | superseded | dead },
+--            { arrival's answer: {start, fence} | {start, fence, reason...} (observe: would have waited)
+--                              | {wait} | {drop, why} | {unknown} (no policy for this job: register again) },
+--            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} } }
+-- Errors   UNKNOWNWORKER
+-- Called again with the same number it gives the same answer.
+
+local worker, number, observe = ARGV[1], ARGV[2], ARGV[3] == 'observe'
+local before, problem = replayed(worker, 'turn', number)
+if problem then return problem end
+if before then
+  before[6] = starts_with_messages(before[6])
+  return before
+end
+
+local w = call('HMGET', P .. 'w:' .. worker, 'queues', 'rel')
+HAND.here = { worker = worker, free = tonumber(ARGV[4]), queues = w[1], rel = w[2] }
+
+local settled, admitted = {}, {}
+local at = 6
+for i = 1, tonumber(ARGV[5]) do
+  settled[i] = settle(ARGV[at], ARGV[at + 1], ARGV[at + 2], HAND.after)
+  at = at + 3
+end
+
+local function pump(limit)
+  if observe then let_go(limit) else hand_over(limit) end
+end
+
+if #settled > 0 or HAND.here.free > 0 then pump(16) end
+
+-- What the ledger knows of this run already. Returns an answer if that decides, else nil and what the new attempt
+-- inherits from the one before.
+local function known(id, a, gn, name, j)
+  local r = load_run(id)
+  if not r then
+    local done = call('GET', P .. 'd:' .. id)
+    if done and tonumber(done) >= a then return { 'drop', 'ended' } end
+    return nil
+  end
+  if a < r.a then return { 'drop', 'superseded' } end
+  if a == r.a then
+    if (r.st == 'granted' or r.st == 'queued') and gn ~= '' and gn == r.gn then
+      ungrant(r)
+      start(j, r, worker)
+      return { 'start', r.fence }
+    end
+    return { 'drop', r.st }
+  end
+  if r.st == 'running' then
+    local x = load_run(id, 'x:')
+    if x and x.a >= a then return { 'drop', 'superseded' } end
+    return nil, r, true
+  end
+  if r.st == 'ending' then return { 'drop', 'ending' } end
+  local old = job(r.job)
+  withdraw(old, r)
+  if r.job ~= name then
+    ended(old, r, nil)
+    refresh_dependents(old)
+    HAND.after[#HAND.after + 1] = old
+  end
+  forget(r, false)
+  return nil, r, false
+end
+
+local function admit(id, a, name, key, priority, gn, ex, q, gq, message)
+  local j = job(name)
+  if not j then return { 'unknown' } end
+  local answer, before_it, running = known(id, a, gn, name, j)
+  if answer then return answer end
+  G.seq = G.seq + 1
+  G.dirty = true
+  local r = { id = id, job = name, key = j.keyed and key or '', a = a, rank = (3 - priority) * CLASS + G.seq,
+    rec = 0, tries = 0, ex = ex, q = q, gq = gq, enq = int(NOW) }
+  if before_it and before_it.job == name then
+    r.rank, r.rec, r.jd, r.enq = before_it.rank, before_it.rec, before_it.sd, before_it.enq
+  end
+  if running then
+    r.st = 'behind'
+    save_run(r, 'x:')
+    call('SET', P .. 'y:' .. id, message)
+    call('ZADD', P .. 'wait', int(r.rank), id)
+    if ex then call('ZADD', P .. 'due', int(ex), id) end
+    return { 'wait' }
+  end
+  r.sd = before_it and before_it.job == name and before_it.sd or false
+  call('SET', P .. 'm:' .. id, message)
+  local reason = closed(j, r)
+  if not reason and HAND.more and G.cap then reason = { 'global' } end
+  if not reason or observe then
+    take(j, r.key)
+    start(j, r, worker)
+    refresh(j)
+    if not reason then return { 'start', r.fence } end
+    call('HINCRBY', P .. 'ob:' .. name, table.concat(reason, ' '), 1)
+    return { 'start', r.fence, unpack(reason) }
+  end
+  enqueue(j, r)
+  refresh(j)
+  return { 'wait' }
+end
+
+local count = tonumber(ARGV[at])
+at = at + 1
+for i = 1, count do
+  admitted[i] = admit(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4]),
+    ARGV[at + 5], tonumber(ARGV[at + 6]), ARGV[at + 7], ARGV[at + 8], ARGV[at + 9])
+  if admitted[i][1] ~= 'start' then HAND.here.free = HAND.here.free + 1 end
+  at = at + 10
+end
+
+local waiting = call('ZCARD', P .. 'wait')
+if waiting > 0 and count > 0 then
+  pump(16)
+  waiting = call('ZCARD', P .. 'wait')
+end
+flush()
+local reply = remember({ waiting, HAND.more and 1 or 0, settled, admitted, HAND.grants, HAND.starts })
+return { reply[1], reply[2], reply[3], reply[4], reply[5], starts_with_messages(reply[6]) }

@@ -1,0 +1,572 @@
+"""What a user writes about a job, checked and completed: options, policy, settings.
+
+Everything here is pure: values in, values out, no Redis and no app. ``read_options`` takes what was
+written on one task and checks its shape when the task is bound; ``Policy.resolve`` fills in the
+defaults. A job that names another by its task object keeps that object unresolved: asking one of
+Celery's lazy task proxies for anything, even its class, would bind it there and then, and names are
+only resolved once every module is imported (see ``graph``).
+"""
+
+import inspect
+import json
+import re
+import reprlib
+import string
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from difflib import get_close_matches
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from celery.app.task import Task
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.local import Proxy
+from celery.schedules import BaseSchedule
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from typing_extensions import Self
+
+from celery_orchestration.errors import ConfigurationError
+
+#: What a later version brings: delete a line here when it does. Without values, all are refused.
+NOT_AVAILABLE: dict[str, tuple[object, ...]] = {
+    "mode": ("continuous",),
+    "max_consecutive_failures": (),
+    "cool_down_seconds": (),
+    "when_disabled": (),
+    "overlap": (),
+    "catch_up": (),
+    "catch_up_seconds": (),
+    "orchestration_drain_seconds": (),
+    "orchestration_history": (),
+    "orchestration_pools": (),
+}
+
+HARD_LIMIT_AFTER_SECONDS = 10
+
+Source = Literal["written", "recurring default", "default"]
+
+_shortened = reprlib.Repr()
+_shortened.maxstring = _shortened.maxother = 120
+
+
+def show(value: object) -> str:
+    """Make a value safe to print: escaped, bounded, and without waking a lazy task."""
+    return "a task" if _is_lazy_task(value) else _shortened.repr(value)
+
+
+def suggest(word: str, candidates: Collection[str], cutoff: float = 0.6) -> str:
+    """Return ``", did you mean 'X'?"``, or nothing; a short name finds its full one."""
+    if len(word) > 200:
+        return ""
+    names = sorted(candidates)
+    forms = {name.rpartition(".")[2].casefold(): name for name in reversed(names)}
+    forms |= {name.casefold(): name for name in names}
+    found = get_close_matches(word.casefold(), forms, n=1, cutoff=cutoff)
+    return f", did you mean {show(forms[found[0]])}?" if found else ""
+
+
+class Priority(IntEnum):
+    """The dedicated queue of a job, and its rank while it waits."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+    CRITICAL = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+    @classmethod
+    def parse(cls, value: object) -> "Priority":
+        """Read a name or a ``Priority``; a bare int is Celery's message priority, never ours."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        labels = [priority.label for priority in cls]
+        hint = suggest(value, labels) if isinstance(value, str) else ""
+        raise ValueError(f"should be one of {', '.join(labels)} or a Priority, not {show(value)}{hint}")
+
+
+def _is_lazy_task(value: object) -> bool:
+    """Tell a task proxy from its type: ``isinstance`` asks for ``__class__``, which evaluates it."""
+    return issubclass(type(value), Proxy)
+
+
+def _job(value: Any) -> Any:
+    if _is_lazy_task(value):
+        return value
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if isinstance(name, str) and name:
+        return str(name)
+    raise ValueError(f"should name a job by its task or its full name, not {show(value)}")
+
+
+def _jobs(value: Any) -> list[Any]:
+    if issubclass(type(value), (list, tuple)):
+        return [job if type(job) is Dependency else _job(job) for job in value]
+    raise ValueError(f"should be a list of jobs (tasks or their full names), not {show(value)}")
+
+
+def _dependencies(value: Any) -> list["Dependency"]:
+    return [job if type(job) is Dependency else Dependency(job) for job in _jobs(value)]
+
+
+def _blocks(value: Any) -> list[Any]:
+    jobs = _jobs(value)
+    if any(type(job) is Dependency for job in jobs):
+        raise ValueError("should be a list of jobs (tasks or their full names), not of Dependency(...)")
+    return jobs
+
+
+def _job_name(job: Any) -> str:
+    if type(job) is str:
+        return job
+    try:
+        return str(job.name)
+    except (AttributeError, LookupError) as error:
+        raise ConfigurationError(
+            f"depends_on or blocks holds what is no task of the current app ({show(error)}): "
+            "write the job's full name instead"
+        ) from error
+
+
+def _schedule(value: Any) -> Any:
+    if value is None or isinstance(value, BaseSchedule):
+        return value
+    if isinstance(value, timedelta) and value > timedelta(0):
+        return value
+    if type(value) in (int, float) and 0 < value <= LONGEST_SECONDS:
+        return value
+    raise ValueError(
+        "should be a Celery schedule such as crontab(...), a timedelta above zero "
+        f"or a number of seconds above zero, not {show(value)}"
+    )
+
+
+def _pool(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,100}", value):
+        return value
+    raise ValueError(f"should be made of letters, digits, '-' and '_', not {show(value)}")
+
+
+def _key(value: Any) -> Any:
+    """Allow no more than ``{name}`` and ``{0}``: a field that reads attributes reads anything."""
+    if value is None or callable(value):
+        return value
+    accepted = "should be a template like '{tenant_id}' or '{0}', or a callable"
+    if not isinstance(value, str):
+        raise ValueError(f"{accepted}, not {show(value)}")  # noqa: TRY004 - pydantic collects ValueError
+    try:
+        parsed = [part for part in string.Formatter().parse(value) if part[1] is not None]
+    except ValueError as error:
+        raise ValueError(f"{accepted}, not {show(value)} ({error})") from None
+    plain = all(
+        field and (field.isidentifier() or field.isdecimal()) and not spec and not conversion
+        for _, field, spec, conversion in parsed
+    )
+    if not parsed or not plain:
+        raise ValueError(f"{accepted}, with plain fields only, not {show(value)}")
+    return value
+
+
+def _namespace(value: Any) -> str:
+    if isinstance(value, str) and 0 < len(value) <= 200 and not _unfit_for_namespace(value):
+        return value
+    raise ValueError(f"should be a text without braces, spaces and control characters, not {show(value)}")
+
+
+def _unfit_for_namespace(text: str) -> set[str]:
+    return {char for char in text if char in "{} " or not char.isprintable()}
+
+
+LONGEST_SECONDS = 10**9
+Seconds = Annotated[float, Field(strict=True, gt=0, le=LONGEST_SECONDS)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+
+
+class Dependency(BaseModel):
+    """A job that has to be idle, and as ``on`` says, before the one that names it may start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    job: Annotated[Any, BeforeValidator(_job)]
+    on: Literal["success", "finish", "idle"] = "success"
+    max_age_seconds: Seconds | None = None
+    fresh: Annotated[bool, Field(strict=True)] = False
+    external: Annotated[bool, Field(strict=True)] = False
+
+    def __init__(self, job: Any, **options: Any) -> None:
+        try:
+            super().__init__(job=job, **options)
+        except ValidationError as error:
+            raise _configuration_error(f"Dependency on {show(job)}", _lines(error, type(self))) from None
+
+    @model_validator(mode="after")
+    def _idle_needs_no_run(self) -> Self:
+        if self.on == "idle" and (self.fresh or self.max_age_seconds is not None):
+            raise ValueError(
+                "on='idle' looks at no past run: drop max_age_seconds and fresh, or write on='success' or on='finish'"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """The job's full name; evaluates a lazy task, so ask only when the app is finalised."""
+        return _job_name(self.job)
+
+    def document(self) -> dict[str, Any]:
+        age = self.max_age_seconds
+        max_age_ms = None if age is None else max(1, round(age * 1000))
+        return {"job": self.name, "on": self.on, "max_age_ms": max_age_ms, "fresh": self.fresh}
+
+
+def ordered(dependencies: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give documents of dependencies the one order that equal ones share, each once."""
+    by_content = {(each["job"], json.dumps(each, sort_keys=True)): each for each in dependencies}
+    return [by_content[content] for content in sorted(by_content)]
+
+
+class JobOptions(BaseModel):
+    """What was written on one job; ``model_fields_set`` tells it from the defaults.
+
+    The defaults are those of a job that is not recurring: none of them changes what Celery does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["scheduled", "triggered", "continuous"] = "triggered"
+    interval_seconds: Annotated[float, Field(strict=True, le=LONGEST_SECONDS)] | None = None
+    schedule: Annotated[Any, PlainValidator(_schedule)] = None
+    timeout_seconds: Seconds | None = None
+    priority: Annotated[Priority, PlainValidator(Priority.parse)] = Priority.NORMAL
+    pool: Annotated[str, PlainValidator(_pool)] = "default"
+    depends_on: Annotated[tuple[Dependency, ...], BeforeValidator(_dependencies)] = ()
+    blocks: Annotated[tuple[Any, ...], BeforeValidator(_blocks)] = ()
+    max_running: Count | None = None
+    key: Annotated[str | Callable[..., object] | None, PlainValidator(_key)] = None
+    max_consecutive_failures: Count | None = None
+    cool_down_seconds: Seconds | None = None
+    when_disabled: Literal["hold", "drop"] = "hold"
+    overlap: Literal["skip", "queue", "allow"] = "skip"
+    catch_up: Literal["latest", "none"] = "latest"
+    catch_up_seconds: Seconds = 3600
+    on_crash: Literal["requeue", "fail"] = "requeue"
+    max_recoveries: Annotated[int, Field(strict=True, ge=0)] = 2
+
+    @property
+    def recurring(self) -> bool:
+        return self.interval_seconds is not None or self.schedule is not None or self.mode == "continuous"
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        written = self.model_fields_set
+        if self.interval_seconds is not None and self.schedule is not None:
+            raise ValueError("interval_seconds and schedule exclude each other: drop one of them")
+        interval, continuous = self.interval_seconds, self.mode == "continuous"
+        if interval is not None and (interval < 0 or (interval == 0 and not continuous)):
+            least = "at least 0" if continuous else "greater than 0"
+            raise ValueError(f"interval_seconds should be {least}, not {interval:g}")
+        if self.mode == "scheduled" and not self.recurring:
+            raise ValueError("mode='scheduled' needs interval_seconds or schedule")
+        if self.mode == "triggered" and "mode" in written and self.recurring:
+            cadence = "schedule" if self.interval_seconds is None else "interval_seconds"
+            raise ValueError(f"mode='triggered' creates no schedule entry: drop {cadence} or the mode")
+        capped = self.max_running is not None or (self.recurring and "max_running" not in written)
+        if self.key is not None and not capped:
+            raise ValueError("key needs max_running, which it makes count per key")
+        return self
+
+
+OPTIONS: tuple[str, ...] = tuple(JobOptions.model_fields)
+
+#: The recurring column of the options' table; the other column is JobOptions' own defaults.
+RECURRING: dict[str, Any] = {
+    "mode": "scheduled",
+    "timeout_seconds": 60,
+    "max_running": 1,
+    "max_consecutive_failures": 5,
+}
+
+#: Celery's options that a recurring job gets unless they are written.
+RECURRING_CELERY: dict[str, Any] = {
+    "autoretry_for": (Exception,),
+    "max_retries": 3,
+    "retry_backoff": True,
+    "retry_jitter": True,
+}
+
+_CELERY_NAMES = frozenset(dir(Task))
+
+
+class Policy(JobOptions):
+    """One job's options with every default filled in, and where each value comes from.
+
+    ``sources`` leaves out what is not available in this version: nothing acts on those values.
+    """
+
+    name: str
+    sources: dict[str, Source]
+    celery: dict[str, Any]
+
+    @classmethod
+    def resolve(cls, name: str, options: JobOptions, written: Mapping[str, Any] = MappingProxyType({})) -> "Policy":
+        """Fill in the defaults; ``written`` holds Celery's own options as written on the task."""
+        defaults = dict(RECURRING) if options.recurring else {}
+        if _limits(written):
+            defaults.pop("timeout_seconds", None)
+        ours = {option: getattr(options, option) for option in options.model_fields_set}
+        sources: dict[str, Source] = {
+            option: "written" if option in ours else "recurring default" if option in defaults else "default"
+            for option in OPTIONS
+            if NOT_AVAILABLE.get(option) != ()
+        }
+        return cls.model_validate({**defaults, **ours, "name": name, "sources": sources, "celery": dict(written)})
+
+    @property
+    def routed(self) -> bool:
+        """Whether the job left the queue it always had: only when someone wrote where to."""
+        return "written" in (self.sources["priority"], self.sources["pool"])
+
+    @property
+    def queue(self) -> str:
+        return f"{self.pool}.{self.priority.label}"
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """The full names in ``blocks``; evaluates lazy tasks, as ``Dependency.name`` does."""
+        return tuple(sorted({_job_name(job) for job in self.blocks}))
+
+    def celery_options(self) -> dict[str, Any]:
+        """Return the attributes that the task class has to get for Celery to act on this policy."""
+        options: dict[str, Any] = {}
+        if self.recurring:
+            options |= {name: value for name, value in RECURRING_CELERY.items() if name not in self.celery}
+            if self._writes_its_retry_delay():
+                options.pop("retry_backoff", None)
+        if self.timeout_seconds is not None:
+            soft = self.timeout_seconds
+            soft = int(soft) if soft.is_integer() else soft
+            options |= {"soft_time_limit": soft, "time_limit": soft + HARD_LIMIT_AFTER_SECONDS}
+        options |= self._not_retried({**self.celery, **options}.get("autoretry_for", ()))
+        return options
+
+    def _writes_its_retry_delay(self) -> bool:
+        """Backoff replaces any other delay, so its default must give way to a written one."""
+        return "default_retry_delay" in self.celery or bool(
+            {"countdown", "eta"} & (self.celery.get("retry_kwargs") or {}).keys()
+        )
+
+    def _not_retried(self, autoretry_for: Sequence[type[BaseException]]) -> dict[str, Any]:
+        """Keep the meaning of ``Reject`` and of a timeout, which a broad ``autoretry_for`` takes away.
+
+        Only where we brought something: a job that is not recurring keeps Celery's retries as they
+        are, but for the timeout that it asked us for.
+        """
+        exempt = []
+        if self.recurring and any(issubclass(Reject, caught) for caught in autoretry_for):
+            exempt.append(Reject)
+        if (
+            (self.recurring or self.timeout_seconds is not None)
+            and any(issubclass(SoftTimeLimitExceeded, caught) for caught in autoretry_for)
+            and not any(issubclass(caught, SoftTimeLimitExceeded) for caught in autoretry_for)
+        ):
+            exempt.append(SoftTimeLimitExceeded)
+        written = tuple(self.celery.get("dont_autoretry_for", ()))
+        missing = tuple(error for error in exempt if error not in written)
+        return {"dont_autoretry_for": written + missing} if missing else {}
+
+    def room_key(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], signature: inspect.Signature | None = None
+    ) -> str:
+        """Return the key that a call's room is counted under, '' without ``key``.
+
+        With the task's signature an argument counts the same by position, by name or by default.
+        """
+        if self.key is None:
+            return ""
+        try:
+            if not isinstance(self.key, str):
+                return self._called_key(self.key(*args, **kwargs))
+            positional, named = tuple(args), dict(kwargs)
+            if signature is not None:
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                positional, named = bound.args, {**bound.arguments, **kwargs}
+            return string.Formatter().vformat(self.key, positional, named)
+        except Exception as error:
+            raise ValueError(
+                f"job {show(self.name)}: key {show(self.key)} does not fit the call: {show(error)}"
+            ) from error
+
+    @staticmethod
+    def _called_key(value: object) -> str:
+        if value is None:
+            raise ValueError("it returned None")
+        return str(value)
+
+    def document(self) -> dict[str, Any]:
+        """Return what the ledger needs, the same for the same policy whatever order it was written in."""
+        return {
+            "cap": self.max_running,
+            "keyed": self.key is not None,
+            "deps": ordered(dependency.document() for dependency in self.depends_on),
+            "blocks": list(self.blocked),
+            "on_crash": self.on_crash,
+            "max_recoveries": self.max_recoveries,
+            "priority": int(self.priority),
+            "pool": self.pool,
+            "recurring": self.recurring,
+        }
+
+
+def read_options(name: str, attributes: Mapping[str, Any]) -> JobOptions:
+    """Pick a job's options out of the attributes written on its class, or say all that is wrong.
+
+    ``None`` undoes an option that a base class wrote: it means none where the option has a none,
+    and the default where it has not.
+    """
+    where = f"job {show(name)}"
+    written = {
+        option: attributes[option]
+        for option in OPTIONS
+        if option in attributes and _is_option(option, attributes[option])
+    }
+    problems = [*_misspelt(attributes), *_not_available(written)]
+    if written.get("timeout_seconds") is not None and (limits := _limits(attributes)):
+        problems.append(f"timeout_seconds and {' and '.join(limits)} exclude each other: drop one side")
+    if problems:
+        raise _configuration_error(where, problems)
+    try:
+        return JobOptions.model_validate(written)
+    except ValidationError as error:
+        raise _configuration_error(where, _lines(error, JobOptions)) from None
+
+
+def _is_option(option: str, value: Any) -> bool:
+    """Leave alone what only shares a name with an option: inheriting changes nothing unwritten."""
+    if value is None:
+        return JobOptions.model_fields[option].default is None
+    if option == "priority" and type(value) is int:
+        return False
+    if option == "key":
+        return callable(value) or not _is_descriptor(value)
+    return not _is_descriptor(value)
+
+
+def _is_descriptor(value: Any) -> bool:
+    """Tell methods and properties of a task class from values."""
+    return hasattr(type(value), "__get__")
+
+
+def _misspelt(attributes: Mapping[str, Any]) -> Iterator[str]:
+    """Find attributes that can only be a slip.
+
+    Users' classes have attributes of their own (``model``, ``keys``, ``lock``): an option of four
+    letters is too close to everything, and a slip keeps the first letter.
+    """
+    for attribute, value in attributes.items():
+        theirs = attribute in _CELERY_NAMES or attribute.startswith("_")
+        if theirs or attribute in OPTIONS or callable(value) or _is_descriptor(value):
+            continue
+        candidates = [option for option in OPTIONS if len(option) > 4 and option[0] == attribute[:1]]
+        if hint := suggest(attribute, candidates, cutoff=0.8):
+            yield f"unknown option {show(attribute)}{hint}"
+
+
+def _not_available(written: Mapping[str, Any]) -> Iterator[str]:
+    for option, value in written.items():
+        refused = NOT_AVAILABLE.get(option)
+        if value is None or refused is None:
+            continue
+        if not refused:
+            yield f"{option} is not available in this version"
+        elif any(value == one for one in refused):
+            yield f"{option}={show(value)} is not available in this version"
+
+
+def _limits(written: Mapping[str, Any]) -> list[str]:
+    return [limit for limit in ("soft_time_limit", "time_limit") if written.get(limit) is not None]
+
+
+class Settings(BaseModel):
+    """The ``orchestration_*`` settings of one app."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["enforce", "observe", "off"] = "enforce"
+    redis_url: Annotated[str, Field(strict=True, min_length=1)] | None = Field(default=None, repr=False)
+    namespace: Annotated[str, PlainValidator(_namespace)] = "celery"
+    max_running: Count | None = None
+    lease_seconds: Annotated[float, Field(strict=True, ge=3, le=LONGEST_SECONDS)] = 30
+    strict_priority: Annotated[bool, Field(strict=True)] = False
+    sweep_seconds: Seconds = 5
+
+    @classmethod
+    def read(cls, conf: Mapping[str, Any], env: Mapping[str, str], main: str | None) -> "Settings":
+        """Read ``orchestration_*`` out of an app's configuration; the environment wins."""
+        written = {name: conf[name] for name in conf if name.startswith("orchestration_") and conf[name] is not None}
+        known = [f"orchestration_{field}" for field in cls.model_fields]
+        problems = list(_not_available(written))
+        problems += [
+            f"unknown setting {show(name)}{suggest(name, known)}"
+            for name in written
+            if name not in known and name not in NOT_AVAILABLE
+        ]
+        if problems:
+            raise ConfigurationError("\n".join(problems))
+        values = {name.removeprefix("orchestration_"): value for name, value in written.items()}
+        labels = {field: f"orchestration_{field}" for field in cls.model_fields}
+        for field in ("mode", "redis_url"):
+            variable = f"CELERY_ORCHESTRATION_{field.upper()}"
+            if env.get(variable):
+                values[field], labels[field] = env[variable], variable
+        values.setdefault("namespace", _default_namespace(main))
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigurationError("\n".join(_lines(error, cls, labels))) from None
+
+
+def _default_namespace(main: str | None) -> str:
+    if not main or main == "__main__":
+        return "celery"
+    unfit = _unfit_for_namespace(main)
+    return "".join("_" if char in unfit else char for char in main)[:200]
+
+
+def _configuration_error(where: str, problems: Sequence[str]) -> ConfigurationError:
+    return ConfigurationError("\n".join(f"{where}: {problem}" for problem in problems))
+
+
+def _lines(
+    error: ValidationError, model: type[BaseModel], labels: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Say each of pydantic's findings in one line: option, what is accepted, what was written."""
+    lines = []
+    for finding in error.errors(include_url=False):
+        field = str(finding["loc"][0]) if finding["loc"] else ""
+        label = labels.get(field, field)
+        value = finding["input"]
+        if finding["type"] == "extra_forbidden":
+            lines.append(f"unknown option {show(field)}{suggest(field, model.model_fields)}")
+        elif finding["type"] == "value_error":
+            message = str(finding["ctx"]["error"])
+            lines.append(f"{label} {message}" if label else message)
+        else:
+            message = finding["msg"].partition(" should ")[2] or finding["msg"]
+            written = "" if field == "redis_url" else f", not {show(value)}"
+            choices = re.findall(r"'(\w+)'", finding.get("ctx", {}).get("expected", ""))
+            hint = suggest(value, choices) if isinstance(value, str) else ""
+            lines.append(f"{label} should {message}{written}{hint}")
+    return lines

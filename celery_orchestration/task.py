@@ -1,0 +1,210 @@
+"""OrchestratedTask: the base class that makes a task a job.
+
+Binding checks the shape of the options and nothing else; what the options mean is decided by the gate in the worker.
+Calling the function, ``apply()`` and eager mode never meet the gate.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from time import monotonic
+from typing import Any, ClassVar
+
+from celery import Celery, Task
+from celery.exceptions import Ignore
+from celery.schedules import maybe_schedule
+from celery.utils.log import get_logger
+
+from celery_orchestration.envelope import FENCE
+from celery_orchestration.errors import ConfigurationError, LedgerError
+from celery_orchestration.ledger import Ledger
+from celery_orchestration.policy import Policy, Priority, Settings, read_options
+from celery_orchestration.queues import PRIORITY_HEADER, install_route
+
+logger = get_logger(__name__)
+
+#: Options of Celery's that a policy has to know of when they are written on a job.
+_CELERY_OPTIONS = (
+    "autoretry_for",
+    "dont_autoretry_for",
+    "max_retries",
+    "retry_backoff",
+    "retry_backoff_max",
+    "retry_jitter",
+    "retry_kwargs",
+    "default_retry_delay",
+    "time_limit",
+    "soft_time_limit",
+)
+_LIMITS = ("time_limit", "soft_time_limit")
+SCHEDULER = "celery_orchestration:OrchestratedScheduler"
+
+
+class OrchestratedTask(Task):  # type: ignore[misc]
+    """A job. Its options are described in the README; inheriting changes nothing that was not written."""
+
+    abstract = True
+    Strategy = "celery_orchestration.worker.request:strategy"
+    Request = "celery_orchestration.worker.request:OrchestratedRequest"
+
+    #: What the options come to, once the task is bound.
+    orchestration: ClassVar[Policy | None] = None
+    #: A ``priority`` that is ours: Celery's attribute of that name is the message's priority.
+    orchestration_priority: ClassVar[Any] = None
+    #: Attributes that were not written on the class but follow from its options.
+    _implied: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._lift_priority()
+        # Celery wraps `run` for automatic retries before it binds a class-based task, so this cannot wait.
+        try:
+            implied = cls._resolve("?").celery_options()
+        except ConfigurationError:
+            return  # binding says it, with the job's name
+        cls._imply({name: value for name, value in implied.items() if name not in _LIMITS})
+
+    @classmethod
+    def _lift_priority(cls) -> None:
+        """Before Celery sees it: a word is ours, a number stays Celery's."""
+        value = cls.__dict__.get("priority")
+        if value is not None and type(value) is not int:
+            cls.orchestration_priority = value
+            del cls.priority
+
+    @classmethod
+    def _imply(cls, options: dict[str, Any]) -> None:
+        for name, value in options.items():
+            setattr(cls, name, value)
+        cls._implied = cls._implied | options.keys()
+
+    @classmethod
+    def _written(cls) -> dict[str, Any]:
+        """The attributes that users wrote, on the class and its bases; the nearest one counts."""
+        written: dict[str, Any] = {}
+        for klass in reversed(cls.__mro__):
+            if klass not in (OrchestratedTask, Task, object):
+                implied = klass.__dict__.get("_implied", ())
+                written |= {name: value for name, value in vars(klass).items() if name not in implied}
+        if "orchestration_priority" in written:
+            written["priority"] = written.pop("orchestration_priority")
+        return written
+
+    @classmethod
+    def _resolve(cls, name: str, configured: dict[str, Any] | None = None) -> Policy:
+        written = cls._written()
+        of_celery = {option: written[option] for option in _CELERY_OPTIONS if option in written}
+        return Policy.resolve(name, read_options(name, written), {**(configured or {}), **of_celery})
+
+    @classmethod
+    def bind(cls, app: Celery) -> Any:
+        bound = super().bind(app)
+        cls._lift_priority()  # an annotation may have set it
+        if cls.name and not cls.name.startswith("celery."):
+            cls._bind_job(app)
+        return bound
+
+    @classmethod
+    def _bind_job(cls, app: Celery) -> None:
+        conf = app.conf
+        configured = {limit: conf[f"task_{limit}"] for limit in _LIMITS if conf[f"task_{limit}"] is not None}
+        cls.orchestration = policy = cls._resolve(cls.name, configured)
+        cls._imply({name: value for name, value in policy.celery_options().items() if name in _LIMITS})
+        install_route(app)
+        app.steps["worker"].add("celery_orchestration.worker.steps:Boot")
+        app.steps["consumer"].add("celery_orchestration.worker.steps:GateStep")
+        every = policy.schedule if policy.schedule is not None else policy.interval_seconds
+        if every is not None and policy.mode == "scheduled" and conf.beat_scheduler != SCHEDULER:
+            entry = {"task": cls.name, "schedule": maybe_schedule(every, app=app), "args": (), "kwargs": {}}
+            conf.beat_schedule.setdefault(cls.name, entry)
+
+    # -- calling ------------------------------------------------------------------------------------
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """``priority="high"`` moves this one run to another queue and rank; a number stays Celery's."""
+        priority = options.get("priority")
+        if priority is not None and type(priority) is not int:
+            label = Priority.parse(priority).label
+            del options["priority"]
+            options["headers"] = {**(options.get("headers") or {}), PRIORITY_HEADER: label}
+        return super().apply_async(args, kwargs, *rest, **options)
+
+    # -- running ------------------------------------------------------------------------------------
+
+    @property
+    def fence(self) -> int | None:
+        """A number that rises with every start of a run: a store that remembers the highest one it saw can refuse what
+        a run writes that lost its lease. None outside a worker."""
+        fence = (self.request.properties or {}).get(FENCE)
+        return int(fence) if fence else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.request.called_directly or self.fence is None:
+            return super().__call__(*args, **kwargs)
+        self.request.orchestration_began = monotonic()
+        try:
+            result = super().__call__(*args, **kwargs)
+        except Ignore:
+            raise
+        except BaseException:
+            self._refuse_if_void()
+            raise
+        self._refuse_if_void()
+        return result
+
+    def retry(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_if_void()
+        return super().retry(*args, **kwargs)
+
+    def _refuse_if_void(self) -> None:
+        """A run older than half a lease may have lost it: then it stores no result and calls nobody back."""
+        began = getattr(self.request, "orchestration_began", None)
+        if began is None or monotonic() - began < settings_of(self.app).lease_seconds / 2:
+            return
+        try:
+            current = _ledger_of(self.app).is_current(self.request.id, str(self.fence))
+        except LedgerError as exc:
+            logger.warning("Run %s cannot see whether its lease holds: %s", self.request.id, exc)
+            return
+        if not current:
+            raise Ignore(f"run {self.request.id} lost its lease, another one has started since")
+
+
+def settings_of(app: Celery) -> Settings:
+    """The ``orchestration_*`` settings, read once per app and process."""
+    found: Settings | None = app.__dict__.get("_orchestration_settings")
+    if found is None:
+        found = app.__dict__["_orchestration_settings"] = read_settings(app)
+    return found
+
+
+def read_settings(app: Celery) -> Settings:
+    conf = {}
+    for key in app.conf:
+        name = key.lower().removeprefix("celery_")  # config_from_object(..., namespace="CELERY")
+        if name.startswith("orchestration_"):
+            conf[name] = app.conf[key]
+    return Settings.read(conf, os.environ, app.main)
+
+
+def jobs_of(app: Celery) -> dict[str, Policy]:
+    """The policies of an app's jobs, by name."""
+    found = {}
+    for name, task in app.tasks.items():
+        if isinstance(task, OrchestratedTask) and task.orchestration is not None:
+            found[name] = task.orchestration
+    return found
+
+
+_local = threading.local()
+
+
+def _ledger_of(app: Celery) -> Ledger:
+    """A connection of this thread (or of this child process) to the ledger."""
+    if getattr(_local, "pid", None) != os.getpid():
+        _local.pid, _local.ledgers = os.getpid(), {}
+    if id(app) not in _local.ledgers:
+        _local.ledgers[id(app)] = Ledger.of(app, settings_of(app))
+    ledger: Ledger = _local.ledgers[id(app)]
+    return ledger

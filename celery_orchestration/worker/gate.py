@@ -1,0 +1,444 @@
+"""The gate in the worker: every job's request comes here before it is executed.
+
+A request that was given a slot asks the ledger whether its run may start (:class:`~.line.Line` carries the question, in
+one round trip with the outcomes of the runs that just ended). It starts, or it waits in the ledger: then its message is
+acknowledged and its slot goes to the next. Everything here happens in the worker's event loop, but for
+:meth:`Gate.settle`, which may be called from any thread.
+
+While the ledger cannot be reached the gate is closed: requests stay here, unacknowledged, and their slots are given
+back; what runs goes on, and outcomes are kept until they can be told.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Context
+from celery.exceptions import TaskRevokedError
+from celery.utils.functional import noop
+from celery.utils.log import get_logger
+from celery.worker.request import create_request_cls, task_ready
+from celery.worker.state import task_reserved
+from celery.worker.strategy import proto1_to_proto2
+
+from celery_orchestration import queues
+from celery_orchestration.envelope import Envelope
+from celery_orchestration.ledger import Arrival, Outcome, Start, Turn, keys
+from celery_orchestration.worker import internals
+from celery_orchestration.worker.loop import Loop
+from celery_orchestration.worker.request import OrchestratedRequest
+from celery_orchestration.worker.slots import Slots
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.side import WorkerSide
+
+logger = get_logger(__name__)
+
+Then = Callable[[str], None] | None
+
+#: Most slots offered to the ledger in one turn.
+MOST_OFFERED = 4
+#: Seconds between looks at whether a killed process is gone.
+GONE_INTERVAL = 0.02
+
+
+@dataclass(slots=True)
+class Batch:
+    """One turn: what is told and asked, and who is waiting for the answers."""
+
+    outcomes: list[Outcome]
+    thens: list[Then]
+    arrivals: list[Arrival]
+    requests: list[OrchestratedRequest]
+    offered: int
+    #: Its slots were given back meanwhile, because the ledger does not answer.
+    slotless: bool = False
+
+
+@dataclass(order=True, slots=True)
+class Reserved:
+    """A request that has not asked yet; the lowest goes first."""
+
+    rank: int
+    number: int
+    request: OrchestratedRequest = field(compare=False)
+
+
+class Gate:
+    def __init__(self, side: WorkerSide, consumer: Any, loop: Loop, slots: Slots) -> None:
+        self._side = side
+        self._loop = loop
+        self._slots = slots
+        self._reserved: list[Reserved] = []
+        self._count = 0
+        self._asking: list[OrchestratedRequest] = []
+        self._told: deque[tuple[Outcome, Then]] = deque()
+        self._in_flight: Batch | None = None
+        self._flush_is_due = False
+        self._more = False
+        self._stalled: list[OrchestratedRequest] = []
+        self.closed = True
+        self.stopping = False
+        #: Runs that wait in the ledger, as of the last turn.
+        self.waiting = 0
+        #: Runs of this worker, by id.
+        self.runs: dict[str, OrchestratedRequest] = {}
+        self.connected(consumer)
+
+    def connected(self, consumer: Any) -> None:
+        """On every connection to the broker."""
+        self._consumer = consumer
+        self._request_classes: dict[str, type[OrchestratedRequest]] = {}
+
+    # -- requests come in ---------------------------------------------------------------------------
+
+    def reserved(self, request: Any) -> None:
+        """Celery took in a message. Known early, it can go before requests that came first but rank lower."""
+        if isinstance(request, OrchestratedRequest) and request.gate is self and request.stage is None:
+            self._reserve(request)
+
+    def _reserve(self, request: OrchestratedRequest) -> None:
+        request.stage = "reserved"
+        self._count += 1
+        heapq.heappush(self._reserved, Reserved(self._rank(request), self._count, request))
+
+    def _rank(self, request: OrchestratedRequest) -> int:
+        if request.fence is not None or request.grant:
+            return queues.rank_of(queues.granted_name(queues.DEFAULT_POOL))
+        return queues.rank_of(self._queue_of(request)) if self._side.settings.strict_priority else 0
+
+    def slot(self, request: OrchestratedRequest) -> None:
+        """Celery wants a request executed: its slot goes to the first in rank, which need not be this one."""
+        if request.stage is None:
+            self._reserve(request)
+        self._slots.arrived()
+        if self.closed:
+            self._stalled.append(request)
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._reserved and not self.closed and self._slots.take():
+            request = heapq.heappop(self._reserved).request
+            request.stage = "asked"
+            if request.fence is not None:
+                self._execute(request)
+            else:
+                self._asking.append(request)
+        if self._asking:
+            self._flush_soon()
+        self._slots.rest()
+
+    def drop_reserved(self) -> None:
+        """The broker connection is lost: what was not admitted is delivered again."""
+        self._reserved = [entry for entry in self._reserved if entry.request.fence is not None]
+        heapq.heapify(self._reserved)
+        self._stalled = [request for request in self._stalled if request.fence is not None]
+
+    # -- turns --------------------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        """When the events at hand are dealt with: the pool frees a slot before it reports the outcome of its last run,
+        and both belong into one turn."""
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._in_flight is not None or not (self._told or self._asking or self._more):
+            return
+        batch = Batch([], [], [], [], 0)
+        while self._told:
+            outcome, then = self._told.popleft()
+            batch.outcomes.append(outcome)
+            batch.thens.append(then)
+        if not self.stopping:
+            asking, self._asking = self._asking, []
+            for request in asking:
+                arrival = self._arrival(request)
+                if arrival is None:
+                    self._slots.back()
+                else:
+                    batch.arrivals.append(arrival)
+                    batch.requests.append(request)
+            while self.waiting and batch.offered < MOST_OFFERED and self._slots.offer():
+                batch.offered += 1
+        self._more = False
+        self._in_flight = batch
+        self._side.line.carry(batch)
+
+    def _arrival(self, request: OrchestratedRequest) -> Arrival | None:
+        policy = request.task.orchestration
+        try:
+            key = policy.room_key(request.args, request.kwargs, self._side.signatures.get(request.task.name))
+        except Exception as exc:
+            logger.error("Run %s of job %s fails: its room key cannot be made: %s", request.id, request.task.name, exc)
+            self._fail(request, exc)
+            return None
+        queue = self._queue_of(request)
+        return Arrival(
+            id=request.id,
+            attempt=request.attempt,
+            job=self._side.encoded[request.task.name],
+            key=keys.room_key(key),
+            priority=self._side.priority_of(request, policy),
+            grant=request.grant,
+            expires_ms=int(request.expires.timestamp() * 1000) if request.expires else None,
+            queue=queue,
+            granted_queue=queues.granted_queue_for(queue, self._side.default_queue),
+            message=request.envelope().pack(),
+        )
+
+    def _queue_of(self, request: OrchestratedRequest) -> str:
+        if request.origin is not None and not request.origin.get("exchange"):
+            return request.origin.get("routing_key") or ""
+        return internals.queue_of(request.message, self._side.message_consumers)
+
+    def answered(self, batch: Batch, turn: Turn) -> None:
+        """The ledger's answers to a turn."""
+        self._in_flight = None
+        self.waiting = turn.waiting
+        self._more = turn.more
+        for outcome, then, accepted in zip(batch.outcomes, batch.thens, turn.outcomes, strict=True):
+            if accepted == "refused":
+                logger.warning("Run %s %s, but that is refused: its lease was lost", outcome.id, outcome.outcome)
+            if then is not None:
+                then(accepted)
+        slots = 0 if batch.slotless else batch.offered + len(batch.requests)
+        starting = []
+        for request, answer in zip(batch.requests, turn.answers, strict=True):
+            if answer.what == "start":
+                if answer.detail:
+                    logger.info(
+                        "Run %s of job %s would have waited: %s", request.id, request.task.name, " ".join(answer.detail)
+                    )
+                starting.append((request, answer.fence))
+            elif answer.what == "unknown":
+                self._side.keeper.register_soon()
+                self._ask_again(request)
+            else:
+                self._let_go(request, answer.what, answer.detail)
+        for start in turn.starts:
+            handed_over = self._request_of(start)
+            if handed_over is not None:
+                starting.append((handed_over, start.fence))
+        if turn.grants:
+            self._side.publisher.publish(turn.grants)
+        self._begin(starting, slots)
+        if self._told or self._asking or self._more:
+            self._flush_soon()
+
+    def _begin(self, starting: list[tuple[OrchestratedRequest, str]], slots: int) -> None:
+        for request, fence in starting:
+            request.start(fence)
+            self.runs[request.id] = request
+            if self.stopping:
+                request.settle("returned")
+            elif slots > 0:
+                slots -= 1
+                self._execute(request)
+            else:
+                self._reserve(request)
+                self._stalled.append(request)
+        for _ in range(slots):
+            self._slots.back()
+        if not self.closed and self._stalled:
+            self._ask_for_slots()
+        self._serve()
+
+    def _let_go(self, request: OrchestratedRequest, what: str, detail: Iterable[str]) -> None:
+        """The ledger has it, or somebody else: the broker's copy is not needed any more."""
+        logger.debug("Run %s of job %s: %s %s", request.id, request.task.name, what, " ".join(detail))
+        task_ready(request)
+        request.acknowledge()
+
+    def _ask_again(self, request: OrchestratedRequest) -> None:
+        request.stage = None
+        self._loop.later(1.0, lambda: self._consumer.on_task_request(request))
+
+    # -- starting -----------------------------------------------------------------------------------
+
+    def _execute(self, request: OrchestratedRequest) -> None:
+        try:
+            result = request.execute_using_pool(self._consumer.pool)
+        except TaskRevokedError:
+            return self._slots.back()
+        except Exception:
+            logger.exception("Run %s of job %s could not be given to the pool", request.id, request.task.name)
+            self._slots.back()
+            return request.settle("returned")
+        if result is None and request.time_start is None and not request.settled:
+            self._slots.back()  # the pool is closing
+            return request.settle("returned")
+        # Threads and gevent may drop what they accepted without a callback.
+        if hasattr(result, "f"):
+            result.f.add_done_callback(lambda _: self._left_the_pool(request))
+        elif hasattr(result, "link"):
+            result.link(lambda _: self._left_the_pool(request))
+        return None
+
+    @staticmethod
+    def _left_the_pool(request: OrchestratedRequest) -> None:
+        if not request.settled:
+            request.settle("crashed" if request.time_start else "returned")
+
+    def _request_of(self, start: Start) -> OrchestratedRequest | None:
+        """A request for a run that was handed over to this worker."""
+        consumer = self._consumer
+        try:
+            message = Envelope.unpack(start.message).as_message(self._side.accept)
+            headers, body, decoded, utc = message.headers, message.body, False, self._side.app.uses_utc_timezone()
+            if "task" not in headers:
+                body, headers, decoded, utc = proto1_to_proto2(message, message.payload)
+            task = self._side.app.tasks[headers["task"]]
+            if task.name not in self._request_classes:
+                self._request_classes[task.name] = create_request_cls(
+                    OrchestratedRequest,
+                    task,
+                    consumer.pool,
+                    consumer.hostname,
+                    consumer.event_dispatcher,
+                    app=self._side.app,
+                )
+            request: OrchestratedRequest = self._request_classes[task.name](
+                message,
+                on_ack=noop,
+                on_reject=noop,
+                app=self._side.app,
+                hostname=consumer.hostname,
+                eventer=consumer.event_dispatcher,
+                task=task,
+                connection_errors=consumer.connection_errors,
+                body=body,
+                headers=headers,
+                decoded=decoded,
+                utc=utc,
+            )
+        except Exception:
+            logger.exception("Run %s was handed over, but its message cannot be read", start.id)
+            self._side.keeper.fail(start.id, start.fence)
+            return None
+        task_reserved(request)
+        return request
+
+    # -- runs end -----------------------------------------------------------------------------------
+
+    def settle(self, request: OrchestratedRequest, outcome: str, then: Then = None) -> None:
+        """A run is over and its code gone. From any thread."""
+        if self.runs.get(request.id) is request:
+            del self.runs[request.id]
+        self.tell(Outcome(request.id, request.fence or "", outcome), then)
+
+    def tell(self, outcome: Outcome, then: Then = None) -> None:
+        self._told.append((outcome, then))
+        self._side.in_loop(self._ended)
+
+    def _ended(self) -> None:
+        if self.stopping:
+            return self._flush()
+        self._slots.ended()
+        self._flush_soon()
+        if self._reserved:
+            self._serve()
+        return None
+
+    def process_of(self, request: OrchestratedRequest) -> Any:
+        return internals.process_of(self._consumer.pool, request.worker_pid)
+
+    def when_gone(self, process: Any, then: Callable[[], None]) -> None:
+        """Room is freed only when the code is gone: a time limit is announced before the child is killed."""
+        if process is None or internals.is_gone(process) or self.stopping:
+            return then()
+        return self._loop.later(GONE_INTERVAL, lambda: self.when_gone(process, then))
+
+    def ended_unstarted(self, request: OrchestratedRequest) -> None:
+        """Celery found a message revoked or expired, and told everybody: the ledger must not keep its run."""
+        self._side.keeper.finish(request.id, request.attempt)
+
+    def publish_again(self, request: OrchestratedRequest) -> None:
+        self._side.publisher.publish_again(request.envelope())
+
+    def voided(self, ids: Iterable[str]) -> None:
+        """The lease of these was lost. Their outcomes will be refused; what can be stopped is stopped."""
+        for id in ids:
+            request = self.runs.get(id)
+            if request is None or request.void:
+                continue
+            request.void = True
+            logger.error("Run %s of job %s lost its lease: its outcome will be refused", id, request.task.name)
+            try:
+                if request.time_start:
+                    self._consumer.pool.terminate_job(request.worker_pid)
+            except NotImplementedError:
+                pass
+
+    def returned(self, requests: Iterable[OrchestratedRequest]) -> None:
+        """The pool forgot these before a child had them."""
+        for request in requests:
+            request.settle("returned")
+
+    def unaccepted(self) -> list[OrchestratedRequest]:
+        return [request for request in self.runs.values() if request.time_start is None and request.stage != "reserved"]
+
+    def _fail(self, request: OrchestratedRequest, exc: Exception) -> None:
+        task_ready(request)
+        request.task.backend.mark_as_failure(
+            request.id, exc, request=Context(request.request_dict), store_result=request.store_errors
+        )
+        request.acknowledge()
+
+    # -- the ledger comes and goes ------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The ledger does not answer: slots are given back, requests stay."""
+        self.closed = True
+        batch = self._in_flight
+        if batch is not None and not batch.slotless:
+            batch.slotless = True
+            for _ in range(batch.offered + len(batch.requests)):
+                self._slots.back()
+        for request in self._asking:
+            request.stage = None
+            self._reserve(request)
+            self._stalled.append(request)
+            self._slots.back()
+        self._asking = []
+        self._slots.rest()
+
+    def open(self) -> None:
+        if self.closed:
+            self.closed = False
+            self._ask_for_slots()
+            self._serve()
+
+    def _ask_for_slots(self) -> None:
+        stalled, self._stalled = self._stalled, []
+        for request in stalled:
+            self._consumer.on_task_request(request)
+
+    # -- the worker stops ---------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """No more admissions. What the ledger still grants us goes back."""
+        self.stopping = True
+        self._reserved.clear()
+        self._asking.clear()
+
+    def return_all(self) -> None:
+        """The execution pool is down: no code of ours runs any more."""
+        for request in list(self.runs.values()):
+            request.settle("returned")
+
+    def wait_told(self, deadline: float) -> bool:
+        """Waits until every outcome was told to the ledger."""
+        while self._told or self._in_flight is not None:
+            if time.monotonic() > deadline:
+                return False
+            self._flush()
+            time.sleep(0.01)
+        return True

@@ -1,0 +1,171 @@
+"""Every place where we reach into Celery, kombu or billiard beyond their extension points, and why.
+
+:func:`verify` looks at all of them when a worker starts; if one is not as expected the worker refuses to start, because a
+gate that is bypassed silently is worse than none.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import billiard.pool
+import celery
+from celery.app.amqp import Queues
+from celery.worker import control, request
+from celery.worker.consumer import Consumer
+from celery.worker.worker import WorkController
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+from kombu.common import QoS
+from kombu.messaging import Consumer as MessageConsumer
+
+from celery_orchestration.errors import ConfigurationError
+
+# -- checks -----------------------------------------------------------------------------------------
+
+
+def verify() -> None:
+    """Raises if Celery's internals are not as the gate expects."""
+    missing = [what for what, there in _expectations() if not there]
+    if missing:
+        raise ConfigurationError(
+            f"celery_orchestration does not know the inside of Celery {celery.__version__} "
+            f"({'; '.join(missing)}), so its gate could be bypassed: install a supported version (celery>=5.5,<5.8), "
+            "or set CELERY_ORCHESTRATION_MODE=off to run without it"
+        )
+
+
+def _expectations() -> Iterator[tuple[str, bool]]:
+    source = inspect.getsource(request.create_request_cls)
+    made = ("class Request(base)", "def execute_using_pool", "def on_success", "callback=self.on_success")
+    yield "create_request_cls does not subclass Task.Request", all(part in source for part in made)
+    for name in ("on_accepted", "on_failure", "on_timeout", "_announce_revoked", "acknowledge", "reject", "revoked"):
+        yield f"no Request.{name}", callable(getattr(request.Request, name, None))
+    yield "no state.task_ready", callable(getattr(request, "task_ready", None))
+    process = inspect.getsource(WorkController._process_task)
+    yield "_process_task does not call execute_using_pool", "req.execute_using_pool(self.pool)" in process
+    semaphore = LaxBoundedSemaphore(1)
+    yield "the slots' semaphore is another", semaphore.value == 1 and hasattr(semaphore, "_waiting")
+    yield "Consumer.on_close does not flush the pool", "self.pool.flush()" in inspect.getsource(Consumer.on_close)
+    yield "no control command revoke", callable(control.Panel.data.get("revoke"))
+    yield "no QoS.callback", "self.callback" in inspect.getsource(QoS)
+    job = inspect.signature(billiard.pool.ApplyResult.__init__).parameters
+    yield (
+        "billiard's ApplyResult is another",
+        "accept_callback" in job and hasattr(billiard.pool.ApplyResult, "_write_to"),
+    )
+    yield "no Queues._consume_from", hasattr(Queues, "_consume_from")
+    yield "no Consumer._active_tags", "_active_tags" in inspect.getsource(MessageConsumer.__init__)
+
+
+# -- slots: prefork gives execute_using_pool a slot of the worker's semaphore, and takes it back itself 
+
+
+def take_free_slot(semaphore: LaxBoundedSemaphore) -> bool:
+    """A slot, if one is free right now; never queues for one."""
+    if semaphore.value <= 0:
+        return False
+    semaphore.acquire(_nothing)
+    return True
+
+
+def _nothing() -> None:
+    pass
+
+
+# -- prefork: what the pool does to jobs it accepted but has not started when the broker connection is lost 
+
+
+def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[list[Any]], None]) -> None:
+    """Keeps runs from vanishing when the broker connection is lost.
+
+    Consumer.on_close calls pool.flush(), which forgets every job that no child has accepted yet, without a callback:
+    Celery counts on the broker to deliver it again. But some of them were written to a child already and will run
+    there, unheard. So after flush: what a child has (or is getting) is known to the pool again, and what never left
+    the main process is given to `lost`.
+
+    `ours` gives the requests that were handed to the pool and are not accepted.
+    """
+    inner, flush = pool._pool, pool.flush
+    if not hasattr(inner, "outbound_buffer") or hasattr(flush, "guarded"):
+        return
+
+    def guarded_flush() -> None:
+        jobs = [(req, req._apply_result() if req._apply_result else None) for req in ours()]
+        buffered = {id(job) for job in inner.outbound_buffer}
+        flush()
+        gone = []
+        for req, job in jobs:
+            if job is None or (id(job) in buffered and not job._accepted):
+                gone.append(req)
+            elif not job.ready():
+                inner._cache.setdefault(job._job, job)
+        lost(gone)
+
+    guarded_flush.guarded = True  # type: ignore[attr-defined]
+    pool.flush = guarded_flush
+
+
+def process_of(pool: Any, pid: int | None) -> Any:
+    """The child process of a prefork pool, or None if the pool has no such child (any more, or at all)."""
+    for process in getattr(getattr(pool, "_pool", None), "_pool", None) or ():
+        if getattr(process, "pid", None) == pid:
+            return process
+    return None
+
+
+def is_gone(process: Any) -> bool:
+    return not process._is_alive()
+
+
+# -- revoke: a run that waits is in no worker's memory, so the broadcast has to reach the ledger too 
+
+
+def hear_revokes(heard: Callable[[Any, list[str]], None]) -> None:
+    """`heard(consumer, ids)` is called for every revoke that this process receives."""
+    revoke = control.Panel.data["revoke"]
+    if hasattr(revoke, "heard"):
+        revoke.heard = heard
+        return
+
+    def revoke_and_tell(state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
+        result = revoke(state, task_id, *args, **kwargs)
+        ids = [task_id] if isinstance(task_id, str) else list(task_id or ())
+        revoke_and_tell.heard(state.consumer, ids)  # type: ignore[attr-defined]
+        return result
+
+    revoke_and_tell.heard = heard  # type: ignore[attr-defined]
+    control.Panel.data["revoke"] = revoke_and_tell
+
+
+# -- queues -----------------------------------------------------------------------------------------
+
+
+def queues_were_chosen(app: Any) -> bool:
+    """Whether the worker was started with -Q."""
+    return app.amqp.queues._consume_from is not None
+
+
+def queue_of(message: Any, consumers: Iterable[Any]) -> str:
+    """The queue a message was delivered from.
+
+    Celery's own messages go through the default exchange, where the routing key is the queue. For others the consumer
+    tag tells; kombu's virtual transports have none, there the bindings do.
+    """
+    info = message.delivery_info or {}
+    exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
+    if not exchange:
+        return routing_key
+    tag = info.get("consumer_tag")
+    consumed = []
+    for consumer in consumers:
+        for queue, its_tag in consumer._active_tags.items():
+            if tag and its_tag == tag:
+                return str(queue)
+            consumed.append(str(queue))
+    lookup = getattr(message.channel, "_lookup", None)
+    for queue in lookup(exchange, routing_key) if lookup else ():
+        if queue in consumed:
+            return str(queue)
+    return routing_key

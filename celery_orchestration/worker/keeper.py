@@ -1,0 +1,178 @@
+"""The keeper: leases, sweeps, and what else must happen without anybody waiting for it.
+
+A thread with a connection of its own that needs neither the event loop nor the broker, so that on prefork a lease holds
+whatever tasks do. (On threads, gevent and solo a task that never lets go of the interpreter can starve it.) All its
+calls are made in this one thread, in order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+
+from celery_orchestration.errors import LedgerError, LedgerRefused
+from celery_orchestration.ledger import Grant, Outcome, UnknownWorker
+from celery_orchestration.worker import policies
+from celery_orchestration.worker.line import Patience
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.side import WorkerSide
+
+logger = get_logger(__name__)
+
+
+class Keeper(threading.Thread):
+    def __init__(self, side: WorkerSide) -> None:
+        super().__init__(name="orchestration-keeper", daemon=True)
+        self._side = side
+        self._ledger = side.ledger.line()
+        self._wake = threading.Event()
+        self._stopped = False
+        self._sweeps = self._cancels = 0
+        self._patience = Patience(self._wake.wait)
+        self._registered = False
+        self._revoked: deque[str] = deque()
+        self._cancelling: list[str] = []
+        self._finished: deque[tuple[str, int]] = deque()
+        self._failed: deque[Outcome] = deque()
+        self._beat_at = self._sweep_at = 0.0
+
+    # -- asked for by others ------------------------------------------------------------------------
+
+    def register_soon(self) -> None:
+        """The ledger does not know this worker, or one of its jobs."""
+        self._registered = False
+        self._wake.set()
+
+    def revoke(self, ids: list[str]) -> None:
+        self._revoked.extend(ids)
+        self._wake.set()
+
+    def finish(self, id: str, attempt: int) -> None:
+        self._finished.append((id, attempt))
+        self._wake.set()
+
+    def fail(self, id: str, fence: str) -> None:
+        """A run that was handed over to this worker cannot be begun at all."""
+        self._failed.append(Outcome(id, fence, "failed"))
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while not self._stopped:
+            self._wake.clear()
+            try:
+                self._round()
+            except UnknownWorker:
+                logger.error("This worker's lease was lost: what it runs is void; it registers again")
+                self._registered = False
+                self._beat_at = 0.0
+                continue
+            except LedgerRefused as exc:
+                self._side.give_up(str(exc))
+                return
+            except LedgerError as exc:
+                self._patience.trouble(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
+                continue
+            except Exception:
+                logger.exception("The keeper met an unexpected error and goes on")
+                self._wake.wait(1.0)
+                continue
+            self._patience.over()
+            self._wake.wait(max(0.0, min(self._beat_at, self._sweep_at) - monotonic()))
+
+    def _say(self, exc: LedgerError, seconds: float) -> None:
+        logger.error("No heartbeat for %.0f s: the ledger at %s says %s", seconds, self._side.ledger.address, exc)
+
+    def _round(self) -> None:
+        if not self._registered:
+            self.register()
+        now = monotonic()
+        settings = self._side.settings
+        if now >= self._beat_at:
+            self._beat()
+            self._beat_at = now + settings.lease_seconds / 3
+        if now >= self._sweep_at and not self._side.line.down:
+            # Not while outcomes are untold: a sweep could recover a run that is over.
+            self._sweep()
+            self._sweep_at = now + settings.sweep_seconds
+        self._requests()
+
+    def register(self) -> None:
+        live, installed = self._ledger.register(self._side.presence())
+        self.install(live, installed)
+        self._registered = True
+        self._side.in_loop(self._side.gate.open)
+
+    def install(self, live: str, installed: str) -> None:
+        """Puts the policies of all live releases into force, if that is not done."""
+        while live != installed:
+            merged = policies.merged(self._ledger.releases(live))
+            for cycle in merged.cycles:
+                logger.error(
+                    "The releases that are live together have a cycle of dependencies: %s: these jobs wait "
+                    "until one release is gone",
+                    " -> ".join(cycle),
+                )
+            if self._ledger.install(live, merged.cap, merged.jobs):
+                return
+            live, installed = self._ledger.register(self._side.presence())
+
+    def _beat(self) -> None:
+        runs = [(run.id, run.fence or "") for run in list(self._side.gate.runs.values()) if not run.void]
+        void = self._ledger.beat(self._side.worker, int(self._side.settings.lease_seconds * 1000), runs)
+        # A run may have ended while the question was under way: those are no longer ours to stop.
+        asked = dict(runs)
+        void = [id for id in void if (run := self._side.gate.runs.get(id)) and run.fence == asked[id]]
+        if void:
+            self._side.in_loop(lambda: self._side.gate.voided(void))
+
+    def _sweep(self) -> None:
+        side = self._side
+        while not self._stopped:
+            swept = self._ledger.sweep(side.worker, self._sweeps, int(side.settings.sweep_seconds * 1000))
+            self._sweeps += 1  # not before: a call whose reply was lost is made again under its number
+            for name in swept.dead_workers:
+                logger.warning("Worker %s is dead: its lease ran out", name)
+            if swept.recovered:
+                logger.warning("%d runs of dead workers go back to their queues", swept.recovered)
+            side.publisher.publish(swept.grants)
+            side.publisher.end(swept.endings)
+            self.install(swept.live_releases, swept.installed_releases)
+            if not swept.more:
+                return
+
+    def _requests(self) -> None:
+        side = self._side
+        while self._revoked or self._cancelling:
+            if not self._cancelling:
+                self._cancelling = [self._revoked.popleft() for _ in range(min(len(self._revoked), 100))]
+            endings, grants = self._ledger.cancel(side.worker, self._cancels, "revoked", self._cancelling)
+            self._cancels += 1
+            self._cancelling = []
+            side.publisher.end(endings)
+            side.publisher.publish(grants)
+        if self._finished:
+            runs = list(self._finished)
+            side.publisher.publish(self._ledger.finish(runs))
+            for _ in runs:
+                self._finished.popleft()
+        while self._failed:
+            side.gate.tell(self._failed.popleft())
+
+    # -- the worker stops ---------------------------------------------------------------------------
+
+    def leave(self) -> list[Grant]:
+        """After the thread has ended."""
+        grants = self._ledger.leave(self._side.worker)
+        self._ledger.close()
+        return grants

@@ -1,0 +1,72 @@
+"""What a release brings, and what holds while several are live.
+
+Every worker registers the policies of its code, as one document named by its content. While workers of several releases
+are live the stricter policy holds; :func:`merged` computes it, and whoever notices that the set of live releases changed
+installs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_orchestration import graph
+from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.policy import Policy
+
+
+@dataclass(frozen=True)
+class Release:
+    name: str
+    document: str
+
+
+@dataclass(frozen=True)
+class Merged:
+    jobs: dict[str, Any]
+    cap: int | None
+    cycles: list[list[str]]
+
+
+def release(policies: Mapping[str, Policy], cap: int | None) -> Release:
+    jobs = {name: policy.document() for name, policy in sorted(policies.items())}
+    document = json.dumps({"cap": cap, "jobs": jobs}, sort_keys=True, separators=(",", ":"))
+    return Release(hashlib.sha256(document.encode()).hexdigest()[:16], document)
+
+
+def merged(documents: Sequence[str]) -> Merged:
+    """`documents`: of the live releases, oldest first."""
+    releases = [json.loads(document) for document in documents]
+    caps = [one["cap"] for one in releases if one["cap"] is not None]
+    jobs = graph.merge([one["jobs"] for one in releases])
+    conflicts = graph.conflicts({name: job["blocks"] for name, job in jobs.items()})
+    dependents: dict[str, set[str]] = {}
+    for name, job in jobs.items():
+        for dependency in job["deps"]:
+            dependents.setdefault(dependency["job"], set()).add(name)
+    # A job of another service that somebody here depends on keeps its record, so that its outcome is known.
+    return Merged(
+        {
+            encode_job(name): _entry(job, conflicts.get(name, ()), dependents.get(name, ()), jobs)
+            for name, job in jobs.items()
+        },
+        min(caps, default=None),
+        graph.cycles(jobs),
+    )
+
+
+def _entry(job: Mapping[str, Any], conflicts: Any, dependents: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "cap": job["cap"],
+        "keyed": job["keyed"],
+        "conf": [encode_job(name) for name in conflicts if name in known],
+        "deps": [{**dependency, "job": encode_job(dependency["job"])} for dependency in job["deps"]],
+        "depd": sorted(encode_job(name) for name in dependents),
+        "crash": job["on_crash"],
+        "recmax": job["max_recoveries"],
+    }
+    entry["hash"] = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
+    return entry

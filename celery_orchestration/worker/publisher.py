@@ -1,0 +1,168 @@
+"""The publisher: puts handed-over runs into the broker, and tells Celery how runs ended that never ran.
+
+It has a thread and a broker connection of its own, so that a slow broker or result backend never blocks the worker's
+event loop. Nothing is lost with it: what it does not get done, the next sweep gives to somebody else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+from celery.app.task import Context
+from celery.exceptions import WorkerLostError
+from celery.utils.log import get_logger
+
+from celery_orchestration import queues
+from celery_orchestration.envelope import Envelope
+from celery_orchestration.errors import LedgerError
+from celery_orchestration.ledger import Ending, Grant
+from celery_orchestration.worker.line import Patience
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.side import WorkerSide
+
+logger = get_logger(__name__)
+
+Errand = Grant | Ending | Envelope
+
+
+class Publisher(threading.Thread):
+    def __init__(self, side: WorkerSide) -> None:
+        super().__init__(name="orchestration-publisher", daemon=True)
+        self._side = side
+        self._ledger = side.ledger.line()
+        self._errands: SimpleQueue[Errand | None] = SimpleQueue()
+        self._stopped = threading.Event()
+        self._patience = Patience(self._stopped.wait)
+        self._producer: Any = None
+        self._connection: Any = None
+
+    def publish(self, grants: Sequence[Grant]) -> None:
+        for grant in grants:
+            self._errands.put(grant)
+
+    def publish_again(self, envelope: Envelope) -> None:
+        """Back into its own queue, as the broker does with a message that is rejected with requeue."""
+        self._errands.put(envelope)
+
+    def end(self, endings: Sequence[Ending]) -> None:
+        for ending in endings:
+            self._errands.put(ending)
+
+    def stop(self) -> None:
+        """When the errands at hand are done."""
+        self._errands.put(None)
+
+    def give_up(self) -> None:
+        """Trouble with the broker or the ledger is not waited for any longer."""
+        self._stopped.set()
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        published: list[Grant] = []
+        while True:
+            try:
+                errand = self._errands.get_nowait()
+            except Empty:
+                self._confirm(published)
+                published = []
+                errand = self._errands.get()
+            if errand is None:
+                break
+            if self._do(errand) and isinstance(errand, Grant):
+                published.append(errand)
+        self._confirm(published)
+        self._disconnect()
+        self._ledger.close()
+
+    def _do(self, errand: Errand) -> bool:
+        """Tries until it is done, or not needed any more, or the worker stops."""
+        while not self._stopped.is_set():
+            try:
+                done = self._try(errand)
+            except Exception as exc:
+                self._disconnect()
+                self._patience.trouble(lambda _, exc=exc: logger.error("Cannot hand over: %r", exc))  # type: ignore[misc]
+            else:
+                self._patience.over()
+                return done
+        return False
+
+    def _try(self, errand: Errand) -> bool:
+        if isinstance(errand, Ending):
+            return self._carry_out(errand)
+        if isinstance(errand, Envelope):
+            return self._put(errand, errand.routing_key, "")
+        found = self._ledger.message(errand)
+        if found is None:
+            return False  # granted again since, or over
+        queue, message = found
+        return self._put(Envelope.unpack(message), queue, errand.number)
+
+    def _put(self, envelope: Envelope, queue: str, grant: str) -> bool:
+        app = self._side.app
+        if self._producer is None:
+            self._connection = app.connection_for_write()
+            self._producer = app.amqp.Producer(self._connection, auto_declare=False)
+        envelope.publish(self._producer, queues.declared(app, queue), grant)
+        return True
+
+    def _confirm(self, published: list[Grant]) -> None:
+        if not published:
+            return
+        try:
+            self._ledger.published(published)
+        except LedgerError as exc:
+            logger.warning("%d runs were published, but the ledger does not know: %s", len(published), exc)
+
+    def _disconnect(self) -> None:
+        connection, self._producer, self._connection = self._connection, None, None
+        if connection is not None:
+            try:
+                connection.close()
+            except Exception as exc:
+                logger.debug("Closing the publisher's connection: %r", exc)
+
+    # -- runs that end without having run -----------------------------------------------------------
+
+    def _carry_out(self, ending: Ending) -> bool:
+        found = self._ledger.ending(ending.id)
+        if found is None:
+            return False
+        why, attempt, message = found
+        envelope = Envelope.unpack(message)
+        headers, embed = self._read(envelope)
+        task = self._side.app.tasks.get(headers.get("task"))
+        backend = task.backend if task is not None else self._side.app.backend
+        context = Context({**headers, **(embed or {}), "reply_to": envelope.properties.get("reply_to")})
+        context.correlation_id = envelope.properties.get("correlation_id")
+        ignored = headers.get("ignore_result")
+        ignored = getattr(task, "ignore_result", False) if ignored is None else ignored
+        store = not ignored or bool(getattr(task, "store_errors_even_if_ignored", False))
+        if why == "crashed":
+            exc = WorkerLostError(f"run {ending.id} took its worker down too often")
+            backend.mark_as_failure(ending.id, exc, request=context, store_result=store)
+            signals.task_failure.send(
+                sender=task, task_id=ending.id, exception=exc, args=context.args, kwargs=context.kwargs, einfo=None
+            )
+        else:
+            backend.mark_as_revoked(ending.id, why, request=context, store_result=store)
+            signals.task_revoked.send(task, request=context, terminated=False, signum=None, expired=why == "expired")
+            self._side.send_event("task-revoked", ending.id, terminated=False, signum=None, expired=why == "expired")
+        logger.info("Run %s of job %s ended before it started: %s", ending.id, headers.get("task"), why)
+        self.publish(self._ledger.finish([(ending.id, attempt)]))
+        return True
+
+    def _read(self, envelope: Envelope) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Headers and what is embedded in the body (callbacks, chord), read as Celery's worker would read it."""
+        message = envelope.as_message(self._side.accept)
+        payload = message.payload
+        if "task" in envelope.headers:
+            args, kwargs, embed = payload
+            return {**envelope.headers, "args": args, "kwargs": kwargs}, embed
+        return dict(payload), {key: payload.get(key) for key in ("callbacks", "errbacks", "chord")}

@@ -1,0 +1,218 @@
+"""A job's request: where Celery's worker and the gate meet.
+
+Celery makes a subclass of ``Task.Request`` for every task and overrides ``execute_using_pool`` and ``on_success`` in it;
+:meth:`OrchestratedRequest.__init_subclass__` wraps those two on the class that Celery makes. The rest is ordinary
+overriding. Every path on which the main process hears that a run is over ends in exactly one
+:meth:`~celery_orchestration.worker.gate.Gate.settle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker.request import Request, task_ready
+from celery.worker.strategy import default
+
+from celery_orchestration.envelope import FENCE, HEADER, Envelope
+from celery_orchestration.ledger import keys
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.gate import Gate
+
+#: The gates of this process, by worker name. There is one, but for tests that run workers in threads.
+gates: dict[str, Gate] = {}
+
+
+def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
+    """``Task.Strategy`` of jobs: Celery's own, on requests that know the gate."""
+    return default(task, app, consumer, **kwargs)
+
+
+class OrchestratedRequest(Request):  # type: ignore[misc]
+    #: None in mode "off": then this is a plain request.
+    gate: Gate | None = None
+    #: Given by the gate when the run may start.
+    fence: str | None = None
+    #: How the run ends, if that was decided before its code was gone.
+    verdict: str | None = None
+    #: Whether its code is gone: the function returned, or its process died.
+    returned = False
+    #: Whether the gate was told that the run is over; it is told once.
+    settled = False
+    #: Another run of it has started since: whatever this one says is refused.
+    void = False
+    #: Grant number of a handed-over message.
+    grant = ""
+    origin: dict[str, Any] | None = None
+    #: Whether the gate knows it: "reserved", then "asked".
+    stage: str | None = None
+
+    def __init__(self, message: Any, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.gate = gates.get(self._hostname)
+        handed_over = self._request_dict.pop(HEADER, None)
+        if handed_over:
+            self.grant = handed_over.get("grant", "")
+            self.origin = {k: handed_over.get(k) for k in ("exchange", "routing_key")}
+            self._delivery_info.update(self.origin)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, wrap in (("execute_using_pool", _through_the_gate), ("on_success", _settling)):
+            if name in cls.__dict__:
+                setattr(cls, name, wrap(cls.__dict__[name]))
+
+    @property
+    def attempt(self) -> int:
+        return keys.attempt(self.replaced_task_nesting or 0, self._request_dict.get("retries") or 0)
+
+    def envelope(self) -> Envelope:
+        return Envelope.of(self._message, self.origin)
+
+    def start(self, fence: str) -> None:
+        self.fence = fence
+        self._request_dict["properties"] = {**(self._request_dict.get("properties") or {}), FENCE: fence}
+
+    # -- the run is over ----------------------------------------------------------------------------
+
+    def settle(self, outcome: str, then: Callable[[str], None] | None = None) -> None:
+        """Tells the gate, once, that the run is over and its code gone. `then` gets the ledger's answer."""
+        if self.gate is not None and self.fence is not None and not self.settled:
+            self.settled = True
+            self.gate.settle(self, self.verdict or outcome, then)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        if self.gate is None or self.fence is None:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        exc = exc_info.exception
+        exc = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+        if self.void:
+            return self._leave_quietly()
+        self.returned = not isinstance(exc, TimeLimitExceeded)
+        if isinstance(exc, TimeLimitExceeded):
+            # Announced before the child is killed: its room is free when the process is gone.
+            self.verdict = "failed"
+            process = self.gate.process_of(self)
+            super().on_failure(exc_info, send_failed_event, return_ok)
+            return self.gate.when_gone(process, lambda: self.settle("failed"))
+        if isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt):
+            return self._on_process_lost(exc_info, send_failed_event, return_ok)
+        if isinstance(exc, Terminated) and self._already_cancelled and not self._already_revoked:
+            # Cancelled by Celery itself (lost connection, cold shutdown): it goes back to its queue.
+            super().on_failure(exc_info, send_failed_event, return_ok)
+            return self.settle("returned")
+        super().on_failure(exc_info, send_failed_event, return_ok)
+        return self.settle(_outcome_of(exc))
+
+    def _on_process_lost(self, exc_info: Any, send_failed_event: bool, return_ok: bool) -> None:
+        """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
+        task = self.task
+        retries = getattr(task, "retry_on_worker_lost", None)
+
+        def as_celery_does(outcome: str = "failed") -> None:
+            super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
+            self.settle(outcome)
+
+        if self._already_cancelled or self._already_revoked:
+            super().on_failure(exc_info, send_failed_event, return_ok)
+            return self.settle("revoked" if self._already_revoked else "returned")
+        if task.reject_on_worker_lost is not None or retries is not None:
+            return as_celery_does()  # a requeue settles in reject(), a retry in _retry_worker_lost()
+        if getattr(self, "_success_was_stored", bool)():
+            return as_celery_does("succeeded")
+
+        def decided(answer: str) -> None:
+            if answer == "dead":
+                super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
+            else:
+                self._leave_quietly()
+
+        task_ready(self)
+        return self.settle("crashed", decided)
+
+    def _retry_worker_lost(self, *args: Any) -> Any:
+        retried = super()._retry_worker_lost(*args)
+        if retried:
+            self.verdict = "retry"
+        return retried
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        if not soft and self.verdict is None:
+            self.returned = True  # gevent: the function was left by an exception; prefork calls on_failure before this
+        super().on_timeout(soft, timeout)
+        if self.returned:
+            self.settle("failed")
+
+    def reject(self, requeue: bool = False) -> None:
+        if not requeue or self.acknowledged or self.gate is None or self.fence is None or self.settled:
+            return self._reject(requeue)
+        # The broker may deliver it again at once: the ledger must have let go of it before.
+        self.verdict = "requeued"
+        return self.gate.when_gone(
+            None if self.returned else self.gate.process_of(self),
+            lambda: self.settle("requeued", lambda _: self._reject(requeue)),
+        )
+
+    def _reject(self, requeue: bool) -> None:
+        super().reject(requeue)
+        if requeue and self._message.channel is None:
+            self.gate.publish_again(self)  # type: ignore[union-attr]  # was handed over: the broker has no copy of it
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        super()._announce_revoked(reason, terminated, signum, expired)
+        if self.gate is None:
+            return
+        if self.fence is None:
+            self.gate.ended_unstarted(self)
+        else:
+            self.verdict = "revoked"
+            if not terminated:
+                self.settle("revoked")  # found revoked before it was given to the execution pool
+
+    def _leave_quietly(self) -> None:
+        """Neither result nor callbacks nor events: somebody else has this run."""
+        task_ready(self)
+        self.acknowledge()
+        self.settle("returned")
+
+
+def _outcome_of(exc: BaseException) -> str:
+    if isinstance(exc, Retry):
+        return "retry"
+    if isinstance(exc, Reject):
+        return "rejected"
+    if isinstance(exc, Ignore):
+        return "ignored"
+    return "revoked" if isinstance(exc, Terminated) else "failed"
+
+
+def _through_the_gate(execute: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(execute)
+    def execute_using_pool(self: OrchestratedRequest, pool: Any, **kwargs: Any) -> Any:
+        if self.gate is None or self.fence is not None:
+            return execute(self, pool, **kwargs)
+        return self.gate.slot(self)
+
+    return execute_using_pool
+
+
+def _settling(on_success: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(on_success)
+    def settling(self: OrchestratedRequest, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        if self.gate is None or self.fence is None:
+            return on_success(self, failed__retval__runtime, **kwargs)
+        self.returned = True
+        if self.void:
+            return self._leave_quietly()
+        if not isinstance(failed__retval__runtime, tuple):
+            return self.on_failure(failed__retval__runtime)  # threads: SystemExit in a task, as an ExceptionInfo
+        try:
+            return on_success(self, failed__retval__runtime, **kwargs)  # of a failure it calls on_failure
+        finally:
+            self.settle("failed" if failed__retval__runtime[0] else "succeeded")
+
+    return settling

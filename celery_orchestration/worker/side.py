@@ -1,0 +1,218 @@
+"""The worker's side of the orchestration: one object that owns its parts and knows their order.
+
+Built when the worker is set up (so that mistakes show before anything runs), connected with every broker connection,
+stopped after the execution pool is down.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from celery import Celery
+from celery.utils.log import get_logger
+from celery.worker import state
+from kombu.serialization import prepare_accept_content
+
+from celery_orchestration import queues
+from celery_orchestration.errors import LedgerError
+from celery_orchestration.graph import Graph
+from celery_orchestration.ledger import Ledger, Presence
+from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.policy import Policy, Priority
+from celery_orchestration.task import jobs_of, settings_of
+from celery_orchestration.worker import internals, policies
+from celery_orchestration.worker.gate import Gate
+from celery_orchestration.worker.keeper import Keeper
+from celery_orchestration.worker.line import Line
+from celery_orchestration.worker.loop import DirectLoop, HubLoop
+from celery_orchestration.worker.publisher import Publisher
+from celery_orchestration.worker.request import OrchestratedRequest, gates
+from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots
+
+logger = get_logger(__name__)
+
+#: Seconds to get outcomes and returned runs told when the worker stops.
+STOP_SECONDS = 5.0
+
+
+class WorkerSide:
+    gate: Gate
+    line: Line
+    keeper: Keeper
+    publisher: Publisher
+
+    def __init__(self, controller: Any) -> None:
+        self.app: Celery = controller.app
+        self.controller = controller
+        self.settings = settings_of(self.app)
+        self.ledger = Ledger.of(self.app, self.settings)
+        jobs = jobs_of(self.app)
+        Graph.build(jobs, plain=[name for name in self.app.tasks if name not in jobs])
+        self.encoded = {name: encode_job(name) for name in jobs}
+        self.signatures = {name: _signature(self.app.tasks[name]) for name, job in jobs.items() if job.key is not None}
+        self.release = policies.release(jobs, self.settings.max_running)
+        self.worker = secrets.token_hex(6)
+        self.default_queue: str = self.app.conf.task_default_queue
+        self.accept = prepare_accept_content(self.app.conf.accept_content)
+        self.queues = queues.select(self.app, internals.queues_were_chosen(self.app), self.settings.strict_priority)
+        self.message_consumers: list[Any] = []
+        self._loop: HubLoop | DirectLoop | None = None
+        self._consumer: Any = None
+
+    def check_ledger(self) -> None:
+        """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
+        try:
+            self.ledger.check(self.owner)
+        except LedgerError as exc:
+            logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
+
+    @property
+    def owner(self) -> str:
+        return self.app.main or "__main__"
+
+    # -- a connection to the broker -----------------------------------------------------------------
+
+    def connected(self, consumer: Any) -> None:
+        self._consumer = consumer
+        first = self._loop is None
+        if first:
+            self._start(consumer)
+        else:
+            self.gate.connected(consumer)
+        self.message_consumers = [consumer.task_consumer]
+        if self.queues:
+            self.message_consumers.append(self._consume(consumer))
+        consumer.on_task_message.add(self.gate.reserved)
+        if first:
+            for thread in (self.line, self.keeper, self.publisher):
+                thread.start()
+
+    def _start(self, consumer: Any) -> None:
+        pool, controller = consumer.pool, self.controller
+        self._loop = HubLoop(consumer.hub) if consumer.hub else DirectLoop(consumer.timer)
+        if controller.semaphore is not None and controller.process_task == controller._process_task_sem:
+            slots: Any = SemaphoreSlots(controller)
+        else:
+            slots = CountedSlots(pool.limit or controller.concurrency)
+        self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
+        self.line, self.keeper, self.publisher = Line(self), Keeper(self), Publisher(self)
+        internals.guard_flush(pool, self.gate.unaccepted, self._flushed)
+        internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
+
+    def _flushed(self, lost: list[OrchestratedRequest]) -> None:
+        self.gate.drop_reserved()
+        self.gate.returned(lost)
+
+    def _consume(self, consumer: Any) -> Any:
+        """Queues of ours on a channel of their own: handed-over runs never stand behind a backlog, and the queues of
+        plain tasks are fetched from as ever."""
+        channel = consumer.connection.channel()
+        channel.basic_qos(0, consumer.initial_prefetch_count, consumer.qos_global)
+        ours = consumer.app.amqp.TaskConsumer(
+            channel,
+            queues=[queues.declared(self.app, name) for name in self.queues],
+            on_decode_error=consumer.on_decode_error,
+        )
+        ours.on_message = consumer.create_task_handler()
+        theirs = consumer.qos.callback
+
+        def both(prefetch_count: int) -> Any:
+            ours.qos(prefetch_count=prefetch_count, apply_global=consumer.qos_global)
+            return theirs(prefetch_count=prefetch_count)
+
+        consumer.qos.callback = both
+        ours.consume()
+        return ours
+
+    def disconnect(self) -> None:
+        for ours in self.message_consumers[1:]:
+            try:
+                ours.cancel()
+            except Exception as exc:
+                logger.debug("Cancelling the consumer of %s: %r", self.queues, exc)
+
+    def register_with_hub(self) -> None:
+        if self._loop is not None:
+            self._loop.register()
+
+    def in_loop(self, function: Callable[[], None]) -> None:
+        """From any thread: in the worker's event loop, or right here when the loop is down already."""
+        if self.gate.stopping or self._loop is None or self._loop.inside():
+            function()
+        else:
+            self._loop.call(function)
+
+    # -- what others ask ----------------------------------------------------------------------------
+
+    def presence(self) -> Presence:
+        controller, conf = self.controller, self.app.conf
+        visibility = (conf.broker_transport_options or {}).get("visibility_timeout", 3600)
+        served = [*self.app.amqp.queues.consume_from, *self.queues]
+        return Presence(
+            worker=self.worker,
+            name=controller.hostname,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slots=controller.max_concurrency or controller.concurrency,
+            kind=controller.pool_cls.__module__.rpartition(".")[2],
+            queues=tuple(dict.fromkeys(served)),
+            release=self.release.name,
+            mode=self.settings.mode,
+            lease_ms=int(self.settings.lease_seconds * 1000),
+            owner=self.owner,
+            done_ms=int(max(2 * visibility, 3600) * 1000),
+            policies=self.release.document,
+            jobs=tuple(self.encoded.values()),
+        )
+
+    def priority_of(self, request: OrchestratedRequest, policy: Policy) -> int:
+        moved = request.request_dict.get(queues.PRIORITY_HEADER)
+        return int(Priority.parse(moved)) if moved else int(policy.priority)
+
+    def send_event(self, type: str, id: str, **fields: Any) -> None:
+        def send() -> None:
+            dispatcher = self._consumer.event_dispatcher
+            if dispatcher and dispatcher.enabled:
+                dispatcher.send(type, uuid=id, **fields)
+
+        self.in_loop(send)
+
+    def give_up(self, why: str) -> None:
+        """The ledger must not be used by this worker, and it turned out only now."""
+        logger.critical("%s", why)
+        state.should_stop = 1
+
+    # -- the worker stops ---------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        if self._loop is None:
+            return
+        deadline = monotonic() + STOP_SECONDS
+        self.gate.stop()
+        self.gate.return_all()
+        if not self.gate.wait_told(deadline):
+            logger.error("The ledger does not answer: outcomes are lost, their runs will be recovered and run again")
+        self.line.stop()
+        self.keeper.stop()
+        self.keeper.join(max(0.1, deadline - monotonic()))
+        try:
+            self.publisher.publish(self.keeper.leave())
+        except LedgerError as exc:
+            logger.error("Leaving without telling the ledger: %s", exc)
+        self.publisher.stop()
+        self.publisher.join(max(0.1, deadline - monotonic()))
+        self.publisher.give_up()
+        gates.pop(self.controller.hostname, None)
+
+
+def _signature(task: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(task.run)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,87 @@
+"""Slots of the execution pool, as the gate sees them.
+
+Prefork calls ``execute_using_pool`` with a slot of the worker's semaphore in hand, and the pool gives it back when the
+child is done. The other pools call it at once, however busy they are: for them the gate counts by itself, so that a run
+is not admitted long before it can begin.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from celery_orchestration.worker import internals
+
+
+class Slots(Protocol):
+    def arrived(self) -> None:
+        """A request was told to execute."""
+
+    def take(self) -> bool:
+        """A slot for the next request, if there is one."""
+
+    def back(self) -> None:
+        """A slot that was taken is not needed."""
+
+    def rest(self) -> None:
+        """Nothing left to do with slots in hand."""
+
+    def offer(self) -> bool:
+        """Takes a slot that is idle, for a run that may be handed over."""
+
+    def ended(self) -> None:
+        """The run in a slot is over."""
+
+
+class SemaphoreSlots:
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
+        self._in_hand = 0
+
+    def arrived(self) -> None:
+        self._in_hand += 1
+
+    def take(self) -> bool:
+        if self._in_hand <= 0:
+            return False
+        self._in_hand -= 1
+        return True
+
+    def back(self) -> None:
+        self._in_hand += 1
+
+    def rest(self) -> None:
+        while self._in_hand > 0:
+            self._in_hand -= 1
+            self._controller._quick_release()  # may call execute_using_pool of the next request
+
+    def offer(self) -> bool:
+        return internals.take_free_slot(self._controller.semaphore)
+
+    def ended(self) -> None:
+        pass
+
+
+class CountedSlots:
+    """Plain tasks use the same threads or greenlets uncounted: the pool queues what it cannot begin."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+
+    def arrived(self) -> None:
+        pass
+
+    def take(self) -> bool:
+        if self._used >= self._limit:
+            return False
+        self._used += 1
+        return True
+
+    def back(self) -> None:
+        self._used -= 1
+
+    def rest(self) -> None:
+        pass
+
+    offer = take
+    ended = back

@@ -1,0 +1,294 @@
+"""The fixtures of all tests. What they are made of is in ``support``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pytest_celery import CeleryTestSetup, RabbitMQContainer, RedisContainer, RedisTestBackend
+
+from support import nodes, processes
+from support.history import History
+from support.processes import ManagedProcess
+from support.proxy import DroppingProxy
+from support.servers import RabbitServer, RedisServer
+from support.workers import Broker, WorkerProcess, celery_state_of_its_own, close_app, loaded_app
+
+PLAIN = "support.apps.plain"
+
+# The processes of a test, for the report if it fails.
+_processes = pytest.StashKey[list[ManagedProcess]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes more than a few seconds; left out by `make test-fast`")
+    nodes.check_kind_of_nodes()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.failed:
+        for process in item.stash.get(_processes, []):
+            report.sections.append((f"log of {process.name} (its end)", process.tail()))
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_over() -> Iterator[None]:
+    """After everything else: no process that the tests started is still there."""
+    yield
+    left = processes.survivors()
+    processes.close_guard()
+    assert not left, "\n".join(["left over:", *left])
+
+
+@pytest.fixture(autouse=True)
+def _celery_state() -> Iterator[None]:
+    """Tasks and apps that a test defines are not there for the next one."""
+    with celery_state_of_its_own():
+        yield
+
+
+@pytest.fixture
+def reported(request: pytest.FixtureRequest) -> Callable[[ManagedProcess], None]:
+    """Have the end of a process's log shown should the test fail."""
+    return request.node.stash.setdefault(_processes, []).append
+
+
+# -- servers
+
+
+@pytest.fixture
+def redis_factory(
+    tmp_path: Path, reported: Callable[[ManagedProcess], None]
+) -> Iterator[Callable[..., RedisServer]]:
+    """``redis_factory(appendonly=True, maxmemory="10mb")``: servers of this test, started."""
+    with contextlib.ExitStack() as cleanups:
+
+        def start(**options: Any) -> RedisServer:
+            server = RedisServer(tmp_path, **options)
+            cleanups.callback(server.cleanup)
+            reported(server.process)
+            return server.start()
+
+        yield start
+
+
+@pytest.fixture
+def redis_server(redis_factory: Callable[..., RedisServer]) -> RedisServer:
+    """An empty Redis of this test's own."""
+    return redis_factory()
+
+
+@pytest.fixture(scope="session")
+def rabbit_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+    """The run's RabbitMQ, started by the first test that needs it."""
+    server = RabbitServer(tmp_path_factory.mktemp("rabbitmq"))
+    try:
+        yield server.start()
+    finally:
+        server.cleanup()
+
+
+@pytest.fixture
+def rabbit_vhost(rabbit_server: RabbitServer) -> Iterator[str]:
+    """A fresh virtual host; a server that the test killed is brought back afterwards."""
+    with rabbit_server.fresh_vhost() as vhost:
+        yield vhost
+
+
+@pytest.fixture
+def rabbit_url(rabbit_server: RabbitServer, rabbit_vhost: str) -> str:
+    return rabbit_server.url(rabbit_vhost)
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[DroppingProxy]:
+    """Before this test's Redis; passes everything until told otherwise."""
+    with DroppingProxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def redis_broker(redis_server: RedisServer) -> Broker:
+    """Redis for everything; the ledger is where the broker is."""
+    return Broker(
+        name="redis",
+        broker_url=redis_server.url(0),
+        backend_url=redis_server.url(1),
+        ledger_url=redis_server.url(0),
+        redis=redis_server,
+    )
+
+
+@pytest.fixture
+def rabbitmq_broker(redis_server: RedisServer, rabbit_server: RabbitServer, rabbit_url: str) -> Broker:
+    """RabbitMQ for the messages; the ledger is where the results are, in Redis."""
+    return Broker(
+        name="rabbitmq",
+        broker_url=rabbit_url,
+        backend_url=redis_server.url(1),
+        ledger_url=redis_server.url(1),
+        redis=redis_server,
+        rabbit=rabbit_server,
+    )
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker(request: pytest.FixtureRequest) -> Broker:
+    """The test runs once on each."""
+    return request.getfixturevalue(f"{request.param}_broker")
+
+
+# -- workers and clients
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return History(tmp_path / "history.jsonl")
+
+
+@pytest.fixture
+def worker(
+    tmp_path: Path, history: History, reported: Callable[[ManagedProcess], None]
+) -> Iterator[Callable[..., WorkerProcess]]:
+    """``worker(broker, app="support.apps.plain", pool="threads", concurrency=4, ...)``: started and ready.
+
+    With ``ready=False`` it is only started. Whatever becomes of the test, they are gone after it.
+    """
+    with contextlib.ExitStack() as cleanups:
+
+        def start(
+            broker: Broker,
+            app: str = PLAIN,
+            *,
+            ready: bool = True,
+            env: dict[str, str] | None = None,
+            **options: Any,
+        ) -> WorkerProcess:
+            process = WorkerProcess(
+                app,
+                broker_url=options.pop("broker_url", broker.broker_url),
+                backend_url=options.pop("backend_url", broker.backend_url),
+                directory=tmp_path,
+                env={**history.env(), **(env or {})},
+                **options,
+            )
+            cleanups.callback(process.cleanup)
+            reported(process)
+            process.start()
+            if ready:
+                process.wait_ready()
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def load_app(history: History) -> Iterator[Callable[..., ModuleType]]:
+    """``load_app(broker, "support.apps.plain").add.delay(1, 2)``: an app module as its clients have it."""
+    with contextlib.ExitStack() as cleanups:
+
+        def load(broker: Broker, module: str = PLAIN, env: dict[str, str] | None = None) -> ModuleType:
+            return cleanups.enter_context(loaded_app(module, broker, {**history.env(), **(env or {})}))
+
+        yield load
+
+
+# -- pytest-celery, on processes
+
+
+@pytest.fixture
+def default_redis_broker(redis_factory: Callable[..., RedisServer]) -> RedisContainer:
+    return nodes.ProcessRedisContainer(redis_factory(name="redis-broker"))
+
+
+@pytest.fixture
+def default_redis_backend(redis_factory: Callable[..., RedisServer]) -> RedisContainer:
+    return nodes.ProcessRedisContainer(redis_factory(name="redis-backend"))
+
+
+@pytest.fixture
+def default_rabbitmq_broker(rabbit_server: RabbitServer, rabbit_vhost: str) -> RabbitMQContainer:
+    return nodes.ProcessRabbitMQContainer(rabbit_server, rabbit_vhost)
+
+
+@pytest.fixture(params=["celery_redis_broker", "celery_rabbitmq_broker"], ids=["redis", "rabbitmq"])
+def celery_broker(request: pytest.FixtureRequest) -> Any:
+    """pytest-celery's own is parametrised over a set: its order differs from run to run."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def celery_redis_backend(default_redis_backend: RedisContainer) -> RedisTestBackend:
+    return nodes.ProcessRedisBackend(default_redis_backend)
+
+
+@pytest.fixture
+def default_worker_cls() -> type[nodes.ProcessTestWorker]:
+    return nodes.ProcessTestWorker
+
+
+@pytest.fixture
+def default_worker_container_cls() -> type[nodes.ProcessWorkerContainer]:
+    return nodes.ProcessWorkerContainer
+
+
+@pytest.fixture
+def new_worker_container(
+    default_worker_container_cls: type[nodes.ProcessWorkerContainer],
+    default_worker_command: list[str],
+    default_worker_env: dict[str, str],
+    default_worker_initial_content: dict[str, bytes],
+    tmp_path: Path,
+) -> Callable[[], nodes.ProcessWorkerContainer]:
+    """Makes what pytest-celery would have Docker make."""
+    return partial(
+        default_worker_container_cls.create,
+        default_worker_command,
+        default_worker_env,
+        default_worker_initial_content,
+        tmp_path,
+    )
+
+
+@pytest.fixture
+def worker_node(
+    new_worker_container: Callable[[], nodes.ProcessWorkerContainer],
+    history: History,
+    reported: Callable[[ManagedProcess], None],
+) -> Iterator[Callable[[], nodes.ProcessWorkerContainer]]:
+    """``worker_node()``: another worker container, for clusters of more than one."""
+    with contextlib.ExitStack() as cleanups:
+
+        def start() -> nodes.ProcessWorkerContainer:
+            container = new_worker_container()
+            container.process.env.update(history.env())
+            cleanups.callback(container.process.cleanup)
+            reported(container.process)
+            container.process.start()
+            container.process.wait_ready()
+            return container
+
+        yield start
+
+
+@pytest.fixture
+def default_worker_container(
+    worker_node: Callable[[], nodes.ProcessWorkerContainer],
+) -> nodes.ProcessWorkerContainer:
+    return worker_node()
+
+
+@pytest.fixture
+def celery_setup(celery_setup: CeleryTestSetup) -> Iterator[CeleryTestSetup]:
+    """Its app made the current one: pytest-celery makes others while it writes the worker's files."""
+    celery_setup.app.set_current()
+    yield celery_setup
+    close_app(celery_setup.app)

@@ -1,0 +1,53 @@
+"""The one way to wait in a test: for a condition, with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.02
+
+
+def until(
+    predicate: Callable[[], T],
+    timeout: float = 10,
+    message: str = "",
+    *,
+    poll: float = POLL_SECONDS,
+) -> T:
+    """Ask ``predicate`` until it is truthy and return that value; fail with its last value after ``timeout``.
+
+    It is asked once more after the deadline: a machine that froze us past it is not the code's fault.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        late = time.monotonic() >= deadline
+        value = predicate()
+        if value:
+            return value
+        if late:
+            what = message or getattr(predicate, "__name__", "the condition")
+            raise AssertionError(f"not within {timeout:g} s: {what} (last value: {value!r})")
+        time.sleep(poll)
+
+
+def stays(
+    predicate: Callable[[], object],
+    seconds: float,
+    message: str = "",
+    *,
+    poll: float = POLL_SECONDS,
+) -> None:
+    """Fail as soon as ``predicate`` is not truthy, for ``seconds``: for "nothing starts meanwhile"."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = predicate()
+        if not value:
+            what = message or getattr(predicate, "__name__", "the condition")
+            raise AssertionError(f"did not stay for {seconds:g} s: {what} (last value: {value!r})")
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(poll)

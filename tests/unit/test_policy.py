@@ -1,0 +1,550 @@
+"""What a user may write on a job and in the settings, and what becomes of it."""
+
+import inspect
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.app.registry import TaskRegistry
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.local import Proxy
+from celery.schedules import crontab, schedule
+
+from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.policy import (
+    NOT_AVAILABLE,
+    OPTIONS,
+    Dependency,
+    JobOptions,
+    Policy,
+    Priority,
+    Settings,
+    read_options,
+    show,
+    suggest,
+)
+
+
+def policy(celery=None, **options):
+    return Policy.resolve("shop.job", read_options("shop.job", options), celery or {})
+
+
+def refusal(**attributes):
+    with pytest.raises(ConfigurationError) as caught:
+        read_options("shop.job", attributes)
+    return str(caught.value)
+
+
+class TestPriority:
+    @pytest.mark.parametrize("written", ["high", "HIGH", "High", Priority.HIGH])
+    def test_is_read_from_a_name_in_any_case_or_a_priority(self, written):
+        assert Priority.parse(written) is Priority.HIGH
+
+    @pytest.mark.parametrize("written", [2, 0, True, 1.0, None, "", "9"])
+    def test_nothing_else_is_taken_for_one(self, written):
+        with pytest.raises(ValueError, match="low, normal, high, critical"):
+            Priority.parse(written)
+
+    def test_a_misspelt_one_is_named_with_the_right_one(self):
+        with pytest.raises(ValueError, match="not 'hihg', did you mean 'high'"):
+            Priority.parse("hihg")
+
+    def test_ranks_from_0_to_3(self):
+        assert [int(priority) for priority in Priority] == [0, 1, 2, 3]
+
+
+class TestSuggestions:
+    @pytest.mark.parametrize(
+        ("word", "found"),
+        [
+            ("shop.proces_data", "shop.process_data"),
+            ("process_data", "shop.process_data"),
+            ("proces_data", "shop.process_data"),
+            ("Process_Data", "shop.process_data"),
+        ],
+    )
+    def test_a_short_or_misspelt_name_finds_the_full_one(self, word, found):
+        assert suggest(word, ["shop.fetch", "shop.process_data"]) == f", did you mean '{found}'?"
+
+    @pytest.mark.parametrize("word", ["zebra", "", "x" * 1_000_000])
+    def test_nothing_is_said_when_nothing_is_close(self, word):
+        assert suggest(word, ["shop.fetch", "shop.process_data"]) == ""
+
+    @pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\x00", "\u202egnp.exe", "x" * 1_000_000])
+    def test_any_name_is_shown_harmlessly(self, name):
+        assert show(name).isprintable()
+        assert len(show(name)) < 200
+
+
+class TestDependency:
+    def test_takes_the_job_first_and_defaults_to_success(self):
+        dependency = Dependency("shop.fetch")
+        assert (dependency.name, dependency.on, dependency.max_age_seconds) == ("shop.fetch", "success", None)
+        assert not dependency.fresh
+        assert not dependency.external
+
+    @pytest.mark.parametrize("condition", [{"max_age_seconds": 5}, {"fresh": True}])
+    def test_idle_goes_with_no_condition_on_a_past_run(self, condition):
+        assert Dependency("shop.fetch", on="finish", **condition)
+        with pytest.raises(ConfigurationError, match=r"'shop.fetch': on='idle' looks at no past run"):
+            Dependency("shop.fetch", on="idle", **condition)
+
+    @pytest.mark.parametrize(
+        ("written", "message"),
+        [
+            ({"on": "idl"}, "on should be 'success', 'finish' or 'idle', not 'idl', did you mean 'idle'?"),
+            ({"max_age_seconds": 0}, "max_age_seconds should be greater than 0, not 0"),
+            ({"max_age": 5}, "unknown option 'max_age', did you mean 'max_age_seconds'?"),
+            ({"fresh": "yes"}, "fresh should be a valid boolean, not 'yes'"),
+        ],
+    )
+    def test_what_is_wrong_is_said_in_one_line(self, written, message):
+        with pytest.raises(ConfigurationError) as caught:
+            Dependency("shop.fetch", **written)
+        assert str(caught.value) == f"Dependency on 'shop.fetch': {message}"
+
+    @pytest.mark.parametrize("job", [None, "", 5, SimpleNamespace(name=None)])
+    def test_needs_a_job(self, job):
+        with pytest.raises(ConfigurationError, match="job should name a job by its task or its full name"):
+            Dependency(job)
+
+
+class TestTasksAsNames:
+    def test_a_lazy_task_is_not_evaluated_until_its_name_is_asked_for(self):
+        app = Celery("shop", set_as_current=False)
+
+        @app.task(name="shop.fetch", shared=False)
+        def fetch(): ...
+
+        waits = policy(depends_on=[fetch], blocks=[fetch])
+        assert not fetch.__evaluated__()
+        assert not app.finalized
+        assert waits.depends_on[0].name == "shop.fetch"
+        assert waits.blocked == ("shop.fetch",)
+
+    def test_a_wrong_use_of_a_lazy_task_is_refused_without_evaluating_it(self):
+        app = Celery("shop", set_as_current=False)
+
+        @app.task(name="shop.fetch", shared=False)
+        def fetch(): ...
+
+        assert "depends_on should be a list of jobs" in refusal(depends_on=fetch)
+        assert not fetch.__evaluated__()
+
+    def test_a_shared_task_is_looked_up_when_its_name_is_asked_for(self):
+        registry = {}
+        waits = policy(depends_on=[Dependency(Proxy(lambda: registry["shared"]), on="idle")])
+        registry["shared"] = SimpleNamespace(name="shop.shared")
+        assert waits.depends_on[0].name == "shop.shared"
+
+    @pytest.mark.parametrize("proxied", [object, lambda: TaskRegistry()["shop.elsewhere"]])
+    def test_an_object_that_is_no_task_in_the_end_is_explained(self, proxied):
+        waits = policy(blocks=[Proxy(proxied)])
+        with pytest.raises(ConfigurationError, match="write the job's full name"):
+            _ = waits.blocked
+
+    def test_a_bound_task_is_kept_by_its_name(self):
+        assert policy(blocks=[SimpleNamespace(name="shop.fetch")]).blocks == ("shop.fetch",)
+
+
+class TestOptions:
+    def test_nothing_written_is_nothing_changed(self):
+        plain = policy()
+        assert plain.celery_options() == {}
+        assert not plain.recurring
+        assert not plain.routed
+        assert plain.mode == "triggered"
+        assert plain.max_running is None
+        assert plain.timeout_seconds is None
+        assert set(plain.sources.values()) == {"default"}
+
+    @pytest.mark.parametrize("cadence", [{"interval_seconds": 60}, {"schedule": crontab()}])
+    def test_a_recurring_job_gets_the_recurring_defaults(self, cadence):
+        recurring = policy(**cadence)
+        assert recurring.recurring
+        assert (recurring.mode, recurring.timeout_seconds, recurring.max_running) == ("scheduled", 60, 1)
+        assert recurring.sources["max_running"] == "recurring default"
+        assert recurring.sources[next(iter(cadence))] == "written"
+        assert recurring.sources["pool"] == "default"
+
+    def test_a_written_option_wins_even_when_it_is_none(self):
+        recurring = policy(interval_seconds=60, max_running=None, timeout_seconds=None)
+        assert (recurring.max_running, recurring.timeout_seconds) == (None, None)
+        assert recurring.sources["max_running"] == "written"
+        assert "time_limit" not in recurring.celery_options()
+
+    def test_none_undoes_what_a_base_class_wrote(self):
+        undone = policy(interval_seconds=None, pool=None, mode=None, priority=None, depends_on=None)
+        assert undone.celery_options() == {}
+        assert not undone.recurring
+        assert not undone.routed
+        assert (undone.pool, undone.mode) == ("default", "triggered")
+
+    @pytest.mark.parametrize("written", [crontab(minute=5), schedule(5), timedelta(seconds=5), 5, 0.5])
+    def test_any_celery_schedule_is_taken_as_it_is(self, written):
+        assert policy(schedule=written).schedule is written
+
+    @pytest.mark.parametrize(
+        ("attribute", "option"),
+        [
+            ("depend_on", "depends_on"),
+            ("dependson", "depends_on"),
+            ("interval_second", "interval_seconds"),
+            ("time_out_seconds", "timeout_seconds"),
+            ("priorty", "priority"),
+            ("block", "blocks"),
+            ("max_runing", "max_running"),
+            ("cooldown_seconds", "cool_down_seconds"),
+            ("schedul", "schedule"),
+        ],
+    )
+    def test_a_misspelt_option_is_named_with_the_right_one(self, attribute, option):
+        message = f"job 'shop.job': unknown option '{attribute}', did you mean '{option}'?"
+        assert refusal(**{attribute: 5}) == message
+
+    @pytest.mark.parametrize(
+        "attributes",
+        [
+            {"model": "shop.Order", "keys": ["a"], "lock": "x", "locks": 1, "node": 1, "models": []},
+            {"timeout": 30, "interval": 5, "queue": "x", "unique_on": [], "ignore_result": True},
+            {"autoretry_for": (Exception,), "retry_backoff": True, "rate_limit": "1/s", "max_retries": 5},
+            {"_depend_on": 1, "__depend_on__": 1},
+            {"schedules": lambda self: None, "blocked": property(lambda self: None)},
+            {"schedule": lambda self: None, "pool": property(lambda self: None), "mode": classmethod(print)},
+            {"priority": 5},
+            {"priority": None},
+        ],
+    )
+    def test_attributes_of_the_users_own_are_left_alone(self, attributes):
+        assert read_options("shop.job", attributes).model_fields_set == set()
+
+    @pytest.mark.parametrize(
+        ("attributes", "message"),
+        [
+            ({"interval_seconds": -1}, "interval_seconds should be greater than 0, not -1"),
+            ({"interval_seconds": 0}, "interval_seconds should be greater than 0, not 0"),
+            ({"interval_seconds": "60"}, "interval_seconds should be a valid number, not '60'"),
+            ({"interval_seconds": True}, "interval_seconds should be a valid number, not True"),
+            ({"interval_seconds": 1e10}, "interval_seconds should be less than or equal to"),
+            ({"interval_seconds": float("nan")}, "interval_seconds should be"),
+            ({"timeout_seconds": 0}, "timeout_seconds should be greater than 0"),
+            ({"timeout_seconds": float("inf")}, "timeout_seconds should be less than"),
+            ({"schedule": crontab}, "schedule should be a Celery schedule such as crontab(...)"),
+            ({"schedule": "hourly"}, "schedule should be a Celery schedule"),
+            ({"schedule": timedelta(0)}, "a timedelta above zero"),
+            ({"schedule": 0}, "a number of seconds above zero"),
+            ({"schedule": float("nan")}, "a number of seconds above zero"),
+            ({"mode": "schedule"}, "mode should be 'scheduled', 'triggered' or 'continuous'"),
+            ({"mode": "schedule"}, "did you mean 'scheduled'?"),
+            ({"priority": "hihg"}, "priority should be one of low, normal, high, critical"),
+            ({"priority": True}, "priority should be one of"),
+            ({"pool": ""}, "pool should be made of letters, digits, '-' and '_', not ''"),
+            ({"pool": "a.b"}, "pool should be made of"),
+            ({"pool": "a\n"}, "pool should be made of"),
+            ({"pool": "bilder-für"}, "pool should be made of"),
+            ({"depends_on": "shop.fetch"}, "depends_on should be a list of jobs"),
+            ({"depends_on": SimpleNamespace(name="shop.fetch")}, "depends_on should be a list of jobs"),
+            ({"depends_on": Dependency("shop.fetch")}, "depends_on should be a list of jobs"),
+            ({"depends_on": [5]}, "depends_on should name a job by its task or its full name, not 5"),
+            ({"blocks": "shop.fetch"}, "blocks should be a list of jobs"),
+            ({"blocks": [Dependency("shop.fetch")]}, "blocks should be a list of jobs"),
+            ({"blocks": [""]}, "blocks should name a job"),
+            ({"max_running": 0}, "max_running should be greater than or equal to 1, not 0"),
+            ({"max_running": 1.0}, "max_running should be a valid integer, not 1.0"),
+            ({"on_crash": "requeu"}, "should be 'requeue' or 'fail', not 'requeu', did you mean 'requeue'?"),
+            ({"max_recoveries": -1}, "max_recoveries should be greater than or equal to 0, not -1"),
+            ({"interval_seconds": 5, "schedule": crontab()}, "interval_seconds and schedule exclude"),
+            ({"mode": "scheduled"}, "mode='scheduled' needs interval_seconds or schedule"),
+            ({"mode": "triggered", "interval_seconds": 5}, "drop interval_seconds or the mode"),
+            ({"mode": "triggered", "schedule": crontab()}, "drop schedule or the mode"),
+            ({"key": "{0}"}, "key needs max_running"),
+            ({"key": "{0}", "interval_seconds": 5, "max_running": None}, "key needs max_running"),
+            ({"timeout_seconds": 5, "time_limit": 9}, "timeout_seconds and time_limit exclude each other"),
+            ({"timeout_seconds": 5, "soft_time_limit": 9}, "timeout_seconds and soft_time_limit exclude"),
+        ],
+    )
+    def test_a_bad_value_is_refused_with_job_option_and_what_is_accepted(self, attributes, message):
+        said = refusal(**attributes)
+        assert said.startswith("job 'shop.job': ")
+        assert message in said
+        assert "\n" not in said
+
+    def test_several_mistakes_are_named_together_one_a_line(self):
+        said = refusal(max_running=0, pool="a b", on_crash="x").splitlines()
+        assert [line.split()[2] for line in said] == ["pool", "max_running", "on_crash"]
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            ("mode", "continuous"),
+            ("max_consecutive_failures", 5),
+            ("cool_down_seconds", 5),
+            ("when_disabled", "hold"),
+            ("overlap", "skip"),
+            ("catch_up", "latest"),
+            ("catch_up_seconds", 5),
+        ],
+    )
+    def test_what_this_version_cannot_do_is_refused_and_never_ignored(self, option, value):
+        said = refusal(**{option: value, "interval_seconds": 60})
+        assert "job 'shop.job'" in said
+        assert option in said
+        assert "not available in this version" in said
+
+    def test_what_this_version_cannot_do_is_not_reported_as_a_value(self):
+        assert set(policy(interval_seconds=5).sources) == {
+            option for option in OPTIONS if NOT_AVAILABLE.get(option) != ()
+        }
+
+    def test_a_continuous_job_may_have_no_pause(self):
+        assert JobOptions(mode="continuous", interval_seconds=0).recurring
+
+
+class TestRouting:
+    @pytest.mark.parametrize(
+        ("written", "routed", "queue"),
+        [
+            ({}, False, "default.normal"),
+            ({"priority": "HIGH"}, True, "default.high"),
+            ({"priority": Priority.NORMAL}, True, "default.normal"),
+            ({"pool": "images"}, True, "images.normal"),
+            ({"priority": 5}, False, "default.normal"),
+            ({"interval_seconds": 5}, False, "default.normal"),
+        ],
+    )
+    def test_a_job_leaves_its_queue_only_when_that_was_written(self, written, routed, queue):
+        assert (policy(**written).routed, policy(**written).queue) == (routed, queue)
+
+
+class TestCeleryOptions:
+    def test_a_recurring_job_is_retried_but_keeps_reject_and_timeout(self):
+        assert policy(interval_seconds=60).celery_options() == {
+            "autoretry_for": (Exception,),
+            "max_retries": 3,
+            "retry_backoff": True,
+            "retry_jitter": True,
+            "dont_autoretry_for": (Reject, SoftTimeLimitExceeded),
+            "soft_time_limit": 60,
+            "time_limit": 70,
+        }
+
+    @pytest.mark.parametrize("limit", ["time_limit", "soft_time_limit"])
+    def test_written_limits_are_left_alone(self, limit):
+        limited = policy({limit: 5}, interval_seconds=60)
+        assert limited.timeout_seconds is None
+        assert not {"time_limit", "soft_time_limit"} & limited.celery_options().keys()
+
+    def test_a_timeout_is_a_soft_limit_with_a_hard_one_ten_seconds_later(self):
+        assert policy(timeout_seconds=30).celery_options() == {"soft_time_limit": 30, "time_limit": 40}
+        assert policy(timeout_seconds=0.5).celery_options() == {"soft_time_limit": 0.5, "time_limit": 10.5}
+
+    @pytest.mark.parametrize(
+        ("autoretry_for", "exempt"),
+        [
+            ((), ()),
+            ((OSError,), ()),
+            ((Exception,), (Reject, SoftTimeLimitExceeded)),
+            ((Exception, SoftTimeLimitExceeded), (Reject,)),
+            ((SoftTimeLimitExceeded,), ()),
+            ((Reject,), (Reject,)),
+        ],
+    )
+    def test_written_retries_win_and_still_keep_reject_and_timeout(self, autoretry_for, exempt):
+        options = policy({"autoretry_for": autoretry_for}, interval_seconds=60).celery_options()
+        assert "autoretry_for" not in options
+        assert options.get("dont_autoretry_for", ()) == exempt
+
+    def test_written_exemptions_are_kept(self):
+        written = {"dont_autoretry_for": (OSError, Reject)}
+        options = policy(written, interval_seconds=60).celery_options()
+        assert options["dont_autoretry_for"] == (OSError, Reject, SoftTimeLimitExceeded)
+
+    @pytest.mark.parametrize("name", ["max_retries", "retry_backoff", "retry_jitter"])
+    def test_each_written_retry_option_wins_alone(self, name):
+        options = policy({name: None}, interval_seconds=60).celery_options()
+        assert name not in options
+        assert options["autoretry_for"] == (Exception,)
+
+    @pytest.mark.parametrize("written", [{"default_retry_delay": 5}, {"retry_kwargs": {"countdown": 5}}])
+    def test_the_default_backoff_does_not_replace_a_written_delay(self, written):
+        assert "retry_backoff" not in policy(written, interval_seconds=60).celery_options()
+
+    def test_retries_of_other_jobs_stay_celerys(self):
+        assert policy({"autoretry_for": (Exception,)}, max_running=1).celery_options() == {}
+
+    def test_a_timeout_asked_of_us_is_final_for_other_jobs_too(self):
+        options = policy({"autoretry_for": (Exception,)}, timeout_seconds=5).celery_options()
+        assert options["dont_autoretry_for"] == (SoftTimeLimitExceeded,)
+
+
+def served(tenant_id, page=1, *rest, **more): ...
+
+
+class TestRoomKey:
+    @pytest.mark.parametrize(
+        ("template", "args", "kwargs", "key"),
+        [
+            ("{tenant_id}", (7,), {}, "7"),
+            ("{tenant_id}", (), {"tenant_id": 7}, "7"),
+            ("{0}", (), {"tenant_id": 7}, "7"),
+            ("t-{tenant_id}/{page}", (7,), {}, "t-7/1"),
+            ("{2}", (7, 2, "x"), {}, "x"),
+            ("{region}", (7,), {"region": "eu"}, "eu"),
+            ("{{{tenant_id}}}", (7,), {}, "{7}"),
+        ],
+    )
+    def test_an_argument_counts_the_same_however_it_is_passed(self, template, args, kwargs, key):
+        keyed = policy(key=template, max_running=1)
+        assert keyed.room_key(args, kwargs, inspect.signature(served)) == key
+
+    def test_works_without_a_signature(self):
+        assert policy(key="{0}:{page}", max_running=1).room_key((7,), {"page": 2}) == "7:2"
+
+    @pytest.mark.parametrize("key", [lambda tenant_id: tenant_id, staticmethod(str)])
+    def test_a_callable_gets_the_calls_arguments(self, key):
+        assert policy(key=key, max_running=1).room_key((7,), {}) == "7"
+
+    def test_without_a_key_all_calls_share_one_room(self):
+        assert policy(max_running=1).room_key((7,), {}) == ""
+
+    @pytest.mark.parametrize(
+        "template",
+        [
+            "{x.__class__}",
+            "{x[0]}",
+            "{x!r}",
+            "{x:>9}",
+            "{x:{y}}",
+            "{}",
+            "{",
+            "}",
+            "tenant_id",
+            "",
+            "{0.real}",
+            5,
+        ],
+    )
+    def test_only_plain_fields_are_taken_in_a_template(self, template):
+        assert "key should be a template like '{tenant_id}'" in refusal(key=template, max_running=1)
+
+    @pytest.mark.parametrize(
+        ("key", "args"),
+        [("{tenant}", (7,)), ("{9}", (7,)), ("{tenant_id}", ()), (lambda: "x", (7,)), (lambda x: None, (7,))],
+    )
+    def test_a_call_that_does_not_fit_is_an_error_that_names_the_job(self, key, args):
+        keyed = policy(key=key, max_running=1)
+        with pytest.raises(ValueError, match=r"job 'shop.job': key .* does not fit the call"):
+            keyed.room_key(args, {}, inspect.signature(served))
+
+
+class TestDocument:
+    def test_holds_what_the_ledger_needs(self):
+        written = policy(
+            interval_seconds=60,
+            key="{0}",
+            priority="critical",
+            pool="images",
+            depends_on=["shop.b", Dependency("shop.a", on="finish", max_age_seconds=1.5, fresh=True)],
+            blocks=["shop.z", "shop.y", "shop.z"],
+            on_crash="fail",
+            max_recoveries=0,
+        )
+        assert written.document() == {
+            "cap": 1,
+            "keyed": True,
+            "deps": [
+                {"job": "shop.a", "on": "finish", "max_age_ms": 1500, "fresh": True},
+                {"job": "shop.b", "on": "success", "max_age_ms": None, "fresh": False},
+            ],
+            "blocks": ["shop.y", "shop.z"],
+            "on_crash": "fail",
+            "max_recoveries": 0,
+            "priority": 3,
+            "pool": "images",
+            "recurring": True,
+        }
+
+    def test_is_the_same_whatever_order_things_were_written_in(self):
+        jobs = ["shop.a", "shop.b", Dependency("shop.a", on="idle"), Dependency("shop.a", max_age_seconds=1)]
+        one = policy(depends_on=jobs, blocks=["shop.c", "shop.d"]).document()
+        assert one == policy(depends_on=[*jobs[::-1], "shop.a"], blocks=["shop.d", "shop.c"]).document()
+
+
+class TestSettings:
+    def test_have_defaults(self):
+        settings = Settings.read({"broker_url": "redis://", "task_routes": {}}, {}, "shop")
+        assert settings == Settings(namespace="shop")
+        assert (settings.mode, settings.lease_seconds, settings.sweep_seconds) == ("enforce", 30, 5)
+        assert (settings.redis_url, settings.max_running, settings.strict_priority) == (None, None, False)
+
+    @pytest.mark.parametrize(
+        ("main", "namespace"),
+        [
+            ("shop", "shop"),
+            (None, "celery"),
+            ("__main__", "celery"),
+            ("", "celery"),
+            ("my {shop}\n", "my__shop__"),
+        ],
+    )
+    def test_the_namespace_is_the_apps_name(self, main, namespace):
+        assert Settings.read({}, {}, main).namespace == namespace
+        assert Settings.read({"orchestration_namespace": "x"}, {}, main).namespace == "x"
+
+    def test_the_environment_wins(self):
+        conf = {"orchestration_mode": "observe", "orchestration_redis_url": "redis://conf"}
+        env = {"CELERY_ORCHESTRATION_MODE": "off", "CELERY_ORCHESTRATION_REDIS_URL": "redis://env"}
+        settings = Settings.read(conf, env, "shop")
+        assert (settings.mode, settings.redis_url) == ("off", "redis://env")
+        assert Settings.read(conf, {"CELERY_ORCHESTRATION_MODE": ""}, "shop").mode == "observe"
+
+    def test_are_read_from_an_apps_own_configuration(self):
+        app = Celery("shop", set_as_current=False)
+        app.conf.orchestration_mode = "observe"
+        app.conf.orchestration_max_running = None
+        assert Settings.read(app.conf, {}, app.main) == Settings(mode="observe", namespace="shop")
+
+    @pytest.mark.parametrize(
+        ("name", "value", "message"),
+        [
+            (
+                "mode",
+                "observ",
+                "orchestration_mode should be 'enforce', 'observe' or 'off', not 'observ', did",
+            ),
+            (
+                "lease_second",
+                5,
+                "unknown setting 'orchestration_lease_second', did you mean 'orchestration_l",
+            ),
+            ("zebra", 5, "unknown setting 'orchestration_zebra'"),
+            ("lease_seconds", 2, "orchestration_lease_seconds should be greater than or equal to 3, not 2"),
+            ("sweep_seconds", 0, "orchestration_sweep_seconds should be greater than 0"),
+            ("max_running", 0, "orchestration_max_running should be greater than or equal to 1"),
+            ("strict_priority", "yes", "orchestration_strict_priority should be a valid boolean, not 'yes'"),
+            ("namespace", "", "orchestration_namespace should be"),
+            ("namespace", "a b", "orchestration_namespace should be"),
+            ("namespace", "{a}", "orchestration_namespace should be"),
+            ("namespace", "a\x00", "orchestration_namespace should be"),
+            ("namespace", "a\u202e", "orchestration_namespace should be"),
+            ("redis_url", "", "orchestration_redis_url should"),
+            ("drain_seconds", 30, "orchestration_drain_seconds is not available in this version"),
+            ("history", 10, "orchestration_history is not available in this version"),
+            ("pools", {}, "orchestration_pools is not available in this version"),
+        ],
+    )
+    def test_a_bad_one_is_refused_by_its_full_name(self, name, value, message):
+        with pytest.raises(ConfigurationError) as caught:
+            Settings.read({f"orchestration_{name}": value}, {}, "shop")
+        assert str(caught.value).startswith(message)
+
+    def test_a_bad_value_of_the_environment_is_laid_at_its_door(self):
+        with pytest.raises(ConfigurationError, match=r"^CELERY_ORCHESTRATION_MODE should be"):
+            Settings.read({}, {"CELERY_ORCHESTRATION_MODE": "of"}, "shop")
+
+    def test_the_password_in_a_url_is_never_shown(self):
+        assert "secret" not in repr(Settings(redis_url="redis://:secret@host"))
+        with pytest.raises(ConfigurationError) as caught:
+            Settings.read({"orchestration_redis_url": ["redis://:secret@host"]}, {}, "shop")
+        assert "secret" not in str(caught.value)
