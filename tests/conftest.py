@@ -150,8 +150,12 @@ def broker(request: pytest.FixtureRequest) -> Broker:
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> History:
-    return History(tmp_path / "history.jsonl")
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
+    """What this test's workers record; tasks that run in the test's own process (eager ones) do too."""
+    history = History(tmp_path / "history.jsonl")
+    for name, value in history.env().items():
+        monkeypatch.setenv(name, value)
+    return history
 
 
 @pytest.fixture

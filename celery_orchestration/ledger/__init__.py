@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from celery import Celery
 from redis.connection import ConnectionPool
+from redis.exceptions import NoScriptError
 
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.ledger import keys
@@ -194,22 +195,30 @@ class Ledger:
         outcomes: Sequence[Outcome],
         arrivals: Sequence[Arrival],
     ) -> Turn:
-        args: list[Argument] = [worker, number, mode, free, len(outcomes)]
-        for o in outcomes:
-            args += (o.id, o.fence, o.outcome)
-        args.append(len(arrivals))
-        for a in arrivals:
-            expires = "" if a.expires_ms is None else a.expires_ms
-            args += (a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, a.queue, a.granted_queue, a.message)
-        waiting, more, settled, answers, grants, starts = self._call("turn", args)
-        return Turn(
-            waiting,
-            more == 1,
-            [_text(one) for one in settled],
-            [_answer(one) for one in answers],
-            _grants(grants),
-            [Start(_text(s[0]), _text(s[1]), s[2]) for s in starts],
-        )
+        return _turn(self._call("turn", _turn_args(worker, number, mode, free, outcomes, arrivals)))
+
+    def send_turn(
+        self,
+        worker: str,
+        number: int,
+        mode: str,
+        free: int,
+        outcomes: Sequence[Outcome],
+        arrivals: Sequence[Arrival],
+    ) -> None:
+        """The first half of :meth:`turn`, for who waits for :attr:`socket` himself."""
+        self._wire.send(script("turn"), self.prefix, _turn_args(worker, number, mode, free, outcomes, arrivals))
+
+    def receive_turn(self) -> Turn | None:
+        """The second half; None if it has to be made again, in one piece."""
+        try:
+            return _turn(self._wire.receive())
+        except (LedgerError, NoScriptError):
+            return None
+
+    @property
+    def socket(self) -> Any:
+        return self._wire.socket
 
     def sweep(self, worker: str, number: int, interval_ms: int, limit: int = 64) -> Sweep:
         more, grants, endings, dead, recovered, live, installed = self._call(
@@ -239,29 +248,18 @@ class Ledger:
 
     # ---------------------------------------------------------------- reading
 
-    def message(self, grant: Grant) -> tuple[str, bytes] | None:
+    def granted(self, grant: Grant) -> tuple[str, bytes] | None:
         """Queue and message of a granted run, or None if that grant is no longer the latest."""
-        (state, number, queue), message = self._wire.commands(
-            [
-                ("HMGET", f"{self.prefix}r:{grant.id}", "st", "gn", "dest"),
-                ("GET", f"{self.prefix}m:{grant.id}"),
-            ]
-        )
-        if state not in (b"granted", b"queued") or _text(number) != grant.number or message is None:
-            return None
-        return _text(queue), message
+        found = self._call("granted", (grant.id, grant.number))
+        return (_text(found[0]), found[1]) if found else None
 
     def ending(self, id: str) -> tuple[str, int, bytes] | None:
-        """Why a run ends, its attempt and its message, or None if it was carried out."""
-        (state, why, attempt), message = self._wire.commands(
-            [("HMGET", f"{self.prefix}r:{id}", "st", "why", "a"), ("GET", f"{self.prefix}m:{id}")]
-        )
-        if state != b"ending":
-            return None
-        return _text(why), int(attempt), message or b""
+        """Why a run ends, its attempt and its message, or None if that was carried out."""
+        found = self._call("ending", (id,))
+        return (_text(found[0]), int(found[1]), found[2]) if found else None
 
     def is_current(self, id: str, fence: str) -> bool:
-        return bool(self._wire.command("HGET", f"{self.prefix}r:{id}", "fence") == fence.encode())
+        return bool(self._call("current", (id, fence)))
 
     # ------------------------------------------------------------------ inside
 
@@ -270,6 +268,31 @@ class Ledger:
             return self._wire.call(script(verb), self.prefix, args)
         except LedgerError as exc:
             _typed(exc, self)
+
+
+def _turn_args(
+    worker: str, number: int, mode: str, free: int, outcomes: Sequence[Outcome], arrivals: Sequence[Arrival]
+) -> list[Argument]:
+    args: list[Argument] = [worker, number, mode, free, len(outcomes)]
+    for o in outcomes:
+        args += (o.id, o.fence, o.outcome)
+    args.append(len(arrivals))
+    for a in arrivals:
+        expires = "" if a.expires_ms is None else a.expires_ms
+        args += (a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, a.queue, a.granted_queue, a.message)
+    return args
+
+
+def _turn(reply: Any) -> Turn:
+    waiting, more, outcomes, answers, grants, starts = reply
+    return Turn(
+        waiting,
+        more == 1,
+        [_text(one) for one in outcomes],
+        [_answer(one) for one in answers],
+        _grants(grants),
+        [Start(_text(s[0]), _text(s[1]), s[2]) for s in starts],
+    )
 
 
 def _typed(exc: LedgerError, ledger: Ledger) -> NoReturn:

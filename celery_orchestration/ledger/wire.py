@@ -1,5 +1,7 @@
 """One connection to Redis that calls scripts.
 
+A call can be made in two halves, :meth:`Wire.send` and :meth:`Wire.receive`, by who waits for the socket himself.
+
 It works on redis-py's connection, without its client: with hiredis a call costs half the processor time, and this is
 done once for every run. A wire belongs to one thread. Whatever goes wrong with the connection is a
 :class:`LedgerUnavailable`: the caller does not know whether the script ran, and asks again.
@@ -44,38 +46,42 @@ class Wire:
             return self.command("EVALSHA", script.sha, 1, prefix, *args)
 
     def command(self, *args: Argument) -> Any:
-        return self.commands([args])[0]
+        self._send(args)
+        return self.receive()
 
-    def commands(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-        """Several commands in one round trip. The first error is raised when all replies were read."""
+    def send(self, script: Script, prefix: str, args: Sequence[Argument]) -> None:
+        self._send(("EVALSHA", script.sha, 1, prefix, *args))
+
+    def _send(self, args: Sequence[Argument]) -> None:
         try:
             connection = self._connected()
-            packed = connection.pack_commands(commands) if len(commands) > 1 else connection.pack_command(*commands[0])
-            connection.send_packed_command(packed, check_health=False)
-            replies: list[Any] = []
-            error: RedisError | None = None
-            for _ in commands:
-                try:
-                    replies.append(connection.read_response())
-                except ResponseError as exc:
-                    error = error or exc
+            connection.send_packed_command(connection.pack_command(*args), check_health=False)
+        except (RedisError, OSError) as exc:
+            self.close()
+            raise LedgerUnavailable(f"{type(exc).__name__}: {exc}") from exc
+
+    def receive(self) -> Any:
+        """:class:`NoScriptError` is left to the caller, who knows the script."""
+        try:
+            return self._connected().read_response()
+        except NoScriptError:
+            raise
+        except ResponseError as exc:
+            if isinstance(exc, _PASSING) or str(exc).startswith(_PASSING_CODES):
+                self.close()
+                raise LedgerUnavailable(f"{type(exc).__name__}: {exc}") from exc
+            raise LedgerError(str(exc)) from exc
         except (RedisError, OSError) as exc:
             self.close()
             raise LedgerUnavailable(f"{type(exc).__name__}: {exc}") from exc
         except BaseException:
             self.close()  # a reply may be half read
             raise
-        if error is not None:
-            self._raise(error)
-        return replies
 
-    def _raise(self, error: RedisError) -> None:
-        if isinstance(error, NoScriptError):
-            raise error
-        if isinstance(error, _PASSING) or str(error).startswith(_PASSING_CODES):
-            self.close()
-            raise LedgerUnavailable(f"{type(error).__name__}: {error}") from error
-        raise LedgerError(str(error)) from error
+    @property
+    def socket(self) -> Any:
+        """The connected socket, or None."""
+        return None if self._connection is None else self._connection._sock
 
     def _connected(self) -> Any:
         if self._connection is not None and self._pid != os.getpid():

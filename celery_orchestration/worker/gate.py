@@ -30,6 +30,7 @@ from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger import Arrival, Outcome, Start, Turn, keys
 from celery_orchestration.worker import internals
+from celery_orchestration.worker.acks import Acks
 from celery_orchestration.worker.loop import Loop
 from celery_orchestration.worker.request import OrchestratedRequest
 from celery_orchestration.worker.slots import Slots
@@ -82,6 +83,7 @@ class Gate:
         self._flush_is_due = False
         self._more = False
         self._stalled: list[OrchestratedRequest] = []
+        self._acks = Acks(loop)
         self.closed = True
         self.stopping = False
         #: Runs that wait in the ledger, as of the last turn.
@@ -257,6 +259,14 @@ class Gate:
         task_ready(request)
         request.acknowledge()
 
+    def acknowledge(self, request: OrchestratedRequest) -> bool:
+        """Acknowledges its message together with others, if that is possible and can be done from here."""
+        restored = getattr(self._consumer, "_maximum_prefetch_restored", True)  # else Celery counts acknowledgements
+        if self.stopping or not restored or not self._loop.inside() or not self._acks.take(request.message):
+            return False
+        request.acknowledged = True
+        return True
+
     def _ask_again(self, request: OrchestratedRequest) -> None:
         request.stage = None
         self._loop.later(1.0, lambda: self._consumer.on_task_request(request))
@@ -424,8 +434,10 @@ class Gate:
     # -- the worker stops ---------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """No more admissions. What the ledger still grants us goes back."""
+        """No more admissions, and the event loop is down. What the ledger still grants us goes back."""
         self.stopping = True
+        self._loop.drain()
+        self._acks.flush()
         self._reserved.clear()
         self._asking.clear()
 

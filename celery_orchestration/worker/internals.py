@@ -19,6 +19,8 @@ from celery.worker.worker import WorkController
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from kombu.messaging import Consumer as MessageConsumer
+from kombu.transport import virtual
+from kombu.transport.redis import QoS as RedisQoS
 
 from celery_orchestration.errors import ConfigurationError
 
@@ -55,6 +57,8 @@ def _expectations() -> Iterator[tuple[str, bool]]:
         "billiard's ApplyResult is another",
         "accept_callback" in job and hasattr(billiard.pool.ApplyResult, "_write_to"),
     )
+    ack = inspect.getsource(RedisQoS.ack)
+    yield "QoS.ack of the Redis transport is another", "self._remove_from_indices(delivery_tag).execute()" in ack
     yield "no Queues._consume_from", hasattr(Queues, "_consume_from")
     yield "no Consumer._active_tags", "_active_tags" in inspect.getsource(MessageConsumer.__init__)
 
@@ -117,6 +121,27 @@ def process_of(pool: Any, pid: int | None) -> Any:
 
 def is_gone(process: Any) -> bool:
     return not process._is_alive()
+
+
+# -- acknowledging: kombu's Redis channel counts a message as delivered (here) and keeps it in a hash (there) ---------
+
+
+def can_ack_late(message: Any) -> bool:
+    qos = getattr(message.channel, "qos", None)
+    return type(qos) is RedisQoS and not message.acknowledged
+
+
+def ack_here(message: Any) -> None:
+    virtual.QoS.ack(message.channel.qos, message.delivery_tag)
+    message._state = "ACK"
+
+
+def ack_there(messages: list[Any]) -> None:
+    qos = messages[0].channel.qos  # all channels of a connection keep their messages in the same hash
+    with qos.pipe_or_acquire() as pipe:
+        for message in messages:
+            qos._remove_from_indices(message.delivery_tag, pipe)
+        pipe.execute()
 
 
 # -- revoke: a run that waits is in no worker's memory, so the broadcast has to reach the ledger too 

@@ -1,23 +1,27 @@
 """The line to the ledger: carries turns, one at a time.
 
-A thread of its own, so that the worker's event loop never waits for Redis. When the ledger does not answer it closes the
-gate, says so loudly, and makes the same call again until there is an answer: a turn that was made already gives the
-same answer again.
+While all is well the event loop itself sends a turn and reads its answer when the socket has it; it never waits. At the
+first sign of trouble the turn goes to a thread, which makes the same call again until there is an answer, and closes the
+gate and says so loudly meanwhile: a turn that was made already gives the same answer again. Where the loop cannot listen
+to a socket (gevent), or the socket is not plain (TLS), the thread carries every turn.
 """
 
 from __future__ import annotations
 
 import random
+import ssl
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.ledger import Turn, UnknownWorker
+from celery_orchestration.ledger.connect import SOCKET_TIMEOUT
+from celery_orchestration.worker.loop import Loop
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.gate import Batch
@@ -56,27 +60,97 @@ class Patience:
 
 
 class Line(threading.Thread):
-    def __init__(self, side: WorkerSide) -> None:
+    def __init__(self, side: WorkerSide, loop: Loop) -> None:
         super().__init__(name="orchestration-line", daemon=True)
         self._side = side
+        self._loop = loop
         self._ledger = side.ledger.line()
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._stopped = threading.Event()
         self._patience = Patience(self._stopped.wait)
         self._number = 0
+        #: The turn that the loop waits for, and since when.
+        self._sent: tuple[Batch, float] | None = None
+        self._listening_to: Any = None
         #: Whether the last call got no answer: then outcomes may be untold.
         self.down = False
 
     def carry(self, batch: Batch) -> None:
-        self._batches.put(batch)
+        """One at a time: the next only when this one is answered."""
+        self._number += 1
+        if not (self._loop.inside() and self._send(batch)):
+            self._by_thread(batch)
 
     def stop(self) -> None:
         self._stopped.set()
         self._batches.put(None)
 
+    def _arguments(self, batch: Batch) -> tuple[Any, ...]:
+        side = self._side
+        return side.worker, self._number, side.settings.mode, batch.offered, batch.outcomes, batch.arrivals
+
+    # -- in the event loop ------------------------------------------------------------------------
+
+    def _send(self, batch: Batch) -> bool:
+        socket = self._ledger.socket
+        if self.down or socket is None or self._side.gate.stopping or isinstance(socket, ssl.SSLSocket):
+            return False  # the thread connects
+        if socket is not self._listening_to:
+            if not self._loop.listen(socket, self._readable):
+                return False
+            self._listening_to = socket
+        try:
+            self._ledger.send_turn(*self._arguments(batch))
+        except LedgerError:
+            return False
+        if self._sent is None:
+            self._loop.later(SOCKET_TIMEOUT, self._look_after)
+        self._sent = (batch, monotonic())
+        return True
+
+    def _readable(self) -> None:
+        sent, self._sent = self._sent, None
+        turn = self._ledger.receive_turn() if sent is not None else None
+        if sent is None:
+            self._hang_up()  # nothing was asked: Redis closed the connection
+        elif turn is None:
+            self._by_thread(sent[0])
+        else:
+            self._side.gate.answered(sent[0], turn)
+
+    def _look_after(self) -> None:
+        """A Redis that hangs is not noticed by listening."""
+        if self._sent is not None and monotonic() - self._sent[1] >= SOCKET_TIMEOUT:
+            batch, self._sent = self._sent[0], None
+            self._hang_up()
+            self._by_thread(batch)
+        elif self._sent is not None:
+            self._loop.later(SOCKET_TIMEOUT, self._look_after)
+
+    def _hang_up(self) -> None:
+        self._stop_listening()
+        self._ledger.close()
+
+    def _stop_listening(self) -> None:
+        if self._listening_to is not None:
+            self._listening_to = None
+            self._loop.unlisten()
+
+    def give_to_thread(self) -> None:
+        """The event loop is down for good."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            self._by_thread(sent[0])
+
+    # -- in the thread ------------------------------------------------------------------------------
+
+    def _by_thread(self, batch: Batch) -> None:
+        if self._loop.inside():
+            self._stop_listening()
+        self._batches.put(batch)
+
     def run(self) -> None:
         while (batch := self._batches.get()) is not None:
-            self._number += 1
             turn = self._turn(batch)
             if turn is None:
                 return
@@ -88,9 +162,7 @@ class Line(threading.Thread):
         side = self._side
         while True:
             try:
-                turn = self._ledger.turn(
-                    side.worker, self._number, side.settings.mode, batch.offered, batch.outcomes, batch.arrivals
-                )
+                turn = self._ledger.turn(*self._arguments(batch))
             except UnknownWorker:
                 side.keeper.register_soon()
                 self._stopped.wait(0.05)

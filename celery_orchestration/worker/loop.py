@@ -26,7 +26,17 @@ class Loop(Protocol):
     def later(self, seconds: float, function: Call) -> None:
         """From inside the loop."""
 
-    def inside(self) -> bool: ...
+    def inside(self) -> bool:
+        """Whether the caller is in the loop's thread."""
+
+    def drain(self) -> None:
+        """The loop is down: what was to be called there is called now."""
+
+    def listen(self, socket: Any, function: Call) -> bool:
+        """Calls it whenever the socket is readable. False if the loop cannot do that."""
+
+    def unlisten(self) -> None:
+        """The socket is not to be listened to any more."""
 
 
 class HubLoop:
@@ -39,15 +49,31 @@ class HubLoop:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
+        self._listening: tuple[int, Call] | None = None
 
     def register(self) -> None:
         """On every connection to the broker: losing one clears the hub."""
         self._thread = threading.get_ident()
         self._hub.add_reader(self._read, self._run)
+        if self._listening is not None:
+            self._hub.add_reader(*self._listening)
+
+    def listen(self, socket: Any, function: Call) -> bool:
+        self._listening = (socket.fileno(), function)
+        self._hub.add_reader(*self._listening)
+        return True
+
+    def unlisten(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            self._hub.remove_reader(listening[0])
 
     def _run(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._read, 4096)
+        self.drain()
+
+    def drain(self) -> None:
         while self._calls:
             self._calls.popleft()()
 
@@ -83,3 +109,12 @@ class DirectLoop:
 
     def inside(self) -> bool:
         return True
+
+    def drain(self) -> None:
+        pass
+
+    def listen(self, socket: Any, function: Call) -> bool:
+        return False
+
+    def unlisten(self) -> None:
+        pass

@@ -98,7 +98,7 @@ class Publisher(threading.Thread):
             return self._carry_out(errand)
         if isinstance(errand, Envelope):
             return self._put(errand, errand.routing_key, "")
-        found = self._ledger.message(errand)
+        found = self._ledger.granted(errand)
         if found is None:
             return False  # granted again since, or over
         queue, message = found

@@ -147,6 +147,10 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         if self.returned:
             self.settle("failed")
 
+    def acknowledge(self) -> None:
+        if self.gate is None or self.acknowledged or not self.gate.acknowledge(self):
+            super().acknowledge()
+
     def reject(self, requeue: bool = False) -> None:
         if not requeue or self.acknowledged or self.gate is None or self.fence is None or self.settled:
             return self._reject(requeue)

@@ -101,7 +101,7 @@ class WorkerSide:
         else:
             slots = CountedSlots(pool.limit or controller.concurrency)
         self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
-        self.line, self.keeper, self.publisher = Line(self), Keeper(self), Publisher(self)
+        self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
         internals.guard_flush(pool, self.gate.unaccepted, self._flushed)
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
 
@@ -190,11 +190,17 @@ class WorkerSide:
 
     # -- the worker stops ---------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """The worker begins to stop: nothing more is admitted, what runs may end."""
+        if self._loop is not None:
+            self.gate.stop()
+            self.line.give_to_thread()
+
     def stop(self) -> None:
+        """The execution pool is down."""
         if self._loop is None:
             return
         deadline = monotonic() + STOP_SECONDS
-        self.gate.stop()
         self.gate.return_all()
         if not self.gate.wait_told(deadline):
             logger.error("The ledger does not answer: outcomes are lost, their runs will be recovered and run again")

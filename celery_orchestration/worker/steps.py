@@ -49,6 +49,9 @@ class Boot(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, worker: Any) -> None:
         pass
 
+    def close(self, worker: Any) -> None:
+        worker.orchestration.close()
+
     def stop(self, worker: Any) -> None:
         worker.orchestration.stop()
 

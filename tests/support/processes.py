@@ -124,8 +124,15 @@ def close_guard() -> None:
 
 
 def _alive(process: psutil.Process) -> bool:
+    """Whether something of it can still run.
+
+    One that is dead and not yet collected by its parent cannot, unless only its main thread is dead: the
+    others of a killed process may take a moment longer, and its sockets are open until then.
+    """
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        if not process.is_running():
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     except psutil.NoSuchProcess:
         return False
 
@@ -134,7 +141,7 @@ def _session_members(session: int) -> list[int]:
     members = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if os.getsid(pid) == session and _alive(psutil.Process(pid)):
                 members.append(pid)
     return members
 

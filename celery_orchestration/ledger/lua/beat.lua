@@ -11,6 +11,7 @@ call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[2])), worker)
 call('HSET', P .. 'w:' .. worker, 'beat', int(NOW))
 local void = {}
 for i = 3, #ARGV, 2 do
-  if call('HGET', P .. 'r:' .. ARGV[i], 'fence') ~= ARGV[i + 1] then void[#void + 1] = ARGV[i] end
+  local r = load_run(ARGV[i])
+  if not r or r.fence ~= tonumber(ARGV[i + 1]) then void[#void + 1] = ARGV[i] end
 end
 return void

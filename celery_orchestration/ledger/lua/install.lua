@@ -26,7 +26,9 @@ local function relane(name, keyed)
       local e = call('ZRANGE', lane_of(j, key), 0, -1, 'WITHSCORES')
       for i = 1, #e, 2 do
         call('ZADD', lane_of(j, ''), e[i + 1], e[i])
-        call('HSET', P .. 'r:' .. e[i], 'key', '')
+        local r = load_run(e[i])
+        r.key = ''
+        save_run(r)
       end
       if key ~= '' then call('DEL', lane_of(j, key)) end
     end
@@ -41,14 +43,13 @@ local relaned = {}
 for name, p in pairs(wanted) do
   local j = job(name)
   if not j or j.hash ~= p.hash then
-    local keyed = p.keyed == true
-    local cap = type(p.cap) == 'number' and p.cap or nil
-    if j and (j.keyed ~= keyed or j.cap ~= cap) then relaned[name] = relane(name, keyed) end
-    call('HSET', P .. 'j:' .. name, 'hash', p.hash, 'cap', cap or '', 'keyed', keyed and 1 or 0,
-      'conf', #p.conf > 0 and cjson.encode(p.conf) or '', 'deps', #p.deps > 0 and cjson.encode(p.deps) or '',
-      'depd', #p.depd > 0 and cjson.encode(p.depd) or '', 'crash', p.crash, 'recmax', p.recmax)
+    if type(p.cap) ~= 'number' then p.cap = nil end
+    for _, dep in ipairs(p.deps) do
+      if type(dep.max_age_ms) ~= 'number' then dep.max_age_ms = nil end
+    end
+    if j and (j.keyed ~= p.keyed or j.cap ~= p.cap) then relaned[name] = relane(name, p.keyed) end
+    save_policy(name, p)
     call('SADD', P .. 'jobs', name)
-    J[name] = nil
   end
 end
 
@@ -61,8 +62,8 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
       J[name] = false
     else
       -- Nobody defines it, but it has runs: they go on, unbound.
-      call('HSET', P .. 'j:' .. name, 'hash', 'gone', 'conf', '', 'deps', '', 'depd', '')
-      J[name] = nil
+      j.conf, j.deps, j.depd, j.hash = {}, {}, {}, 'gone'
+      save_policy(name, j)
     end
   end
 end

@@ -8,11 +8,11 @@
 local PUBLISHED_MS = 30000
 local count = 0
 for i = 1, #ARGV, 2 do
-  local v = call('HMGET', P .. 'r:' .. ARGV[i], 'st', 'gn', 'tries')
-  if (v[1] == 'granted' or v[1] == 'queued') and v[2] == ARGV[i + 1] then
-    call('HSET', P .. 'r:' .. ARGV[i], 'st', 'queued')
-    local tries = math.min(tonumber(v[3]) or 0, 12)
-    call('ZADD', P .. 'gr', int(G.clk + PUBLISHED_MS * 2 ^ tries), ARGV[i])
+  local r = load_run(ARGV[i])
+  if r and (r.st == 'granted' or r.st == 'queued') and r.gn == tonumber(ARGV[i + 1]) then
+    r.st = 'queued'
+    save_run(r)
+    call('ZADD', P .. 'gr', int(G.clk + PUBLISHED_MS * 2 ^ math.min(r.tries, 12)), r.id)
     count = count + 1
   end
 end

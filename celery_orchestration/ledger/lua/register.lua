@@ -19,7 +19,7 @@ if found < oldest or found > schema + 1 then return redis.error_reply('SCHEMA ' 
 call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14])
 if call('HSETNX', P .. 'rel', release, ARGV[15]) == 1 then
   call('ZADD', P .. 'relseq', int(tick()), release)
-  for _, j in ipairs(list(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end
+  for _, j in ipairs(cjson.decode(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end
 end
 local old = call('HMGET', P .. 'w:' .. worker, 'queues', 'slots')
 if old[1] then add_slots(old[1], -(tonumber(old[2]) or 0)) end

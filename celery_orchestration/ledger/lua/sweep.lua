@@ -60,11 +60,11 @@ for _, id in ipairs(late) do
     ending(r, r.why)
     endings[#endings + 1] = { id, r.why }
   elseif r and (r.st == 'granted' or r.st == 'queued') then
-    local queue = destination(id)
+    local queue = destination(r)
     if slots_of(queue) > 0 then
       if r.st == 'queued' then r.tries = r.tries + 1 end
       grant(r, queue)
-      HAND.grants[#HAND.grants + 1] = { id, r.gn }
+      HAND.grants[#HAND.grants + 1] = { id, int(r.gn) }
     else
       local j = job(r.job)
       ungrant(r)

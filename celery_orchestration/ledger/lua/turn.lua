@@ -25,13 +25,12 @@ if before then
   return before
 end
 
-local w = call('HMGET', P .. 'w:' .. worker, 'queues', 'rel')
-HAND.here = { worker = worker, free = tonumber(ARGV[4]), queues = w[1], rel = w[2] }
+HAND.here = { worker = worker, free = tonumber(ARGV[4]), queues = SESSION.queues, rel = SESSION.rel }
 
 local settled, admitted = {}, {}
 local at = 6
 for i = 1, tonumber(ARGV[5]) do
-  settled[i] = settle(ARGV[at], ARGV[at + 1], ARGV[at + 2], HAND.after)
+  settled[i] = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], HAND.after)
   at = at + 3
 end
 
@@ -52,16 +51,15 @@ local function known(id, a, gn, name, j)
   end
   if a < r.a then return { 'drop', 'superseded' } end
   if a == r.a then
-    if (r.st == 'granted' or r.st == 'queued') and gn ~= '' and gn == r.gn then
+    if (r.st == 'granted' or r.st == 'queued') and gn and gn == r.gn then
       ungrant(r)
       start(j, r, worker)
-      return { 'start', r.fence }
+      return { 'start', int(r.fence) }
     end
     return { 'drop', r.st }
   end
   if r.st == 'running' then
-    local x = load_run(id, 'x:')
-    if x and x.a >= a then return { 'drop', 'superseded' } end
+    if r.behind and load_run(id, 'x:').a >= a then return { 'drop', 'superseded' } end
     return nil, r, true
   end
   if r.st == 'ending' then return { 'drop', 'ending' } end
@@ -84,31 +82,31 @@ local function admit(id, a, name, key, priority, gn, ex, q, gq, message)
   G.seq = G.seq + 1
   G.dirty = true
   local r = { id = id, job = name, key = j.keyed and key or '', a = a, rank = (3 - priority) * CLASS + G.seq,
-    rec = 0, tries = 0, ex = ex, q = q, gq = gq, enq = int(NOW) }
+    rec = 0, tries = 0, ex = ex, q = q, gq = gq, enq = NOW }
   if before_it and before_it.job == name then
     r.rank, r.rec, r.jd, r.enq = before_it.rank, before_it.rec, before_it.sd, before_it.enq
   end
   if running then
     r.st = 'behind'
-    save_run(r, 'x:')
-    call('SET', P .. 'y:' .. id, message)
+    save_run(r, 'x:', message)
+    before_it.behind = true
+    save_run(before_it)
     call('ZADD', P .. 'wait', int(r.rank), id)
     if ex then call('ZADD', P .. 'due', int(ex), id) end
     return { 'wait' }
   end
   r.sd = before_it and before_it.job == name and before_it.sd or false
-  call('SET', P .. 'm:' .. id, message)
   local reason = closed(j, r)
   if not reason and HAND.more and G.cap then reason = { 'global' } end
   if not reason or observe then
     take(j, r.key)
-    start(j, r, worker)
+    start(j, r, worker, message)
     refresh(j)
-    if not reason then return { 'start', r.fence } end
+    if not reason then return { 'start', int(r.fence) } end
     call('HINCRBY', P .. 'ob:' .. name, table.concat(reason, ' '), 1)
-    return { 'start', r.fence, unpack(reason) }
+    return { 'start', int(r.fence), unpack(reason) }
   end
-  enqueue(j, r)
+  enqueue(j, r, message)
   refresh(j)
   return { 'wait' }
 end
@@ -117,7 +115,7 @@ local count = tonumber(ARGV[at])
 at = at + 1
 for i = 1, count do
   admitted[i] = admit(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4]),
-    ARGV[at + 5], tonumber(ARGV[at + 6]), ARGV[at + 7], ARGV[at + 8], ARGV[at + 9])
+    tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]), ARGV[at + 7], ARGV[at + 8], ARGV[at + 9])
   if admitted[i][1] ~= 'start' then HAND.here.free = HAND.here.free + 1 end
   at = at + 10
 end

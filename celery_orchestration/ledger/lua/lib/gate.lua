@@ -14,9 +14,9 @@ local function unmet(j)
     if d.busy > 0 then return { dep.job, 'busy' } end
     if dep.on ~= 'idle' then
       if not d.ended then return { dep.job, 'never' } end
-      if dep.on == 'success' and d.ok ~= '1' then return { dep.job, 'failed' } end
-      if type(dep.max_age_ms) == 'number' and age_ms(d.ended) > dep.max_age_ms then return { dep.job, 'old' } end
-      if dep.fresh == true and j.begun and d.ended <= j.begun then return { dep.job, 'stale' } end
+      if dep.on == 'success' and d.ok ~= true then return { dep.job, 'failed' } end
+      if dep.max_age_ms and age_ms(d.ended) > dep.max_age_ms then return { dep.job, 'old' } end
+      if dep.fresh and j.begun and d.ended <= j.begun then return { dep.job, 'stale' } end
     end
   end
   return nil
@@ -78,10 +78,9 @@ local function slots_of(queue)
 end
 
 -- Where a run is handed over: the pool's granted queue if somebody serves it, else its own queue.
-local function destination(id)
-  local v = call('HMGET', P .. 'r:' .. id, 'gq', 'q')
-  if v[1] ~= '' and slots_of(v[1]) > 0 then return v[1] end
-  return v[2]
+local function destination(r)
+  if r.gq ~= '' and slots_of(r.gq) > 0 then return r.gq end
+  return r.q
 end
 
 -- Puts j into the open set it belongs to, or takes it out. What it depends on besides j itself: the room and
@@ -89,7 +88,7 @@ end
 local function reopen(j)
   local at = nil
   local h = j.br and j.blk == 0 and head(j)
-  if h and not barred(j, h.rank) then at = destination(h.id) end
+  if h and not barred(j, h.rank) then at = destination(load_run(h.id)) end
   if j.at and j.at ~= at then
     call('ZREM', P .. 'open:' .. j.at, j.name)
     if call('EXISTS', P .. 'open:' .. j.at) == 0 then call('SREM', P .. 'opens', j.at) end

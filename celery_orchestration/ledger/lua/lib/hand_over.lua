@@ -13,7 +13,7 @@ local function place_for(name, queue)
   if here and here.free > 0 then
     if not here.serves then
       here.serves = {}
-      for _, q in ipairs(list(here.queues)) do here.serves[q] = true end
+      for _, q in ipairs(cjson.decode(here.queues)) do here.serves[q] = true end
     end
     if here.serves[queue] and call('SISMEMBER', P .. 'rj:' .. here.rel, name) == 1 then return 'here' end
   end
@@ -30,10 +30,10 @@ local function hand(j, id, queue, place)
   if place == 'here' then
     HAND.here.free = HAND.here.free - 1
     start(j, r, HAND.here.worker)
-    HAND.starts[#HAND.starts + 1] = { id, r.fence }
+    HAND.starts[#HAND.starts + 1] = { id, int(r.fence) }
   else
     grant(r, queue)
-    HAND.grants[#HAND.grants + 1] = { id, r.gn }
+    HAND.grants[#HAND.grants + 1] = { id, int(r.gn) }
   end
   refresh(j)
 end
@@ -62,7 +62,7 @@ local function best_after(best)
         if h then
           local rank = math.min(h.rank, d.br - 0.5)
           if (not best or rank < best.rank) and (h.jd or not unmet(j)) and not barred(j, h.rank, d.name) then
-            local queue = destination(h.id)
+            local queue = destination(load_run(h.id))
             local place = place_for(name, queue)
             if place then best = { rank = rank, name = name, queue = queue, place = place } end
           end
@@ -90,7 +90,7 @@ end
 local function let_go(limit)
   for _, id in ipairs(call('ZRANGE', P .. 'wait', 0, limit - 1)) do
     local r = load_run(id)
-    local queue = r and r.st == 'waiting' and destination(id)
+    local queue = r and r.st == 'waiting' and destination(r)
     local place = queue and place_for(r.job, queue)
     if place then hand(job(r.job), id, queue, place) end
   end
@@ -99,6 +99,6 @@ end
 -- What a verb that hands over returns at its end: the message of each run that starts here goes with it.
 local function starts_with_messages(starts)
   local found = {}
-  for i, s in ipairs(starts) do found[i] = { s[1], s[2], call('GET', P .. 'm:' .. s[1]) or '' } end
+  for i, s in ipairs(starts) do found[i] = { s[1], s[2], call('HGET', P .. 'r:' .. s[1], 'm') or '' } end
   return found
 end

@@ -3,13 +3,11 @@
 local GRANT_MS = 3000
 
 -- The run starts on a worker; it holds room already. A start gives it a new fence, and voids all before.
-local function start(j, r, worker)
+local function start(j, r, worker, message)
   r.st = 'running'
   r.own = worker
-  r.fence = int(tick())
-  r.gn = ''
-  r.dest = ''
-  r.tries = 0
+  r.fence = tick()
+  r.gn, r.dest, r.tries = nil, nil, 0
   r.jd = true
   j.begun = G.tick
   j.dirty = true
@@ -19,17 +17,17 @@ local function start(j, r, worker)
     if j.busy == 1 then refresh_dependents(j) end
   end
   call('SADD', P .. 'wr:' .. worker, r.id)
-  save_run(r)
+  save_run(r, nil, message)
 end
 
 -- The run holds room, and somebody has to publish it to that queue. Granting it again voids older copies.
 local function grant(r, queue)
   if r.dest ~= queue then
-    if r.dest and r.dest ~= '' then out(r.dest, -1) end
+    if r.dest then out(r.dest, -1) end
     out(queue, 1)
   end
   r.st = 'granted'
-  r.gn = int(tick())
+  r.gn = tick()
   r.dest = queue
   call('ZADD', P .. 'gr', int(G.clk + GRANT_MS), r.id)
   save_run(r)
@@ -38,18 +36,17 @@ end
 -- The run is no longer on its way to a worker.
 local function ungrant(r)
   call('ZREM', P .. 'gr', r.id)
-  if r.dest and r.dest ~= '' then out(r.dest, -1) end
-  r.gn = ''
-  r.dest = ''
+  if r.dest then out(r.dest, -1) end
+  r.gn, r.dest = nil, nil
 end
 
--- A run that started has ended. ok: '1' succeeded, '0' failed, nil: it counts neither way.
+-- A run that started has ended. ok: true succeeded, false failed, nil: it counts neither way.
 local function ended(j, r, ok)
-  if ok then
+  if ok ~= nil then
     j.ok = ok
     j.ended = tick()
     j.ends_at = NOW
-    if ok == '1' then j.good = j.ended end
+    if ok then j.good = j.ended end
   end
   if r.sd then
     r.sd = false
@@ -60,22 +57,20 @@ end
 
 -- The record of an attempt goes; the done-marker makes sure that no copy of its message starts it again.
 local function forget(r, marker)
-  call('DEL', P .. 'r:' .. r.id, P .. 'm:' .. r.id)
+  call('DEL', P .. 'r:' .. r.id)
   if marker then call('SET', P .. 'd:' .. r.id, int(r.a), 'PX', G.done_ms) end
 end
 
--- The attempt before it is over: the higher attempt of the same run goes to the gate. Returns whether there is
--- one. `sd`: the run as a whole still counts as started.
-local function promote(id, sd)
-  local x = load_run(id, 'x:')
-  if not x then return false end
-  call('DEL', P .. 'x:' .. id)
-  call('RENAME', P .. 'y:' .. id, P .. 'm:' .. id)
+-- r is over and its record gone: if a higher attempt waited for it, that goes to the gate. `sd`: the run as a whole
+-- still counts as started.
+local function promote(r, sd)
+  if not r.behind then return end
+  local x = load_run(r.id, 'x:')
+  call('RENAME', P .. 'x:' .. r.id, P .. 'r:' .. r.id)
   x.sd = sd
   local j = job(x.job)
   enqueue(j, x)
   refresh(j)
-  return true
 end
 
 -- The run leaves whatever state it is in but running, with its room, lane, grant; the record stays.
@@ -100,23 +95,21 @@ end
 -- A running run came back without an outcome: its process died (counted) or never began it (not counted).
 -- Returns 'requeued', 'superseded' or 'dead'; the caller ends a dead one.
 local function recover(j, r, counted)
-  if r.own ~= '' then call('SREM', P .. 'wr:' .. r.own, r.id) end
-  r.own = ''
-  r.fence = ''
+  call('SREM', P .. 'wr:' .. r.own, r.id)
+  r.own, r.fence = nil, nil
   free(j, r.key)
-  if call('EXISTS', P .. 'x:' .. r.id) == 1 then
-    local same = call('HGET', P .. 'x:' .. r.id, 'job') == r.job
-    local sd = r.sd
+  if r.behind then
+    local same = load_run(r.id, 'x:').job == r.job
     if not same then ended(j, r, nil) end
     forget(r, false)
-    promote(r.id, same and sd)
+    promote(r, same and r.sd)
     refresh(j)
     return 'superseded'
   end
   if counted then
     r.rec = r.rec + 1
     if j.crash == 'fail' or r.rec > j.recmax then
-      ended(j, r, '0')
+      ended(j, r, false)
       refresh_dependents(j)
       refresh(j)
       return 'dead'
@@ -129,7 +122,7 @@ end
 
 -- The outcome of a running run. Returns 'ok', 'refused' (its fence is void: nothing changes), or, for the
 -- outcomes 'crashed' and 'returned', what recover says. Jobs that ended are noted in `after`.
-local OUTCOME = { succeeded = '1', failed = '0' }
+local SUCCEEDED = { succeeded = true, failed = false }
 
 local function settle(id, fence, outcome, after)
   local r = load_run(id)
@@ -146,19 +139,18 @@ local function settle(id, fence, outcome, after)
   call('SREM', P .. 'wr:' .. r.own, id)
   free(j, r.key)
   if outcome == 'retry' then
-    local sd = r.sd
-    call('DEL', P .. 'm:' .. id)
-    if call('EXISTS', P .. 'x:' .. id) == 1 then
+    if r.behind then
       call('DEL', P .. 'r:' .. id)
-      promote(id, sd)
+      promote(r, r.sd)
     else
-      r.st, r.own, r.fence = 'retrying', '', ''
+      r.st, r.own, r.fence = 'retrying', nil, nil
       save_run(r)
+      call('HDEL', P .. 'r:' .. id, 'm')
     end
   else
-    ended(j, r, OUTCOME[outcome])
+    ended(j, r, SUCCEEDED[outcome])
     forget(r, outcome ~= 'requeued')
-    promote(id, false)
+    promote(r, false)
     refresh_dependents(j)
     after[#after + 1] = j
   end

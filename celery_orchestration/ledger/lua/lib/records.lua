@@ -8,16 +8,10 @@
 --                          cap), paused, done_ms (life of a done-marker), releases (what the installed
 --                          policies were merged from)
 --   jobs             set   names of all jobs
---   j:<job>          hash  policy: cap, keyed, conf, deps, depd (JSON lists of names), crash, recmax, hash
---                          state:  n (room taken), busy (runs started and not ended), blk (conflicting jobs that
---                                  hold room), w (runs that wait), off, ok, ended, good, begun (ticks), ends_at,
---                                  br (its rank in bar), at (the open set it is in)
---   r:<id>           hash  a run: job, key, st (state), a (attempt), rank, fence, own (its worker), gn (grant
---                          number), dest (queue it is handed over to), tries, rec (recoveries), jd (dependencies
---                          were judged), sd (has started), ex (expires, ms), q, gq (own and granted queue),
---                          enq (arrival, ms), at (since when in this state, ms), why (it ends)
---   m:<id>           str   its message, opaque
---   x:<id>, y:<id>         run and message of a higher attempt that waits for the attempt before it
+--   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
+--                          off: why it is disabled
+--   r:<id>           hash  a run. s: its record, packed; m: its message, opaque
+--   x:<id>           hash  a higher attempt of a running run: it waits for the attempt before it
 --   d:<id>           str   done-marker: the highest attempt that ended (the only keys with a TTL)
 --   wait             zset  every run that waits, by rank
 --   waitjobs         set   jobs with runs in their lanes
@@ -55,11 +49,6 @@ local function int(x)
   return string.format('%.0f', x)
 end
 
-local function list(json)
-  if not json or json == '' then return {} end
-  return cjson.decode(json)
-end
-
 -- ---------------------------------------------------------------------------------------------- globals
 
 local G = {}
@@ -84,55 +73,41 @@ end
 -- ------------------------------------------------------------------------------------------------- jobs
 
 local J = {}
-local JOB = { 'cap', 'keyed', 'conf', 'deps', 'depd', 'crash', 'recmax', 'n', 'busy', 'blk', 'w', 'off', 'ok',
-  'ended', 'good', 'begun', 'ends_at', 'br', 'at', 'hash' }
 
 -- A job, or nil if the ledger has no policy for it.
+--   cap, keyed: how many runs at once, by room key; conf: jobs it conflicts with; deps, depd: its dependencies and
+--   dependents; crash, recmax: what happens to a run that crashed; hash: of the policy
+--   n: room taken; busy: runs started and not ended; w: runs in its lanes; ok, ended, good, begun: how the last run
+--   ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set it is in
 local function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
-  local v = call('HMGET', P .. 'j:' .. name, unpack(JOB))
-  if not v[20] then
+  local v = call('HMGET', P .. 'j:' .. name, 'p', 's', 'blk', 'off')
+  if not v[1] then
     J[name] = false
     return nil
   end
-  j = {
-    name = name,
-    cap = tonumber(v[1]),
-    keyed = v[2] == '1',
-    conf = list(v[3]),
-    deps = list(v[4]),
-    depd = list(v[5]),
-    crash = v[6],
-    recmax = tonumber(v[7]) or 0,
-    n = tonumber(v[8]) or 0,
-    busy = tonumber(v[9]) or 0,
-    blk = tonumber(v[10]) or 0,
-    w = tonumber(v[11]) or 0,
-    off = v[12] and v[12] ~= '' and v[12] or nil,
-    ok = v[13] or '',
-    ended = tonumber(v[14]),
-    good = tonumber(v[15]),
-    begun = tonumber(v[16]),
-    ends_at = tonumber(v[17]),
-    br = tonumber(v[18]),
-    at = v[19] and v[19] ~= '' and v[19] or nil,
-    hash = v[20],
-  }
+  j = { name = name, blk = tonumber(v[3]) or 0, off = v[4] or nil }
+  j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash = cmsgpack.unpack(v[1])
+  if v[2] then
+    j.n, j.busy, j.w, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at = cmsgpack.unpack(v[2])
+  else
+    j.n, j.busy, j.w = 0, 0, 0
+  end
   J[name] = j
   return j
 end
 
-local function num(x)
-  return x and int(x) or ''
+local function save_policy(name, p)
+  call('HSET', P .. 'j:' .. name, 'p', cmsgpack.pack(p.cap, p.keyed, p.conf, p.deps, p.depd, p.crash, p.recmax, p.hash))
+  J[name] = nil
 end
 
 local function flush()
   for name, j in pairs(J) do
     if j and j.dirty then
-      call('HSET', P .. 'j:' .. name, 'n', j.n, 'busy', j.busy, 'blk', j.blk, 'w', j.w, 'ok', j.ok,
-        'ended', num(j.ended), 'good', num(j.good), 'begun', num(j.begun), 'ends_at', num(j.ends_at),
-        'br', num(j.br), 'at', j.at or '')
+      call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's',
+        cmsgpack.pack(j.n, j.busy, j.w, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at))
       j.dirty = false
     end
   end
@@ -156,41 +131,29 @@ end
 
 -- ------------------------------------------------------------------------------------------------- runs
 
-local RUN = { 'job', 'key', 'st', 'a', 'rank', 'fence', 'own', 'gn', 'dest', 'tries', 'rec', 'jd', 'sd', 'ex',
-  'q', 'gq', 'enq', 'at', 'why' }
-
+-- A run, or nil.
+--   job, key: its job and room key; st: its state; a: attempt; rank; fence, own: of the start, and the worker;
+--   gn, dest, tries: grant number, queue it is handed over to, how often that got lost; rec: recoveries;
+--   jd: its dependencies were judged; sd: it has started; ex: expires, ms; q, gq: own and granted queue;
+--   enq: arrival, ms; at: since when in this state, ms; why: it ends; behind: there is an x: record
 local function load_run(id, prefix)
-  local v = call('HMGET', P .. (prefix or 'r:') .. id, unpack(RUN))
-  if not v[1] then return nil end
-  return {
-    id = id,
-    job = v[1],
-    key = v[2],
-    st = v[3],
-    a = tonumber(v[4]),
-    rank = tonumber(v[5]),
-    fence = v[6],
-    own = v[7],
-    gn = v[8],
-    dest = v[9],
-    tries = tonumber(v[10]) or 0,
-    rec = tonumber(v[11]) or 0,
-    jd = v[12] == '1',
-    sd = v[13] == '1',
-    ex = tonumber(v[14]),
-    q = v[15],
-    gq = v[16],
-    enq = v[17],
-    at = v[18],
-    why = v[19] or '',
-  }
+  local s = call('HGET', P .. (prefix or 'r:') .. id, 's')
+  if not s then return nil end
+  local r = { id = id }
+  r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd, r.ex, r.q, r.gq, r.enq,
+    r.at, r.why, r.behind = cmsgpack.unpack(s)
+  return r
 end
 
-local function save_run(r, prefix)
-  call('HSET', P .. (prefix or 'r:') .. r.id, 'job', r.job, 'key', r.key, 'st', r.st, 'a', int(r.a),
-    'rank', int(r.rank), 'fence', r.fence or '', 'own', r.own or '', 'gn', r.gn or '', 'dest', r.dest or '',
-    'tries', r.tries or 0, 'rec', r.rec or 0, 'jd', r.jd and 1 or 0, 'sd', r.sd and 1 or 0, 'ex', num(r.ex), 'q', r.q, 'gq', r.gq,
-    'enq', r.enq, 'at', int(NOW), 'why', r.why or '')
+local function save_run(r, prefix, message)
+  r.at = NOW
+  local s = cmsgpack.pack(r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd,
+    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind)
+  if message then
+    call('HSET', P .. (prefix or 'r:') .. r.id, 's', s, 'm', message)
+  else
+    call('HSET', P .. (prefix or 'r:') .. r.id, 's', s)
+  end
 end
 
 local function score_of(r)

@@ -49,9 +49,9 @@ local function free(j, key)
   if j.n == 0 then block_conflicts(j, -1) end
 end
 
-local function enqueue(j, r)
+local function enqueue(j, r, message)
   r.st = 'waiting'
-  save_run(r)
+  save_run(r, nil, message)
   call('ZADD', lane_of(j, r.key), int(score_of(r)), r.id)
   call('ZADD', P .. 'wait', int(r.rank), r.id)
   if r.ex then call('ZADD', P .. 'due', int(r.ex), r.id) end

@@ -6,9 +6,9 @@ local SESSION = {}
 -- Returns the reply of this very call if it was made before. Errors: UNKNOWNWORKER if the worker is not registered
 -- (never was, or its lease ran out).
 local function replayed(worker, verb, number)
-  local v = call('HMGET', P .. 'w:' .. worker, 'name', 'no:' .. verb, 'reply:' .. verb)
+  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'no:' .. verb, 'reply:' .. verb, 'rel')
   if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
-  SESSION.worker, SESSION.verb, SESSION.number = worker, verb, number
+  SESSION.worker, SESSION.verb, SESSION.number, SESSION.queues, SESSION.rel = worker, verb, number, v[1], v[4]
   if v[2] == number then return cmsgpack.unpack(v[3]) end
   return nil
 end

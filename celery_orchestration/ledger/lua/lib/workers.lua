@@ -1,7 +1,7 @@
 -- Live workers: their presence, and what happens to their runs when they go. Needs records, gate, room, life.
 
 local function add_slots(queues, by)
-  for _, queue in ipairs(list(queues)) do
+  for _, queue in ipairs(cjson.decode(queues)) do
     if call('HINCRBY', P .. 'slots', queue, by) <= 0 then call('HDEL', P .. 'slots', queue) end
   end
 end

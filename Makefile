@@ -1,0 +1,49 @@
+# Every target makes its own .venv: a machine needs Python 3.10 or later, and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help test test-fast lint demo bench clean
+
+help:  ## Show this
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
+		do printf '%-16s %s\n' "$$target" "$$text"; done
+
+test: $(VENV)/.with-test  ## Run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.with-test  ## Run the tests that are not slow
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: $(VENV)/.with-test-lint  ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+demo: $(VENV)/.with-demo  ## Show it at work, with a Redis of its own
+	$(BIN)/python -m examples.demo
+
+bench: $(VENV)/.with-bench-test  ## Measure what it costs
+	$(BIN)/python -m bench
+
+clean:  ## Remove the environment and everything made by these targets
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo .bench
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
+
+# .with-<extras> says that the extras, joined by dashes, are installed; a changed pyproject.toml undoes that.
+$(VENV)/.with-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(subst -,$(comma),$*)]'
+	@touch $@
+
+comma := ,
+.PRECIOUS: $(VENV)/.with-%
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "$(PYTHON) is older than 3.10: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+		|| { echo "$(PYTHON) has no venv: on Debian, apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
