@@ -258,6 +258,10 @@ class Ledger:
         found = self._call("ending", (id,))
         return (_text(found[0]), int(found[1]), found[2]) if found else None
 
+    def status(self, most_running: int, most_waiting: int) -> str:
+        """A JSON document: see ``lua/status.lua``."""
+        return _text(self._call("status", (most_running, most_waiting)))
+
     def is_current(self, id: str, fence: str) -> bool:
         return bool(self._call("current", (id, fence)))
 

@@ -1,0 +1,6 @@
+"""The ledger from outside: a client for operators, and the models of what it shows."""
+
+from celery_orchestration.operate.client import Orchestration
+from celery_orchestration.operate.models import JobStatus, QueueStatus, RunStatus, Status, WorkerStatus
+
+__all__ = ["JobStatus", "Orchestration", "QueueStatus", "RunStatus", "Status", "WorkerStatus"]

@@ -13,6 +13,7 @@ from typing import Any
 import billiard.pool
 import celery
 from celery.app.amqp import Queues
+from celery.concurrency.asynpool import AsynPool
 from celery.worker import control, request
 from celery.worker.consumer import Consumer
 from celery.worker.worker import WorkController
@@ -52,6 +53,7 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     yield "Consumer.on_close does not flush the pool", "self.pool.flush()" in inspect.getsource(Consumer.on_close)
     yield "no control command revoke", callable(control.Panel.data.get("revoke"))
     yield "no QoS.callback", "self.callback" in inspect.getsource(QoS)
+    yield "AsynPool does not watch its children", "self._event_process_exit" in inspect.getsource(AsynPool)
     job = inspect.signature(billiard.pool.ApplyResult.__init__).parameters
     yield (
         "billiard's ApplyResult is another",
@@ -109,6 +111,30 @@ def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[li
 
     guarded_flush.guarded = True  # type: ignore[attr-defined]
     pool.flush = guarded_flush
+
+
+def watch_exits(pool: Any) -> None:
+    """A dead child is noticed at once.
+
+    The hub tells the pool when a child's pipe closes, which the kernel does a moment before the child can be reaped; the
+    pool looks once, sees a living process, and looks again only after five seconds.
+    """
+    inner = pool._pool
+    noticed = getattr(inner, "_event_process_exit", None)
+    if noticed is None or hasattr(noticed, "watching"):
+        return
+
+    def look_again(hub: Any, process: Any, tries: int) -> None:
+        if process in inner._pool and tries > 0:
+            inner.maintain_pool()
+            hub.call_later(0.01, look_again, hub, process, tries - 1)
+
+    def event_process_exit(hub: Any, process: Any) -> None:
+        noticed(hub, process)
+        look_again(hub, process, 100)
+
+    event_process_exit.watching = True  # type: ignore[attr-defined]
+    inner._event_process_exit = event_process_exit
 
 
 def process_of(pool: Any, pid: int | None) -> Any:

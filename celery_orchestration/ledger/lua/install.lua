@@ -11,30 +11,48 @@
 if live_releases() ~= ARGV[1] then return 'stale' end
 local wanted = cjson.decode(ARGV[3])
 
--- Moves the waiting runs of a job that got or lost room keys, or another cap, into the lanes they belong to.
-local function relane(name, keyed)
-  local j = job(name)
-  local keys = {}
+-- The room keys of a job that has waiting runs or room taken. Those with waiting runs and no room are in n:.
+local function keys_of(j)
+  local keys = { [''] = true }
   if j.keyed then
-    for _, key in ipairs(call('ZRANGE', P .. 'jl:' .. name, 0, -1)) do keys[key] = true end
-    for _, key in ipairs(call('HKEYS', P .. 'n:' .. name)) do keys[key] = true end
-  else
-    keys[''] = true
+    for _, index in ipairs({ 'jl:', 'jk:' }) do
+      for _, key in ipairs(call('ZRANGE', P .. index .. j.name, 0, -1)) do keys[key] = true end
+    end
+    for _, key in ipairs(call('HKEYS', P .. 'n:' .. j.name)) do keys[key] = true end
   end
+  return keys
+end
+
+-- A job lost its room keys: all its waiting runs into one lane. A job got them: its runs so far are one lane.
+local function relane(j, keyed)
+  local keys = keys_of(j)
   if j.keyed and not keyed then
     for key in pairs(keys) do
-      local e = call('ZRANGE', lane_of(j, key), 0, -1, 'WITHSCORES')
-      for i = 1, #e, 2 do
-        call('ZADD', lane_of(j, ''), e[i + 1], e[i])
-        local r = load_run(e[i])
+      for _, jd in ipairs({ false, true }) do
+        local e = call('ZRANGE', lane_of(j, key, jd), 0, -1, 'WITHSCORES')
+        for i = 1, key == '' and 0 or #e, 2 do
+          call('ZADD', lane_of(j, '', jd), e[i + 1], e[i])
+          local r = load_run(e[i])
+          r.key = ''
+          save_run(r)
+        end
+        if key ~= '' then call('DEL', lane_of(j, key, jd)) end
+      end
+    end
+    call('DEL', P .. 'jl:' .. j.name, P .. 'jk:' .. j.name, P .. 'n:' .. j.name)
+    local holders = call('ZRANGE', P .. 'gr', 0, -1)
+    for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
+      for _, id in ipairs(call('SMEMBERS', P .. 'wr:' .. worker)) do holders[#holders + 1] = id end
+    end
+    for _, id in ipairs(holders) do
+      local r = load_run(id)
+      if r and r.job == j.name and r.key ~= '' then
         r.key = ''
         save_run(r)
       end
-      if key ~= '' then call('DEL', lane_of(j, key)) end
     end
-    call('DEL', P .. 'jl:' .. name, P .. 'n:' .. name)
   elseif keyed and not j.keyed and j.n > 0 then
-    call('HSET', P .. 'n:' .. name, '', j.n)
+    call('HSET', P .. 'n:' .. j.name, '', j.n)
   end
   return keys
 end
@@ -47,7 +65,7 @@ for name, p in pairs(wanted) do
     for _, dep in ipairs(p.deps) do
       if type(dep.max_age_ms) ~= 'number' then dep.max_age_ms = nil end
     end
-    if j and (j.keyed ~= p.keyed or j.cap ~= p.cap) then relaned[name] = relane(name, p.keyed) end
+    if j and (j.keyed ~= p.keyed or j.cap ~= p.cap) then relaned[name] = relane(j, p.keyed) end
     save_policy(name, p)
     call('SADD', P .. 'jobs', name)
   end

@@ -22,8 +22,12 @@ local function unmet(j)
   return nil
 end
 
-local function lane_of(j, key)
-  return P .. 'l:' .. j.name .. ':' .. key
+local function lane_of(j, key, jd)
+  return P .. (jd and 'k:' or 'l:') .. j.name .. ':' .. key
+end
+
+local function index_of(j, jd)
+  return P .. (jd and 'jk:' or 'jl:') .. j.name
 end
 
 local function room_taken(j, key)
@@ -36,20 +40,32 @@ local function has_room(j, key)
   return not j.cap or room_taken(j, key) < j.cap
 end
 
--- The waiting run of j that would go first: the head of the best lane that has room.
-local function head(j)
-  if j.w <= 0 then return nil end
+local function first_in(lane)
+  local e = call('ZRANGE', lane, 0, 0, 'WITHSCORES')
+  if e[1] then return e[1], tonumber(e[2]) end
+  return nil
+end
+
+local function first(j, jd)
   local key = ''
   if j.keyed then
-    key = call('ZRANGE', P .. 'jl:' .. j.name, 0, 0)[1]
+    key = call('ZRANGE', index_of(j, jd), 0, 0)[1]
     if not key then return nil end
-  elseif j.cap and j.n >= j.cap then
-    return nil
   end
-  local e = call('ZRANGE', lane_of(j, key), 0, 0, 'WITHSCORES')
-  if not e[1] then return nil end
-  local score = tonumber(e[2])
-  return { id = e[1], key = key, score = score, rank = rank_of(score), jd = score < 0 }
+  local id, rank = first_in(lane_of(j, key, jd))
+  return id and { id = id, key = key, rank = rank, jd = jd }
+end
+
+-- The waiting run of j that goes first: the best one that has room. Where the best one still has unmet dependencies, the
+-- best one that was judged.
+local function head(j)
+  if j.w <= 0 or (not j.keyed and j.cap and j.n >= j.cap) then return nil end
+  local new = j.w > j.wk and first(j, false) or nil
+  local judged = j.wk > 0 and first(j, true) or nil
+  if new and judged then
+    return new.rank < judged.rank and not unmet(j) and new or judged
+  end
+  return new or judged
 end
 
 -- Rule 5 against other jobs: does a conflicting job have a waiting run that ranks before? Returns its name.
@@ -64,12 +80,13 @@ local function barred(j, rank, except)
   return nil
 end
 
--- Rule 5 against the run's own lane.
+-- Rule 5 against the run's own lane: the run that goes before it.
 local function lane_bars(j, key, rank)
-  local e = call('ZRANGE', lane_of(j, key), 0, 0, 'WITHSCORES')
-  if not e[1] then return nil end
-  local score = tonumber(e[2])
-  if rank_of(score) < rank and (score < 0 or not unmet(j)) then return e[1] end
+  if j.w <= 0 then return nil end
+  local id, other = first_in(lane_of(j, key, true))
+  if id and other < rank then return id end
+  id, other = first_in(lane_of(j, key, false))
+  if id and other < rank and not unmet(j) then return id end
   return nil
 end
 
@@ -131,7 +148,11 @@ local function closed(j, r)
   if j.off then return { 'disabled', j.off } end
   if not has_room(j, r.key) then return { 'room', j.name, r.key } end
   if G.cap and G.total >= G.cap then return { 'global' } end
-  if j.blk > 0 then return { 'blocked' } end
+  if j.blk > 0 then
+    for _, name in ipairs(j.conf) do
+      if job(name).n > 0 then return { 'blocked', name } end
+    end
+  end
   local dep = not r.jd and unmet(j)
   if dep then return { 'depends', dep[1], dep[2] } end
   local first = lane_bars(j, r.key, r.rank)

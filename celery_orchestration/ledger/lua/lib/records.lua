@@ -15,8 +15,9 @@
 --   d:<id>           str   done-marker: the highest attempt that ended (the only keys with a TTL)
 --   wait             zset  every run that waits, by rank
 --   waitjobs         set   jobs with runs in their lanes
---   l:<job>:<key>    zset  a lane: waiting runs of one job and room key, by score
---   jl:<job>         zset  keyed jobs: room keys whose lane has waiting runs and room, by the score of its head
+--   l:<job>:<key>    zset  a lane: waiting runs of one job and room key whose dependencies are not judged yet, by rank
+--   k:<job>:<key>    zset  the same for those whose dependencies were judged: retries, recovered runs
+--   jl:, jk:<job>    zset  keyed jobs: room keys whose lane has waiting runs and room, by the rank of its head
 --   n:<job>          hash  keyed jobs: room key -> room taken
 --   bar              zset  jobs whose head passes rules 1, 2 and 4, by its rank: they bar those they conflict with
 --   open:<queue>     zset  jobs whose head may start on that queue (rules 1 to 5 but for the global cap), by rank
@@ -34,14 +35,12 @@
 --
 -- States of a run: waiting, granted (holds room, to be published), queued (published), running, retrying (its
 -- next attempt is under way), ending (somebody has to tell Celery how it ended), behind (an x: record).
--- rank = (3 - priority) * 2^50 + seq: a lower one goes first. A lane's score is the rank, less 2^52 for a run
--- that was judged already (a recovered run, a retry): inside its lane it goes first.
+-- rank = (3 - priority) * 2^50 + seq: a lower one goes first.
 
 local P = KEYS[1]
 local call = redis.call
 local TIME = call('TIME')
 local NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
-local JUDGED = 4503599627370496 -- 2^52
 local CLASS = 1125899906842624 -- 2^50
 
 -- Lua's own tostring() keeps 14 digits of a number; ticks and ranks have more.
@@ -77,7 +76,7 @@ local J = {}
 -- A job, or nil if the ledger has no policy for it.
 --   cap, keyed: how many runs at once, by room key; conf: jobs it conflicts with; deps, depd: its dependencies and
 --   dependents; crash, recmax: what happens to a run that crashed; hash: of the policy
---   n: room taken; busy: runs started and not ended; w: runs in its lanes; ok, ended, good, begun: how the last run
+--   n: room taken; busy: runs started and not ended; w: runs in its lanes, wk: of these judged; ok, ended, good, begun: how the last run
 --   ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set it is in
 local function job(name)
   local j = J[name]
@@ -90,9 +89,9 @@ local function job(name)
   j = { name = name, blk = tonumber(v[3]) or 0, off = v[4] or nil }
   j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash = cmsgpack.unpack(v[1])
   if v[2] then
-    j.n, j.busy, j.w, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at = cmsgpack.unpack(v[2])
+    j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at = cmsgpack.unpack(v[2])
   else
-    j.n, j.busy, j.w = 0, 0, 0
+    j.n, j.busy, j.w, j.wk = 0, 0, 0, 0
   end
   J[name] = j
   return j
@@ -107,7 +106,7 @@ local function flush()
   for name, j in pairs(J) do
     if j and j.dirty then
       call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's',
-        cmsgpack.pack(j.n, j.busy, j.w, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at))
+        cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at))
       j.dirty = false
     end
   end
@@ -154,12 +153,4 @@ local function save_run(r, prefix, message)
   else
     call('HSET', P .. (prefix or 'r:') .. r.id, 's', s)
   end
-end
-
-local function score_of(r)
-  return r.jd and r.rank - JUDGED or r.rank
-end
-
-local function rank_of(score)
-  return score < 0 and score + JUDGED or score
 end

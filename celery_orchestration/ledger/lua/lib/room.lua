@@ -3,12 +3,15 @@
 
 -- A keyed lane counts for its job only while it has both waiting runs and room.
 local function touch_lane(j, key)
-  if not j.keyed then return end
-  local e = call('ZRANGE', lane_of(j, key), 0, 0, 'WITHSCORES')
-  if e[1] and has_room(j, key) then
-    call('ZADD', P .. 'jl:' .. j.name, e[2], key)
-  else
-    call('ZREM', P .. 'jl:' .. j.name, key)
+  if not j.keyed or j.w <= 0 then return end
+  local room = has_room(j, key)
+  for _, jd in ipairs({ false, true }) do
+    local id, rank = first_in(lane_of(j, key, jd))
+    if id and room then
+      call('ZADD', index_of(j, jd), int(rank), key)
+    else
+      call('ZREM', index_of(j, jd), key)
+    end
   end
 end
 
@@ -52,23 +55,25 @@ end
 local function enqueue(j, r, message)
   r.st = 'waiting'
   save_run(r, nil, message)
-  call('ZADD', lane_of(j, r.key), int(score_of(r)), r.id)
+  call('ZADD', lane_of(j, r.key, r.jd), int(r.rank), r.id)
   call('ZADD', P .. 'wait', int(r.rank), r.id)
   if r.ex then call('ZADD', P .. 'due', int(r.ex), r.id) end
   j.w = j.w + 1
+  if r.jd then j.wk = j.wk + 1 end
   j.dirty = true
   if j.w == 1 then call('SADD', P .. 'waitjobs', j.name) end
   touch_lane(j, r.key)
 end
 
 local function dequeue(j, r)
-  call('ZREM', lane_of(j, r.key), r.id)
+  call('ZREM', lane_of(j, r.key, r.jd), r.id)
   call('ZREM', P .. 'wait', r.id)
   if r.ex then call('ZREM', P .. 'due', r.id) end
+  touch_lane(j, r.key)
   j.w = j.w - 1
+  if r.jd then j.wk = j.wk - 1 end
   j.dirty = true
   if j.w == 0 then call('SREM', P .. 'waitjobs', j.name) end
-  touch_lane(j, r.key)
 end
 
 local function out(queue, by)

@@ -1,0 +1,133 @@
+"""Tables for the terminal. Values come from users (names, keys, errors): they are shown, never interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import IO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from celery_orchestration.operate.models import RunStatus, Status
+
+_COLOURS = {
+    "running": "green",
+    "busy": "green",
+    "waiting": "yellow",
+    "granted": "cyan",
+    "queued": "cyan",
+    "disabled": "red",
+    "lost": "red",
+    "failed": "red",
+}
+
+
+def print_status(status: Status, file: IO[str]) -> None:
+    Console(file=file, highlight=False).print(render(status))
+
+
+def render(status: Status, rows: int = 20) -> Group:
+    head = f"{status.namespace}: {status.running} running, {status.waiting} waiting"
+    if status.max_running is not None:
+        head += f", at most {status.max_running} at once"
+    parts: list[RenderableType] = [Text(head, style="bold")]
+    parts += [Text(f"! {problem}", style="bold red") for problem in status.problems]
+    parts.append(_jobs(status))
+    if status.runs:
+        parts.append(_runs(status.runs, rows))
+    if status.waits:
+        parts.append(_waits(status, rows))
+    if status.workers:
+        parts.append(_workers(status))
+    return Group(*parts)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    for column in columns:
+        number = column in ("running", "waiting", "slots", "for", "last ended")
+        wraps = column in ("why", "queues")
+        table.add_column(
+            column,
+            justify="right" if number else "left",
+            no_wrap=not wraps,
+            overflow="fold" if wraps else "ellipsis",
+            min_width=20 if wraps else None,
+        )
+    return table
+
+
+def _jobs(status: Status) -> Table:
+    table = _table("jobs", "job", "state", "running", "waiting", "last ended", "outcome")
+    for job in status.jobs:
+        cap = "" if job.max_running is None else f"/{job.max_running}{' per key' if job.keyed else ''}"
+        table.add_row(
+            _plain(job.name),
+            _state(job.state),
+            f"{job.running}{cap}",
+            str(job.waiting),
+            _ago(status.at, job.last_end),
+            _state(job.last_outcome or ""),
+        )
+        for reason, count in sorted(job.would_have_waited.items()):
+            table.add_row(_plain(f"  would have waited {count} times: {reason}"))
+    return table
+
+
+def _runs(runs: Sequence[RunStatus], rows: int) -> Table:
+    table = _table("running", "run", "job", "state", "worker", "for")
+    for run in runs[:rows]:
+        where = run.worker or f"queue {run.queue}"
+        table.add_row(_plain(run.id[:8]), _plain(run.job), _state(run.state), _plain(where), _seconds(run.seconds))
+    _rest(table, len(runs), rows)
+    return table
+
+
+def _waits(status: Status, rows: int) -> Table:
+    table = _table("waiting", "run", "job", "for", "why")
+    for run in status.waits[:rows]:
+        table.add_row(_plain(run.id[:8]), _plain(run.job), _seconds(run.seconds), _plain(run.reason or ""))
+    _rest(table, status.waiting, rows)
+    return table
+
+
+def _workers(status: Status) -> Table:
+    table = _table("workers", "worker", "state", "running", "execution pool", "queues")
+    for worker in status.workers:
+        table.add_row(
+            _plain(worker.name),
+            _state(worker.state),
+            f"{worker.running}/{worker.slots}",
+            worker.execution_pool,
+            _plain(", ".join(worker.queues)),
+        )
+    return table
+
+
+def _rest(table: Table, total: int, rows: int) -> None:
+    if total > rows:
+        table.add_row(f"… {total - rows} more")
+
+
+def _plain(text: str) -> Text:
+    """Control characters of any kind are shown as what they are."""
+    return Text("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=_COLOURS.get(state, ""))
+
+
+def _ago(now: datetime, then: datetime | None) -> str:
+    return "" if then is None else f"{_seconds((now - then).total_seconds())} ago"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 86400 else f"{seconds / 86400:.1f} d"

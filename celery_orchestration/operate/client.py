@@ -1,0 +1,158 @@
+"""Orchestration: the ledger from Python, for operators and their scripts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from celery import Celery
+
+from celery_orchestration.errors import LedgerUnavailable
+from celery_orchestration.ledger import Ledger
+from celery_orchestration.ledger.keys import decode_job
+from celery_orchestration.operate import reasons
+from celery_orchestration.operate.models import JobStatus, QueueStatus, RunStatus, Status, WorkerStatus
+from celery_orchestration.policy import Priority
+from celery_orchestration.task import read_settings
+
+#: How many runs a status lists at most.
+MOST_RUNNING, MOST_WAITING = 1000, 100
+
+
+class Orchestration:
+    """The jobs of an app, seen from outside. Needs no worker to answer."""
+
+    def __init__(self, app: Celery) -> None:
+        self._settings = read_settings(app)
+        self._ledger = Ledger.of(app, self._settings)
+        self._owner = app.main or "__main__"
+
+    def status(self) -> Status:
+        """Jobs, runs, workers and queues, in one round trip."""
+        try:
+            self._ledger.check(self._owner)
+            document = self._ledger.status(MOST_RUNNING, MOST_WAITING)
+        except LedgerUnavailable as exc:
+            raise LedgerUnavailable(f"the ledger at {self._ledger.address} does not answer: {exc}") from exc
+        return read(self._settings.namespace, json.loads(document))
+
+    def close(self) -> None:
+        self._ledger.close()
+
+
+def read(namespace: str, found: Mapping[str, Any]) -> Status:
+    """The ledger's document as a model. Lua's empty tables come as {} where a list is meant."""
+    now = found["now"]
+    workers = {worker["id"]: worker for worker in found["workers"] or ()}
+    runs = [_run(run, now, workers, None) for run in found["running"] or ()]
+
+    def holder(encoded: str) -> str:
+        name = decode_job(encoded)
+        run = next((run for run in runs if run.job == name), None)
+        if run is None:
+            return ""
+        if run.state == "running":
+            return f"running on {run.worker} for {run.seconds:.0f} s"
+        return f"about to start for {run.seconds:.0f} s"
+
+    waits = []
+    for wait in found["waits"] or ():
+        words = [decode_job(word) if index == 1 else word for index, word in enumerate(wait["reason"])]
+        waits.append(_run(wait, now, workers, reasons.sentence(words, holder)))
+    slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
+    to_queue = Counter(wait.queue for wait in waits)
+    queues = [
+        QueueStatus(name=name, slots=slots.get(name, 0), under_way=under_way.get(name, 0), waiting=to_queue[name])
+        for name in sorted({*slots, *under_way, *to_queue})
+    ]
+    return Status(
+        namespace=namespace,
+        at=_when(now),
+        paused=found["paused"],
+        running=found["total"],
+        max_running=found.get("cap"),
+        waiting=found["waiting"],
+        jobs=sorted((_job(job) for job in found["jobs"] or ()), key=lambda job: job.name),
+        runs=runs,
+        waits=waits,
+        workers=sorted((_worker(worker) for worker in workers.values()), key=lambda worker: worker.name),
+        queues=queues,
+        problems=_problems(queues, found),
+    )
+
+
+def _problems(queues: list[QueueStatus], found: Mapping[str, Any]) -> list[str]:
+    problems = [
+        f"queue {queue.name} has runs to hand over, but no live worker serves it"
+        for queue in queues
+        if queue.slots == 0 and (queue.waiting or queue.under_way)
+    ]
+    if not found["workers"]:
+        problems.append("no worker is alive")
+    if found["paused"]:
+        problems.append("everything is paused")
+    return problems
+
+
+def _job(job: Mapping[str, Any]) -> JobStatus:
+    state = "disabled" if job.get("off") else "running" if job["running"] else "waiting" if job["waiting"] else "idle"
+    return JobStatus(
+        name=decode_job(job["name"]),
+        state=state,
+        running=job["running"],
+        max_running=job.get("cap"),
+        keyed=job["keyed"],
+        waiting=job["waiting"],
+        oldest_arrival=_when(job.get("oldest")),
+        last_start=_when(job.get("begun")),
+        last_end=_when(job.get("ended")),
+        last_outcome=None if job.get("ended") is None else "succeeded" if job.get("succeeded") else "failed",
+        last_success=_when(job.get("succeeded_at")),
+        disabled_because=job.get("off") or None,
+        would_have_waited=job.get("observed") or {},
+    )
+
+
+def _run(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None) -> RunStatus:
+    worker = workers.get(run.get("worker") or "")
+    return RunStatus(
+        id=run["id"],
+        job=decode_job(run["job"]),
+        state=run["state"],
+        key=run["key"],
+        priority=Priority(run["priority"]).label,
+        retries=run["attempt"] & ((1 << 20) - 1),
+        worker=worker["name"] if worker else None,
+        queue=run["queue"],
+        fence=int(run["fence"]) if run.get("fence") else None,
+        recoveries=run["recoveries"],
+        arrived=_when(run["arrived"]),
+        since=_when(run["since"]),
+        seconds=max(0.0, (now - run["since"]) / 1000),
+        expires=_when(run.get("expires")),
+        reason=reason,
+    )
+
+
+def _worker(worker: Mapping[str, Any]) -> WorkerStatus:
+    state = "lost" if worker["lease"] <= 0 else "busy" if worker["running"] else "idle"
+    return WorkerStatus(
+        name=worker["name"],
+        host=worker["host"],
+        pid=worker["pid"],
+        state=state,
+        execution_pool=worker["kind"],
+        slots=worker["slots"],
+        running=worker["running"],
+        queues=worker["queues"] or [],
+        mode=worker["mode"],
+        since=_when(worker["since"]),
+        last_beat=_when(worker["beat"]),
+    )
+
+
+def _when(ms: int | None) -> Any:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, timezone.utc)

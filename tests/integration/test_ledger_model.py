@@ -1,0 +1,420 @@
+"""The ledger against the model: whatever happens, in any order, both decide the same.
+
+The machine drives a real Redis. Besides equal decisions it checks what must always hold (FAULTS.md): I1, no two runs
+together that the gate forbids and no outcome accepted with a void fence; I2, everything sent is somewhere; I4, nothing
+that may start is left waiting while there are slots; I5, nothing is left over when all is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence
+from celery_orchestration.ledger.scripts import script
+from support.model import HOLDS_ROOM, Job, Model, Run, Worker
+from support.servers import RedisServer
+
+NAMES = ["a", "b", "c", "d"]
+#: Own queue and granted queue of each job.
+QUEUES = {"a": ("q", "g"), "b": ("q", "g"), "c": ("q", ""), "d": ("other", "")}
+SERVED = [("q", "g"), ("q",), ("other", "q", "g")]
+OUTCOMES = ["succeeded", "failed", "ignored", "rejected", "revoked", "retry", "requeued", "crashed", "returned"]
+PREFIX = "{model}:"
+LOOK = """
+local found = { runs = {}, jobs = {}, total = G.total }
+for _, key in ipairs(call('KEYS', P .. 'r:*')) do
+  local r = load_run(string.sub(key, #P + 3))
+  if r.fence then r.fence = int(r.fence) end
+  if r.gn then r.gn = int(r.gn) end
+  if r.behind then r.behind = load_run(r.id, 'x:').a end
+  found.runs[#found.runs + 1] = r
+end
+for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
+  local j = job(name)
+  found.jobs[#found.jobs + 1] = { name = name, n = j.n, busy = j.busy, w = j.w, wk = j.wk, blk = j.blk }
+end
+return cjson.encode(found)
+"""
+
+_server: list[RedisServer] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    server = RedisServer(tmp_path_factory.mktemp("model"))
+    _server.append(server.start())
+    yield
+    _server.clear()
+    server.cleanup()
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> dict[str, Job]:
+    pairs = [(x, y) for i, x in enumerate(NAMES) for y in NAMES[i + 1 :]]
+    blocked = draw(st.sets(st.sampled_from(pairs), max_size=3))
+    depending = draw(st.sets(st.sampled_from(pairs), max_size=3))
+    found = {}
+    for name in NAMES:
+        cap = draw(st.sampled_from([None, 1, 1, 2]))
+        found[name] = Job(
+            name,
+            cap=cap,
+            keyed=cap is not None and draw(st.booleans()),
+            blocks=frozenset({y for x, y in blocked if x == name} | {x for x, y in blocked if y == name}),
+            deps=tuple(
+                (x, draw(st.sampled_from(["success", "finish", "idle"])), draw(st.booleans()))
+                for x, y in sorted(depending)
+                if y == name
+            ),
+            crash=draw(st.sampled_from(["requeue", "requeue", "fail"])),
+            max_recoveries=draw(st.sampled_from([0, 2])),
+        )
+    return found
+
+
+def documents(jobs: dict[str, Job]) -> dict[str, Any]:
+    found = {}
+    for job in jobs.values():
+        entry: dict[str, Any] = {
+            "cap": job.cap,
+            "keyed": job.keyed,
+            "conf": sorted(job.blocks),
+            "deps": [{"job": n, "on": on, "max_age_ms": None, "fresh": f and on != "idle"} for n, on, f in job.deps],
+            "depd": sorted(o.name for o in jobs.values() if any(n == job.name for n, _, _ in o.deps)),
+            "crash": job.crash,
+            "recmax": job.max_recoveries,
+        }
+        found[job.name] = {**entry, "hash": json.dumps(entry)}
+    return found
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.redis: redis.Redis = _server[0].client()
+        self.redis.flushall()
+        self.ledger = Ledger(redis.ConnectionPool.from_url(_server[0].url()), PREFIX)
+        self.look = self.redis.register_script(script("current").text.rpartition("-- uses:")[0] + LOOK)
+        self.numbers = 0
+        self.sent: dict[str, str] = {}
+        #: Fences by run, the latest and older ones.
+        self.fences: dict[str, list[str]] = {}
+        self.grants: dict[str, list[str]] = {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "model"):
+            self.drain()
+        self.redis.close()
+        self.ledger.close()
+
+    @initialize(jobs=jobs(), cap=st.sampled_from([None, None, 1, 2]))
+    def begin(self, jobs: dict[str, Job], cap: int | None) -> None:
+        self.model = Model({n: Job(**{**vars(j), "deps": _sane(j)}) for n, j in jobs.items()}, cap)
+        for index, queues in enumerate(SERVED):
+            self.register(f"w{index}", queues, 2)
+        assert self.ledger.install("release", cap, documents(self.model.jobs))
+
+    def register(self, name: str, queues: tuple[str, ...], slots: int) -> None:
+        self.ledger.register(
+            Presence(
+                worker=name, name=name, host="h", pid=1, slots=slots, kind="prefork", queues=queues, release="release",
+                mode="enforce", lease_ms=3_600_000, owner="test", done_ms=3_600_000, policies="{}", jobs=tuple(NAMES),
+            )
+        )  # fmt: skip
+        self.model.workers[name] = Worker(name, slots, queues)
+
+    # -- rules ----------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), offered=st.integers(0, 2), flush=st.booleans())
+    def turn(self, data: st.DataObject, offered: int, flush: bool) -> None:
+        """A worker tells outcomes, asks for arrivals and offers slots, all in one call."""
+        if not self.model.workers:
+            return
+        worker = self.model.workers[data.draw(st.sampled_from(sorted(self.model.workers)))]
+        running = sorted(r.id for r in self.model.runs.values() if r.worker == worker.name)
+        ended = data.draw(st.lists(st.sampled_from(running), unique=True, max_size=3)) if running else []
+        outcomes = [Outcome(id, self.fences[id][-1], data.draw(st.sampled_from(OUTCOMES))) for id in ended]
+        late = [id for id, fences in self.fences.items() if len(fences) > 1]
+        if late and data.draw(st.booleans()):
+            zombie = data.draw(st.sampled_from(sorted(late)))
+            if zombie not in ended:
+                outcomes.append(Outcome(zombie, self.fences[zombie][0], "succeeded"))
+        arrivals = [data.draw(self.arrivals()) for _ in range(data.draw(st.integers(0, 3)))]
+        if flush:
+            self.redis.script_flush()
+        self.numbers += 1
+        found = self.ledger.turn(worker.name, self.numbers, "enforce", offered, outcomes, arrivals)
+        self.expect_turn(worker, offered, outcomes, arrivals, found)
+        again = self.ledger.turn(worker.name, self.numbers, "enforce", offered, outcomes, arrivals)
+        assert again == found, "a call whose reply was lost must give the same answer again"
+
+    def arrivals(self) -> st.SearchStrategy[Arrival]:
+        def new(name: str, key: str, priority: int) -> Arrival:
+            return self.arrival(f"r{len(self.sent)}", 0, name, key, priority, "")
+
+        known = sorted(self.sent)
+        fresh = st.builds(new, st.sampled_from(NAMES), st.sampled_from(["", "k"]), st.integers(0, 3))
+        if not known:
+            return fresh
+        return st.one_of(fresh, fresh, st.builds(self.again, st.sampled_from(known), st.integers(0, 3), st.integers(0, 9)))
+
+    def again(self, id: str, kind: int, other: int) -> Arrival:
+        """Another message of a known run: a copy, a granted copy, a retry, a replacement by another job."""
+        name = self.sent[id]
+        run = self.model.runs.get(id)
+        attempt = run.attempt if run is not None else self.model.done.get(id, 0)
+        grants = self.grants.get(id, [])
+        if kind == 0:
+            return self.arrival(id, attempt, name, "", 1, "")
+        if kind == 1:
+            return self.arrival(id, attempt, name, "", 1, grants[-1 if other % 2 else 0] if grants else "7")
+        if kind == 2:
+            return self.arrival(id, attempt + 1, name, "", 1, "")
+        return self.arrival(id, attempt + 1000, NAMES[other % len(NAMES)], "", 1, "")
+
+    def arrival(self, id: str, attempt: int, name: str, key: str, priority: int, grant: str) -> Arrival:
+        self.sent[id] = name
+        queue, granted = QUEUES[name]
+        return Arrival(id, attempt, name, key, priority, grant, None, queue, granted, b"message of " + id.encode())
+
+    def expect_turn(
+        self, worker: Worker, offered: int, outcomes: list[Outcome], arrivals: list[Arrival], found: Any
+    ) -> None:
+        model, after = self.model, []
+        expected = []
+        for one in outcomes:
+            run = model.runs.get(one.id)
+            current = run is not None and run.state == "running" and self.fences[one.id][-1] == one.fence
+            expected.append(model.settle(run, one.outcome, after) if run is not None and current else "refused")
+        assert found.outcomes == expected
+        granted, started, free = ([], [], offered)
+        if outcomes or offered:
+            granted, started, free = model.hand_over(after, worker, offered)
+        answers = []
+        for a in arrivals:
+            grants = self.grants.get(a.id, [])
+            is_latest = bool(grants) and a.grant == grants[-1] and a.id in model.runs and bool(model.runs[a.id].dest)
+            run = Run(a.id, a.job, a.key, a.attempt, (0, 0), a.queue, a.granted_queue)
+            answers.append(model.admit(worker.name, run, a.priority, is_latest, after))
+            free += answers[-1] != "start"
+        assert [answer.what for answer in found.answers] == answers
+        if arrivals and any(r.state in ("waiting", "behind") or r.behind for r in model.runs.values()):
+            more, here, _ = model.hand_over(after, worker, free)
+            granted, started = granted + more, started + here
+        assert [grant.id for grant in found.grants] == granted
+        assert [start.id for start in found.starts] == started
+        assert all(start.message == b"message of " + start.id.encode() for start in found.starts)
+        for answer, a in zip(found.answers, arrivals, strict=True):
+            if answer.what == "start":
+                self.fence(a.id, answer.fence)
+        for start in found.starts:
+            self.fence(start.id, start.fence)
+        self.note_grants(found.grants)
+
+    def fence(self, id: str, fence: str) -> None:
+        fences = self.fences.setdefault(id, [])
+        assert not fences or int(fence) > int(fences[-1]), "fences rise"
+        fences.append(fence)
+
+    def note_grants(self, grants: list[Grant]) -> None:
+        for grant in grants:
+            self.grants.setdefault(grant.id, []).append(grant.number)
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(r.state == "granted" for r in self.model.runs.values()))
+    def publish(self, data: st.DataObject) -> None:
+        granted = sorted(r.id for r in self.model.runs.values() if r.state == "granted")
+        id = data.draw(st.sampled_from(granted))
+        grant = Grant(id, self.grants[id][-1])
+        queue, message = self.ledger.granted(grant) or ("", b"")
+        assert (queue, message) == (self.model.runs[id].dest, b"message of " + id.encode())
+        assert self.ledger.published([grant]) == self.ledger.published([grant]) == 1
+        self.model.runs[id].state = "queued"
+        old = self.grants[id][0]
+        assert len(self.grants[id]) == 1 or self.ledger.granted(Grant(id, old)) is None
+
+    @rule(data=st.data())
+    @precondition(lambda self: len(self.model.workers) > 1)
+    def worker_dies(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(sorted(self.model.workers)))
+        self.redis.zadd(f"{PREFIX}ws", {gone: -1})
+        del self.model.workers[gone]
+        self.model.take_runs(gone, counted=True)
+        self.sweep()
+
+    @rule(data=st.data())
+    @precondition(lambda self: len(self.model.workers) > 1)
+    def worker_leaves(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(sorted(self.model.workers)))
+        grants = self.ledger.leave(gone)
+        assert self.ledger.leave(gone) == []
+        del self.model.workers[gone]
+        self.model.take_runs(gone, counted=False)
+        granted, _, _ = self.model.hand_over([], None, 0)
+        assert [grant.id for grant in grants] == granted
+        self.note_grants(grants)
+
+    @rule(data=st.data())
+    @precondition(lambda self: len(self.model.workers) < len(SERVED))
+    def worker_comes(self, data: st.DataObject) -> None:
+        index = next(i for i in range(len(SERVED)) if f"w{i}" not in self.model.workers)
+        self.register(f"w{index}", SERVED[index], 2)
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(r.dest for r in self.model.runs.values()))
+    def message_gets_lost(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(r.id for r in self.model.runs.values() if r.dest)))
+        self.redis.zadd(f"{PREFIX}gr", {id: -1})
+        run = self.model.runs[id]
+        again = []
+        if self.model.slots(self.model.destination(run)):
+            self.model.grant(run)
+            again = [id]
+        else:
+            run.state, run.dest = "waiting", None
+        self.sweep(again)
+
+    @rule(data=st.data(), how=st.sampled_from(["expired", "revoked"]))
+    @precondition(lambda self: self.model.waiting())
+    def run_is_called_off(self, data: st.DataObject, how: str) -> None:
+        id = data.draw(st.sampled_from([run.id for run in self.model.waiting()]))
+        self.model.end_unstarted(id, how)
+        if how == "expired":
+            self.redis.zadd(f"{PREFIX}due", {id: 1})
+            self.sweep(endings=[id])
+            return
+        self.numbers += 1
+        worker = sorted(self.model.workers)[0]
+        endings, grants = self.ledger.cancel(worker, self.numbers, how, [id])
+        assert (endings, grants) == self.ledger.cancel(worker, self.numbers, how, [id])
+        assert [ending.id for ending in endings] == [id]
+        granted, _, _ = self.model.hand_over([], None, 0)
+        assert [grant.id for grant in grants] == granted
+        self.note_grants(grants)
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(r.state == "ending" for r in self.model.runs.values()))
+    def ending_is_carried_out(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(r.id for r in self.model.runs.values() if r.state == "ending")))
+        self.finish(id)
+
+    def finish(self, id: str) -> None:
+        run = self.model.runs[id]
+        found = self.ledger.ending(id)
+        assert found == (run.why, run.attempt, b"message of " + id.encode())
+        grants = self.ledger.finish([(id, run.attempt)])
+        self.model.forget(run, True)
+        granted, _, _ = self.model.hand_over([], None, 0)
+        assert [grant.id for grant in grants] == granted
+        self.note_grants(grants)
+
+    @rule(jobs=jobs(), cap=st.sampled_from([None, 1, 2]))
+    def policies_change(self, jobs: dict[str, Job], cap: int | None) -> None:
+        """A new release: caps, blocks, dependencies. Whether room is counted by key stays, what a key is does not."""
+        old = self.model.jobs
+        self.model.jobs = {
+            n: Job(**{**vars(j), "deps": _sane(j), "keyed": old[n].keyed, "cap": j.cap or (1 if old[n].keyed else None)})
+            for n, j in jobs.items()
+        }
+        self.model.cap = cap
+        assert self.ledger.install("release", cap, documents(self.model.jobs))
+        self.sweep()
+
+    def sweep(self, again: list[str] | None = None, endings: list[str] | None = None) -> None:
+        self.numbers += 1
+        worker = sorted(self.model.workers)[0]
+        found = self.ledger.sweep(worker, self.numbers, 5000)
+        assert found == self.ledger.sweep(worker, self.numbers, 5000)
+        dead = {r.id for r in self.model.runs.values() if r.state == "ending" and r.why == "crashed"}
+        if endings is not None:
+            assert [ending.id for ending in found.endings] == endings
+        else:
+            assert {ending.id for ending in found.endings} <= dead
+        granted, _, _ = self.model.hand_over([], None, 0)
+        assert [grant.id for grant in found.grants] == (again or []) + granted
+        self.note_grants(found.grants)
+
+    # -- what always holds --------------------------------------------------------------------------------------
+
+    @invariant()
+    def both_agree(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        found = json.loads(self.look(keys=[PREFIX], args=["", ""]))
+        runs = {run["id"]: run for run in found["runs"] or ()}
+        assert runs.keys() == self.model.runs.keys()
+        for id, run in self.model.runs.items():
+            theirs = runs[id]
+            assert (theirs["st"], theirs["job"], theirs["key"], theirs["a"]) == (run.state, run.job, run.key, run.attempt)
+            assert theirs.get("own") == run.worker
+            assert (theirs["sd"], theirs.get("dest"), theirs["rec"]) == (run.started, run.dest, run.recoveries)
+            assert theirs.get("behind") == (run.behind.attempt if run.behind else None)
+        for job in found["jobs"]:
+            name = job["name"]
+            assert job["n"] == len(self.model.holding(name))
+            assert job["busy"] == sum(r.job == name and r.started for r in self.model.runs.values())
+            assert job["w"] == sum(r.job == name for r in self.model.waiting())
+            assert job["blk"] == sum(bool(self.model.holding(other)) for other in self.model.jobs[name].blocks)
+        assert found["total"] == self.model.total()
+
+    def drain(self) -> None:
+        """I2, I4, I5: everything can be brought to an end, and then nothing is left."""
+        self.policies_allow_everything()
+        for _ in range(400):
+            if not self.model.runs:
+                break
+            for run in list(self.model.runs.values()):
+                self.bring_on(run)
+        assert not self.model.runs, "a run is stuck"
+        self.both_agree()
+        for worker in sorted(self.model.workers):
+            self.ledger.leave(worker)
+        left = {key.removeprefix(PREFIX) for key in self.redis.keys("*")}
+        kept = {"g", "jobs", "rel", "relseq", "rj:release", *(f"j:{name}" for name in NAMES)}
+        assert {key for key in left if not key.startswith("d:")} <= kept
+        assert all(self.redis.ttl(f"{PREFIX}{key}") > 0 for key in left if key.startswith("d:"))
+
+    def policies_allow_everything(self) -> None:
+        """Dependencies on jobs that never run again are dropped; the rest has to come to an end by itself."""
+        self.model.jobs = {n: Job(**{**vars(j), "deps": ()}) for n, j in self.model.jobs.items()}
+        assert self.ledger.install("release", self.model.cap, documents(self.model.jobs))
+        for index, queues in enumerate(SERVED):
+            if f"w{index}" not in self.model.workers:
+                self.register(f"w{index}", queues, 2)
+        self.sweep()
+
+    def bring_on(self, run: Run) -> None:
+        worker = self.model.workers["w2"]
+        if self.model.runs.get(run.id) is not run:
+            return
+        outcomes, arrivals = [], []
+        if run.state == "running":
+            outcomes = [Outcome(run.id, self.fences[run.id][-1], "succeeded")]
+        elif run.state in ("granted", "queued"):
+            arrivals = [self.arrival(run.id, run.attempt, run.job, run.key, 1, self.grants[run.id][-1])]
+        elif run.state == "retrying":
+            arrivals = [self.arrival(run.id, run.attempt + 1, run.job, run.key, 1, "")]
+        elif run.state == "ending":
+            return self.finish(run.id)
+        self.numbers += 1
+        found = self.ledger.turn(worker.name, self.numbers, "enforce", 1, outcomes, arrivals)
+        self.expect_turn(worker, 1, outcomes, arrivals, found)
+        return None
+
+
+def _sane(job: Job) -> tuple[tuple[str, str, bool], ...]:
+    return tuple((name, on, fresh and on != "idle") for name, on, fresh in job.deps)
+
+
+LedgerMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestLedger = LedgerMachine.TestCase

@@ -1,0 +1,327 @@
+"""The gate as the design words it: a plain model that the ledger is compared with.
+
+No counters, no indexes, no cleverness: every question is answered by looking at all runs. Where the ledger keeps numbers
+up to date, this recomputes them, so that a wrong update shows as a difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+HOLDS_ROOM = ("granted", "queued", "running")
+LIMIT = 16
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    cap: int | None = None
+    keyed: bool = False
+    blocks: frozenset[str] = frozenset()  # symmetric already
+    deps: tuple[tuple[str, str, bool], ...] = ()  # job, on, fresh
+    crash: str = "requeue"
+    max_recoveries: int = 2
+
+
+@dataclass
+class Run:
+    id: str
+    job: str
+    key: str
+    attempt: int
+    rank: tuple[int, int]
+    own_queue: str
+    granted_queue: str = ""
+    dest: str | None = None
+    state: str = "new"
+    worker: str | None = None
+    judged: bool = False
+    started: bool = False
+    recoveries: int = 0
+    why: str = ""
+    behind: Run | None = None
+
+
+@dataclass
+class Past:
+    """What is remembered of a job."""
+
+    ok: bool | None = None
+    ended: int | None = None
+    begun: int | None = None
+
+
+@dataclass
+class Worker:
+    name: str
+    slots: int
+    queues: tuple[str, ...]
+
+
+@dataclass
+class Model:
+    jobs: dict[str, Job]
+    cap: int | None = None
+    runs: dict[str, Run] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)
+    past: dict[str, Past] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    paused: bool = False
+    disabled: set[str] = field(default_factory=set)
+    clock: int = 0
+    arrivals: int = 0
+
+    def __post_init__(self) -> None:
+        self.past = {name: Past() for name in self.jobs}
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def holding(self, job: str) -> list[Run]:
+        return [run for run in self.runs.values() if run.job == job and run.state in HOLDS_ROOM]
+
+    def total(self) -> int:
+        return sum(run.state in HOLDS_ROOM for run in self.runs.values())
+
+    def busy(self, job: str) -> bool:
+        return any(run.job == job and run.started for run in self.runs.values())
+
+    def has_room(self, job: Job, key: str) -> bool:
+        holding = [run for run in self.holding(job.name) if not job.keyed or run.key == key]
+        return job.cap is None or len(holding) < job.cap
+
+    def waiting(self) -> list[Run]:
+        return sorted((r for r in self.runs.values() if r.state == "waiting"), key=lambda r: r.rank)
+
+    def dependencies_met(self, run: Run) -> bool:
+        if run.judged:
+            return True
+        job = self.jobs[run.job]
+        for name, on, fresh in job.deps:
+            past = self.past[name]
+            if self.busy(name):
+                return False
+            if on == "idle":
+                continue
+            if past.ended is None or (on == "success" and not past.ok):
+                return False
+            begun = self.past[run.job].begun
+            if fresh and begun is not None and past.ended <= begun:
+                return False
+        return True
+
+    def counts(self, run: Run) -> bool:
+        """Rules 1 and 4: only a waiting run that passes these bars others."""
+        return run.job not in self.disabled and self.dependencies_met(run)
+
+    def barred(self, run: Run, ignoring: str | None = None) -> bool:
+        job = self.jobs[run.job]
+        for other in self.waiting():
+            if other.id == run.id or other.rank >= run.rank or not self.counts(other):
+                continue
+            same_lane = other.job == run.job and (not job.keyed or other.key == run.key)
+            if same_lane or (other.job in job.blocks and other.job != ignoring):
+                return True
+        return False
+
+    def may_start(self, run: Run, ignoring: str | None = None) -> bool:
+        """Rules 1 to 5, but for the global cap, which is a matter of order."""
+        job = self.jobs[run.job]
+        return (
+            not self.paused
+            and run.job not in self.disabled
+            and self.has_room(job, run.key)
+            and not any(self.holding(other) for other in job.blocks)
+            and self.dependencies_met(run)
+            and not self.barred(run, ignoring)
+        )
+
+    def global_room(self) -> bool:
+        return self.cap is None or self.total() < self.cap
+
+    def slots(self, queue: str) -> int:
+        return sum(worker.slots for worker in self.workers.values() if queue in worker.queues)
+
+    def under_way(self, queue: str) -> int:
+        return sum(run.dest == queue for run in self.runs.values())
+
+    def destination(self, run: Run) -> str:
+        return run.granted_queue if run.granted_queue and self.slots(run.granted_queue) else run.own_queue
+
+    # -- changing -----------------------------------------------------------------------------------
+
+    def start(self, run: Run, worker: str) -> None:
+        run.state, run.worker, run.judged, run.dest = "running", worker, True, None
+        self.past[run.job].begun = self.tick()
+        run.started = True
+
+    def note_end(self, job: str, ok: bool | None) -> None:
+        if ok is not None:
+            self.past[job].ok = ok
+            self.past[job].ended = self.tick()
+
+    def forget(self, run: Run, marker: bool) -> None:
+        del self.runs[run.id]
+        if marker:
+            self.done[run.id] = run.attempt
+
+    def promote(self, run: Run, started: bool) -> None:
+        if run.behind is not None:
+            following = run.behind
+            following.state, following.started = "waiting", started
+            self.runs[run.id] = following
+
+    def recover(self, run: Run, counted: bool) -> str:
+        run.worker = None
+        if run.behind is not None:
+            self.forget(run, False)
+            self.promote(run, run.started and run.behind.job == run.job)
+            return "superseded"
+        if counted:
+            run.recoveries += 1
+            if self.jobs[run.job].crash == "fail" or run.recoveries > self.jobs[run.job].max_recoveries:
+                run.started = False
+                run.state = "dead"
+                self.note_end(run.job, False)
+                return "dead"
+        run.state = "waiting"
+        return "requeued"
+
+    def settle(self, run: Run, outcome: str, after: list[str]) -> str:
+        if outcome in ("crashed", "returned"):
+            what = self.recover(run, outcome == "crashed")
+            if what == "dead":
+                self.forget(run, True)
+                after.append(run.job)
+            return what
+        if outcome == "retry":
+            if run.behind is not None:
+                self.forget(run, False)
+                self.promote(run, run.started)
+            else:
+                run.state, run.worker = "retrying", None
+            return "ok"
+        self.note_end(run.job, {"succeeded": True, "failed": False}.get(outcome))
+        self.forget(run, outcome != "requeued")
+        self.promote(run, False)
+        after.append(run.job)
+        return "ok"
+
+    # -- handing over ---------------------------------------------------------------------------------
+
+    def place(self, queue: str, here: Worker | None, free: int) -> str | None:
+        if here is not None and free > 0 and queue in here.queues:
+            return "here"
+        return "queue" if self.under_way(queue) < self.slots(queue) else None
+
+    def candidates(self, after: list[str], here: Worker | None, free: int) -> list[tuple[tuple[float, float], Run, str]]:
+        found = []
+        for run in self.waiting():
+            place = self.place(self.destination(run), here, free)
+            if place is None:
+                continue
+            if self.may_start(run):
+                found.append(((float(run.rank[0]), float(run.rank[1])), run, place))
+            # When D ends, those who wait for D may pass D's next run.
+            for ended in after:
+                following = [r for r in self.waiting() if r.job == ended and self._first_of_job(r)]
+                depends = any(name == ended for name, _, _ in self.jobs[run.job].deps)
+                if following and depends and self._first_of_job(run) and self.may_start(run, ignoring=ended):
+                    ahead = min(r.rank for r in following)
+                    if ahead < run.rank:
+                        found.append(((float(ahead[0]), ahead[1] - 0.5), run, place))
+        return sorted(found, key=lambda one: one[0])
+
+    def _first_of_job(self, run: Run) -> bool:
+        """The run its job would start next, if its job may: the first that has room and passes rules 1 and 4."""
+        job = self.jobs[run.job]
+        ready = [r for r in self.waiting() if r.job == run.job and self.has_room(job, r.key) and self.counts(r)]
+        return bool(ready) and ready[0] is run
+
+    def hand_over(self, after: list[str], here: Worker | None, free: int) -> tuple[list[str], list[str], int]:
+        """Returns ids granted, ids started here, and how many of the offered slots are left."""
+        granted, started = [], []
+        for _ in range(LIMIT):
+            if self.paused or not self.global_room():
+                break
+            candidates = self.candidates(after, here, free)
+            if not candidates:
+                break
+            _, run, place = candidates[0]
+            run.judged = True
+            if place == "here" and here is not None:
+                free -= 1
+                self.start(run, here.name)
+                started.append(run.id)
+            else:
+                self.grant(run)
+                granted.append(run.id)
+        return granted, started, free
+
+    def grant(self, run: Run) -> None:
+        run.state, run.dest = "granted", self.destination(run)
+        self.tick()
+
+    # -- verbs ------------------------------------------------------------------------------------------
+
+    def known(
+        self, id: str, attempt: int, job: str, granted: bool, worker: str, after: list[str]
+    ) -> tuple[str, Run | None, bool]:
+        """What is known of an arrival: an answer, or '' with the attempt before it, and whether that one runs."""
+        run = self.runs.get(id)
+        if run is None:
+            return ("drop", None, False) if self.done.get(id, -1) >= attempt else ("", None, False)
+        if attempt < run.attempt:
+            return "drop", None, False
+        if attempt == run.attempt:
+            if run.state in ("granted", "queued") and granted:
+                self.start(run, worker)
+                return "start", None, False
+            return "drop", None, False
+        if run.state == "running":
+            if run.behind is not None and run.behind.attempt >= attempt:
+                return "drop", None, False
+            return "", run, True
+        if run.state == "ending":
+            return "drop", None, False
+        self.forget(run, False)
+        if run.job != job:
+            after.append(run.job)
+        return "", run, False
+
+    def admit(self, worker: str, arrival: Run, priority: int, granted: bool, after: list[str]) -> str:
+        answer, before, runs = self.known(arrival.id, arrival.attempt, arrival.job, granted, worker, after)
+        if answer:
+            return answer
+        self.arrivals += 1
+        key = arrival.key if self.jobs[arrival.job].keyed else ""
+        run = replace(arrival, key=key, rank=(3 - priority, self.arrivals))
+        if before is not None and before.job == run.job:
+            run = replace(run, rank=before.rank, recoveries=before.recoveries, judged=before.started)
+        if runs and before is not None:
+            run.state = "behind"
+            before.behind = run
+            return "wait"
+        run.started = before.started if before is not None and before.job == run.job else False
+        run.state = "waiting"
+        self.runs[run.id] = run
+        if self.global_room() and self.may_start(run):
+            self.start(run, worker)
+            return "start"
+        return "wait"
+
+    def end_unstarted(self, id: str, why: str) -> bool:
+        """A run that has not started, or waits to be tried again, is called off."""
+        run = self.runs.get(id)
+        if run is None or run.state not in ("waiting", "granted", "queued"):
+            return False
+        run.state, run.why, run.started, run.dest = "ending", why, False, None
+        return True
+
+    def take_runs(self, worker: str, counted: bool) -> None:
+        for run in [r for r in self.runs.values() if r.worker == worker]:
+            if self.recover(run, counted) == "dead":
+                run.state, run.why = "ending", "crashed"
