@@ -21,8 +21,8 @@ HEADER = "orchestration"
 FENCE = "orchestration_fence"
 
 _LENGTH = struct.Struct(">I")
-#: Properties that belong to one delivery, not to the message; a time to live was meant for the first queue only.
-_OF_THE_DELIVERY = frozenset({"delivery_info", "delivery_tag", "body_encoding", "expiration"})
+#: Properties that belong to the message. Others belong to one delivery of it, and its time to live to the first queue.
+_PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "timestamp", "type", "app_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Envelope:
         body = message.body
         return cls(
             headers={key: value for key, value in message.headers.items() if key != HEADER},
-            properties={k: v for k, v in message.properties.items() if k not in _OF_THE_DELIVERY},
+            properties={name: message.properties[name] for name in _PROPERTIES if name in message.properties},
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             exchange=where.get("exchange") or "",
