@@ -21,6 +21,8 @@ DEFAULT_POOL = "default"
 #: Header of a call that was given a priority of its own: apply_async(priority="high").
 PRIORITY_HEADER = "orchestration_priority"
 
+STRICT = "celery_orchestration.queues:StrictCycle"
+
 _RANKS = {"granted": -1, **{p.name.lower(): 3 - p for p in Priority}}
 _NORMAL = _RANKS["normal"]
 

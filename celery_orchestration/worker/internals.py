@@ -198,6 +198,18 @@ def queues_were_chosen(app: Any) -> bool:
     return app.amqp.queues._consume_from is not None
 
 
+def fetch_only_while(channel: Any, wanted: Callable[[], bool]) -> None:
+    """kombu's virtual channels ask their QoS before they fetch; that is how Celery's own worker_disable_prefetch works."""
+    can_consume = channel.qos.can_consume
+    channel.qos.can_consume = lambda: wanted() and can_consume()
+
+
+def prefetch_per_queue(channel: Any, count: int) -> None:
+    """RabbitMQ: each queue has its own window, so that a backlog of low priority does not fill the one they share."""
+    channel.basic_qos(0, 0, True)
+    channel.basic_qos(0, count, False)
+
+
 def queue_of(message: Any, consumers: Iterable[Any]) -> str:
     """The queue a message was delivered from.
 

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 from celery import Celery
+from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.serialization import prepare_accept_content
@@ -60,6 +61,9 @@ class WorkerSide:
         self.worker = secrets.token_hex(6)
         self.default_queue: str = self.app.conf.task_default_queue
         self.accept = prepare_accept_content(self.app.conf.accept_content)
+        if self.settings.strict_priority:
+            options = self.app.conf.broker_transport_options or {}
+            self.app.conf.broker_transport_options = {"queue_order_strategy": queues.STRICT, **options}
         self.queues = queues.select(self.app, internals.queues_were_chosen(self.app), self.settings.strict_priority)
         self.message_consumers: list[Any] = []
         self._loop: HubLoop | DirectLoop | None = None
@@ -86,6 +90,8 @@ class WorkerSide:
         else:
             self.gate.connected(consumer)
         self.message_consumers = [consumer.task_consumer]
+        if self.settings.strict_priority:
+            self._fetch_strictly(consumer)
         if self.queues:
             self.message_consumers.append(self._consume(consumer))
         consumer.on_task_message.add(self.gate.reserved)
@@ -109,6 +115,16 @@ class WorkerSide:
     def _flushed(self, lost: list[OrchestratedRequest]) -> None:
         self.gate.drop_reserved()
         self.gate.returned(lost)
+
+    def _fetch_strictly(self, consumer: Any) -> None:
+        """Highest priority first, and nothing fetched that no slot is free for: it could be overtaken."""
+        channel, slots = consumer.task_consumer.channel, self.presence().slots
+        if consumer.connection.transport.driver_type == "amqp":
+            # One more than there are slots, or a higher queue's next message would come too late.
+            internals.prefetch_per_queue(channel, slots + 1)
+            consumer.qos.callback = noop
+        else:
+            internals.fetch_only_while(channel, lambda: len(state.reserved_requests) < slots)
 
     def _consume(self, consumer: Any) -> Any:
         """Queues of ours on a channel of their own: handed-over runs never stand behind a backlog, and the queues of

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -61,6 +61,8 @@ def jobs(draw: st.DrawFn) -> dict[str, Job]:
     pairs = [(x, y) for i, x in enumerate(NAMES) for y in NAMES[i + 1 :]]
     blocked = draw(st.sets(st.sampled_from(pairs), max_size=3))
     depending = draw(st.sets(st.sampled_from(pairs), max_size=3))
+    if draw(st.booleans()):
+        depending |= blocked  # a job that depends on another and blocks it
     found = {}
     for name in NAMES:
         cap = draw(st.sampled_from([None, 1, 1, 2]))
@@ -168,8 +170,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def again(self, id: str, kind: int, other: int) -> Arrival:
         """Another message of a known run: a copy, a granted copy, a retry, a replacement by another job."""
-        name = self.sent[id]
         run = self.model.runs.get(id)
+        name = run.job if run is not None else self.sent[id]
         attempt = run.attempt if run is not None else self.model.done.get(id, 0)
         grants = self.grants.get(id, [])
         if kind == 0:
@@ -201,7 +203,8 @@ class LedgerMachine(RuleBasedStateMachine):
         answers = []
         for a in arrivals:
             grants = self.grants.get(a.id, [])
-            is_latest = bool(grants) and a.grant == grants[-1] and a.id in model.runs and bool(model.runs[a.id].dest)
+            on_its_way = a.id in model.runs and bool(model.runs[a.id].dest) and a.id not in granted
+            is_latest = on_its_way and a.grant == grants[-1]
             run = Run(a.id, a.job, a.key, a.attempt, (0, 0), a.queue, a.granted_queue)
             answers.append(model.admit(worker.name, run, a.priority, is_latest, after))
             free += answers[-1] != "start"
@@ -415,6 +418,12 @@ def _sane(job: Job) -> tuple[tuple[str, str, bool], ...]:
 
 
 LedgerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    # Shrinking an example of this size takes minutes; to understand a failure add Phase.shrink for a while.
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    print_blob=True,
 )
 TestLedger = LedgerMachine.TestCase

@@ -200,7 +200,7 @@ class Model:
         if outcome == "retry":
             if run.behind is not None:
                 self.forget(run, False)
-                self.promote(run, run.started)
+                self.promote(run, run.started and run.behind.job == run.job)
             else:
                 run.state, run.worker = "retrying", None
             return "ok"

@@ -42,7 +42,7 @@ if #settled > 0 or HAND.here.free > 0 then pump(16) end
 
 -- What the ledger knows of this run already. Returns an answer if that decides, else nil and what the new attempt
 -- inherits from the one before.
-local function known(id, a, gn, name, j)
+local function known(id, a, gn, name)
   local r = load_run(id)
   if not r then
     local done = call('GET', P .. 'd:' .. id)
@@ -53,7 +53,7 @@ local function known(id, a, gn, name, j)
   if a == r.a then
     if (r.st == 'granted' or r.st == 'queued') and gn and gn == r.gn then
       ungrant(r)
-      start(j, r, worker)
+      start(job(r.job), r, worker)
       return { 'start', int(r.fence) }
     end
     return { 'drop', r.st }
@@ -77,7 +77,7 @@ end
 local function admit(id, a, name, key, priority, gn, ex, q, gq, message)
   local j = job(name)
   if not j then return { 'unknown' } end
-  local answer, before_it, running = known(id, a, gn, name, j)
+  local answer, before_it, running = known(id, a, gn, name)
   if answer then return answer end
   G.seq = G.seq + 1
   G.dirty = true

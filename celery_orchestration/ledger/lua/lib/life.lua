@@ -73,6 +73,17 @@ local function promote(r, sd)
   refresh(j)
 end
 
+-- r is over without an outcome of its own: the higher attempt that waits for it continues the run. If that is of another
+-- job (the run was replaced), r's job has ended it.
+local function give_way(j, r)
+  if load_run(r.id, 'x:').job ~= r.job then
+    ended(j, r, nil)
+    refresh_dependents(j)
+  end
+  forget(r, false)
+  promote(r, r.sd)
+end
+
 -- The run leaves whatever state it is in but running, with its room, lane, grant; the record stays.
 local function withdraw(j, r)
   if r.st == 'waiting' then
@@ -99,10 +110,7 @@ local function recover(j, r, counted)
   r.own, r.fence = nil, nil
   free(j, r.key)
   if r.behind then
-    local same = load_run(r.id, 'x:').job == r.job
-    if not same then ended(j, r, nil) end
-    forget(r, false)
-    promote(r, same and r.sd)
+    give_way(j, r)
     refresh(j)
     return 'superseded'
   end
@@ -140,8 +148,7 @@ local function settle(id, fence, outcome, after)
   free(j, r.key)
   if outcome == 'retry' then
     if r.behind then
-      call('DEL', P .. 'r:' .. id)
-      promote(r, r.sd)
+      give_way(j, r)
     else
       r.st, r.own, r.fence = 'retrying', nil, nil
       save_run(r)

@@ -1,0 +1,20 @@
+"""What the extension costs, measured against plain Celery and against what people do without it.
+
+``python -m bench`` (``make bench``) runs three parts, each with servers and workers of its own:
+
+- ``throughput``: empty tasks through a stock worker: plain, celery-singleton, ours
+- ``exclusive``: runs that must not overlap, over two workers: ours and two recipes with a Redis lock
+- ``ledger``: the scripts alone, with few and with many waiting runs, and what a run takes of Redis's memory
+
+``apps`` holds the tasks that are measured, ``fill`` queues them, ``figures`` says what each figure must reach and
+``report`` shows them. Nothing here judges by its exit code: a figure is a fact of a machine, not a test.
+"""
+
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+# Servers and workers are started with the means of the tests, which leave no process behind.
+if str(PROJECT / "tests") not in sys.path:
+    sys.path.append(str(PROJECT / "tests"))

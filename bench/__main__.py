@@ -1,0 +1,95 @@
+"""``python -m bench [--quick] [--only a,b,c] [--rounds N] [--tasks N] [--variants plain,job]``"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+from typing import Any
+
+from bench import PROJECT, exclusive, figures, ledger, report, throughput
+from bench.stage import FULL, QUICK, Size, Stage, machine, stage
+
+PARTS = {"a": "throughput", "b": "exclusive", "c": "ledger"}
+
+
+def main() -> None:
+    arguments = parse(sys.argv[1:])
+    # A terminated run ends its processes as an interrupted one does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with stage(size_of(arguments)) as where:
+        results = run(where, arguments)
+    results["must_reach"] = [dataclasses.asdict(goal) for goal in figures.goals(results)]
+    scratch = PROJECT / ".bench"
+    scratch.mkdir(exist_ok=True)
+    (scratch / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    # Only a whole run replaces the figures that the README shows.
+    whole = not (arguments.quick or arguments.variants) and set(arguments.only) == set(PARTS)
+    page = PROJECT / "bench" / "RESULTS.md" if whole else scratch / "RESULTS.md"
+    page.write_text(report.markdown(results))
+    report.show(results)
+    print(f"Written: {page.relative_to(PROJECT)}, .bench/results.json")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures what the extension costs.")
+    parser.add_argument("--quick", action="store_true", help="about a minute, one round: to see that it works")
+    parser.add_argument(
+        "--only", type=parts, default=list(PARTS), metavar="a,b,c", help="a: throughput, b: exclusive runs, c: ledger"
+    )
+    parser.add_argument("--rounds", type=positive, help="rounds of each part")
+    parser.add_argument("--tasks", type=positive, help="tasks of each throughput measurement")
+    parser.add_argument("--variants", type=variants, help="of the throughput: " + ",".join(_names()))
+    return parser.parse_args(argv)
+
+
+def parts(text: str) -> list[str]:
+    chosen = [part for part in text.split(",") if part]
+    if not chosen or any(part not in PARTS for part in chosen):
+        raise argparse.ArgumentTypeError(f"choose from {','.join(PARTS)}")
+    return chosen
+
+
+def variants(text: str) -> list[str]:
+    chosen = text.split(",")
+    if unknown := [name for name in chosen if name not in _names()]:
+        raise argparse.ArgumentTypeError(f"no such variant: {', '.join(unknown)}")
+    return chosen
+
+
+def _names() -> list[str]:
+    return [variant.name for variant in throughput.VARIANTS]
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def size_of(arguments: argparse.Namespace) -> Size:
+    size = QUICK if arguments.quick else FULL
+    chosen = {"rounds": arguments.rounds, "tasks": arguments.tasks}
+    return dataclasses.replace(size, **{name: value for name, value in chosen.items() if value})
+
+
+def run(where: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
+    with where.redis() as server:
+        info = server.client().info("server")
+        results: dict[str, Any] = {"machine": machine(info["redis_version"]), "quick": arguments.quick}
+    results["size"] = dataclasses.asdict(where.size)
+    if "a" in arguments.only:
+        results["throughput"] = throughput.measure(where, arguments.variants)
+    if "b" in arguments.only:
+        results["exclusive"] = exclusive.measure(where)
+    if "c" in arguments.only:
+        results["ledger"] = ledger.measure(where)
+    results["problems"] = where.problems
+    return results
+
+
+if __name__ == "__main__":
+    main()

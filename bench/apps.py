@@ -1,0 +1,105 @@
+"""The tasks that are measured. BENCH_APP names the app, so that none carries anything of another.
+
+``plain``, ``singleton``, ``job``: one empty task. ``beside``: the plain one in an app that also has jobs.
+``exclusive``: a job that runs alone. ``recipes``: the same by hand, with a Redis lock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from celery import Celery, Task
+
+KIND = os.environ.get("BENCH_APP", "plain")
+BROKER = os.environ.get("BENCH_BROKER", "memory://")
+#: Where runs of ``exclusive`` and ``recipes`` write down when they ran.
+TRACE = os.environ.get("BENCH_TRACE", os.devnull)
+
+EMPTY = "bench.empty"
+PROBE = "bench.probe"
+RUN_SECONDS = 0.010
+
+app = Celery("bench", broker=BROKER)
+app.conf.task_ignore_result = True
+app.conf.broker_connection_retry_on_startup = True
+
+_trace: int | None = None
+
+
+def note(*parts: object) -> None:
+    """One line of the trace, by one write that cannot mix with another process's."""
+    global _trace  # noqa: PLW0603
+    if _trace is None:
+        _trace = os.open(TRACE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(_trace, (" ".join(map(str, parts)) + "\n").encode())
+
+
+def run_alone(batch: str) -> None:
+    start = time.monotonic_ns()
+    time.sleep(RUN_SECONDS)
+    note(batch, start, time.monotonic_ns())
+
+
+base: type[Task] = Task
+if KIND == "singleton":
+    from celery_singleton import Singleton as base  # type: ignore[no-redef]
+elif KIND == "job":
+    from celery_orchestration import OrchestratedTask as base  # type: ignore[no-redef]
+
+
+@app.task(name=EMPTY, base=base)
+def empty(index: int, payload: str = "") -> None:
+    """Every call has an index of its own, or celery-singleton would take it for a duplicate."""
+
+
+@app.task(name=PROBE)
+def probe(batch: str, sent: int) -> None:
+    note(batch, sent, time.monotonic_ns())
+
+
+if KIND in ("beside", "exclusive"):
+    from celery_orchestration import OrchestratedTask
+
+    @app.task(name="bench.alone", base=OrchestratedTask, max_running=1)
+    def alone(batch: str) -> None:
+        run_alone(batch)
+
+
+if KIND == "beside":
+    # Jobs of several kinds that are never sent: what is measured is their being there.
+    def other() -> None:
+        pass
+
+    for number in range(10):
+        app.task(
+            name=f"bench.other{number}",
+            base=OrchestratedTask,
+            max_running=1 + number % 2,
+            blocks=[f"bench.other{(number + 1) % 10}"],
+            priority=("low", "normal", "high")[number % 3],
+        )(other)
+
+
+if KIND == "recipes":
+    import redis
+
+    client = redis.Redis.from_url(BROKER)
+
+    @app.task(name="bench.retrying", bind=True, max_retries=None)
+    def retrying(self: Any, batch: str) -> None:
+        """Whoever does not get the lock comes again in a second."""
+        lock = client.lock("alone", timeout=60)
+        if not lock.acquire(blocking=False):
+            raise self.retry(countdown=1)
+        try:
+            run_alone(batch)
+        finally:
+            lock.release()
+
+    @app.task(name="bench.blocking")
+    def blocking(batch: str) -> None:
+        """Whoever does not get the lock waits for it where he is."""
+        with client.lock("alone", timeout=60):
+            run_alone(batch)

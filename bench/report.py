@@ -1,0 +1,165 @@
+"""The figures as tables: for a terminal, and as Markdown for the README."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import figures
+
+#: Share of a core that other programs may take before the reader has to be told.
+QUIET = 0.10
+
+
+@dataclass(frozen=True)
+class Sheet:
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+
+
+def sheets(results: dict[str, Any]) -> list[Sheet]:
+    found = []
+    if "throughput" in results:
+        found.append(_throughput(results["throughput"], results["size"]))
+    if "exclusive" in results:
+        found.append(_exclusive(results["exclusive"], results["size"]))
+    if "ledger" in results:
+        found += [_ledger(results["ledger"]), _memory(results["ledger"]["memory"])]
+    goals = figures.goals(results)
+    if goals:
+        rows = [(goal.part, goal.what, goal.found, goal.must, goal.verdict) for goal in goals]
+        found.append(Sheet("Must reach", ("part", "figure", "found", "must", ""), rows))
+    return found
+
+
+def _throughput(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
+    rows = []
+    for one in part.values():
+        if "ratio" in one:
+            of_plain = f"{one['ratio']:.2f} ({one['ratio_low']:.2f} to {one['ratio_high']:.2f})"
+            cpu_of_plain = f"{one['cpu_ratio']:.2f}"
+        else:
+            of_plain = cpu_of_plain = "-"
+        cpu = tuple(f"{one[name]:.0f}" for name in ("main_us", "children_us", "redis_us", "total_us"))
+        rows.append((one["title"], f"{one['per_second']:.0f}", of_plain, *cpu, cpu_of_plain))
+    columns = ("empty task", "tasks/s", "of plain", "main", "children", "redis", "CPU us/task", "CPU of plain")
+    return Sheet(
+        f"(a) Throughput: prefork, 2 slots, {size['tasks']} tasks, medians of {size['rounds']} alternating rounds",
+        columns,
+        rows,
+        ("Of plain: tasks per second against plain Celery of the same round, median (lowest to highest).",),
+    )
+
+
+def _exclusive(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
+    rows = [
+        (
+            one["title"],
+            f"{one['ms']:.2f} ({one['ms_low']:.2f} to {one['ms_high']:.2f})",
+            f"{one['of_floor']:.2f}",
+            f"{one['of_blocking']:.2f}",
+            str(one["overlaps"]),
+            f"{one['probe_ms']:.1f} (idle {one['probe_idle_ms']:.1f})",
+        )
+        for one in part.values()
+    ]
+    return Sheet(
+        f"(b) {size['exclusive_runs']} exclusive runs of 10 ms, 2 workers with 2 slots each, "
+        f"medians of {size['rounds']} rounds",
+        ("", "ms a run", "of the floor", "of blocking", "overlaps", "plain tasks begin after, ms"),
+        rows,
+        ("Plain tasks sent meanwhile to the same queue: median time until they begin, and on idle workers.",),
+    )
+
+
+def _ledger(part: dict[str, Any]) -> Sheet:
+    rows = [
+        (
+            f"{one['waiting']:,}",
+            f"{one['script_us']:.0f}",
+            f"{one['ratio']:.2f}",
+            f"{one['wall_us']:.0f}",
+            f"{one['picks_per_turn']:g}",
+            f"{one['free_script_us']:.0f}",
+            f"{one['free_wall_us']:.0f}",
+        )
+        for one in part["sizes"]
+    ]
+    least = f"{part['sizes'][0]['waiting']:,}"
+    return Sheet(
+        "(c) Ledger: one settle + one admit (one round trip), 1,000 jobs in one ring of blocks",
+        (
+            "waiting runs",
+            "script us",
+            f"of {least}",
+            "round trip us",
+            "picks",
+            "uncapped job: script us",
+            "round trip us",
+        ),
+        rows,
+        ("Script: Redis's own account. Round trip: seen by the client, its own work included.",),
+    )
+
+
+def _memory(part: dict[str, Any]) -> Sheet:
+    rows = [
+        ("waiting run", f"{part['waiting_bytes']:.0f}"),
+        ("running run", f"{part['running_bytes']:.0f}"),
+        ("ended run (its mark goes after 2 h)", f"{part['ended_bytes']:.0f}"),
+    ]
+    return Sheet(f"Memory of Redis, message of {part['message_bytes']} B", ("", "bytes"), rows)
+
+
+def _machine(results: dict[str, Any]) -> str:
+    m = results["machine"]
+    return (
+        f"{m['cpu']}, {m['cores']} cores, {m['memory_gb']} GB, {m['system']}; "
+        f"Python {m['python']}, Celery {m['celery']}, "
+        f"kombu {m['kombu']}, Redis {m['redis']}, redis-py {m['redis-py']} with hiredis {m['hiredis']}, "
+        f"celery-singleton {m['celery-singleton']}; {m['date']}"
+    )
+
+
+def _warnings(results: dict[str, Any]) -> list[str]:
+    found = []
+    if results["quick"]:
+        found.append("A quick run: these figures are rough.")
+    others = max((one["others"] for one in results.get("throughput", {}).values()), default=0)
+    if others > QUIET:
+        found.append(f"The machine was not quiet: other programs took {others:.0%} of a core.")
+    return found + [f"Problem: {text}" for text in results["problems"]]
+
+
+def show(results: dict[str, Any]) -> None:
+    console = Console(width=None if Console().is_terminal else 150)
+    console.print(f"\n[bold]Machine[/bold]: {_machine(results)}", highlight=False)
+    for sheet in sheets(results):
+        table = Table(title=sheet.title, title_justify="left", title_style="bold", caption_justify="left")
+        for number, column in enumerate(sheet.columns):
+            table.add_column(column, justify="left" if number == 0 or sheet.title == "Must reach" else "right")
+        for row in sheet.rows:
+            table.add_row(*row, style="red" if row[-1] == "falls short" else None)
+        console.print()
+        console.print(table)
+        for note in sheet.notes:
+            console.print(note, style="dim", highlight=False)
+    for warning in _warnings(results):
+        console.print(warning, style="yellow", highlight=False)
+
+
+def markdown(results: dict[str, Any]) -> str:
+    lines = ["# Benchmark", "", f"Measured by `make bench` on: {_machine(results)}.", ""]
+    lines += [f"**{warning}**\n" for warning in _warnings(results)]
+    for sheet in sheets(results):
+        lines += [f"## {sheet.title}", ""]
+        lines.append("| " + " | ".join(sheet.columns) + " |")
+        lines.append("|" + " --- |" * len(sheet.columns))
+        lines += ["| " + " | ".join(row) + " |" for row in sheet.rows]
+        lines += ["", *sheet.notes, ""] if sheet.notes else [""]
+    return "\n".join(lines).rstrip() + "\n"

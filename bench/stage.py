@@ -1,0 +1,194 @@
+"""What the parts share: how much to measure, progress, and private servers and workers that always end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from celery import Celery
+
+from support.servers import RedisServer
+from support.workers import WorkerProcess
+
+#: Most seconds for anything to make progress at all.
+PATIENCE = 120.0
+#: Words that have no place in the log of a worker under measurement.
+TROUBLE = ("ERROR", "CRITICAL", "Traceback")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    rounds: int
+    tasks: int
+    exclusive_runs: int
+    waiting: tuple[int, ...]
+    turns: int
+    memory_runs: int
+
+
+FULL = Size(rounds=5, tasks=5000, exclusive_runs=200, waiting=(10, 10_000, 100_000), turns=1000, memory_runs=20_000)
+QUICK = Size(rounds=1, tasks=1500, exclusive_runs=100, waiting=(10, 10_000, 100_000), turns=300, memory_runs=5_000)
+
+
+@dataclass
+class Stage:
+    size: Size
+    directory: Path
+    #: What went wrong beside the figures: tasks that got lost, errors in logs.
+    problems: list[str] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
+
+    def problem(self, text: str) -> None:
+        self.problems.append(text)
+        self.say(f"PROBLEM: {text}")
+
+    @contextlib.contextmanager
+    def redis(self) -> Iterator[RedisServer]:
+        server = RedisServer(self.directory)
+        try:
+            yield server.start()
+        finally:
+            server.cleanup()
+
+    @contextlib.contextmanager
+    def worker(self, app: str, broker_url: str, **env: str) -> Iterator[WorkerProcess]:
+        """A stock worker with two slots, as it comes but for its name. Killed at the end, its log looked through."""
+        worker = WorkerProcess(
+            "bench.apps",
+            broker_url=broker_url,
+            backend_url="",
+            directory=self.directory,
+            name=app,
+            pool="prefork",
+            concurrency=2,
+            loglevel="WARNING",
+            quick=False,
+            env={"BENCH_APP": app, "BENCH_BROKER": broker_url, **env},
+        )
+        try:
+            worker.start()
+            yield worker
+        finally:
+            worker.cleanup()
+        for line in worker.log().splitlines():
+            if any(word in line for word in TROUBLE):
+                self.problem(f"log of {worker.name}: {line}")
+                break
+
+
+@contextlib.contextmanager
+def stage(size: Size) -> Iterator[Stage]:
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        yield Stage(size, Path(directory))
+
+
+@contextlib.contextmanager
+def client(broker_url: str) -> Iterator[Celery]:
+    """An app that can send and ask, and knows no task."""
+    app = Celery("client", broker=broker_url, set_as_current=False)
+    try:
+        yield app
+    finally:
+        app.close()
+
+
+class Depth:
+    """How many messages the broker holds, delivered ones that nobody acknowledged included.
+
+    Asked for on a bare socket, twenty microseconds each time: what is measured has the machine to itself.
+    """
+
+    def __init__(self, port: int, db: int, queue: str = "celery") -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._answers = self._socket.makefile("rb")
+        self._question = f"LLEN {queue}\r\nHLEN unacked\r\n".encode()
+        self._socket.sendall(f"SELECT {db}\r\n".encode())
+        self._answers.readline()
+
+    def read(self) -> int:
+        self._socket.sendall(self._question)
+        return sum(int(self._answers.readline()[1:]) for _ in range(2))
+
+    def close(self) -> None:
+        self._answers.close()
+        self._socket.close()
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Processor seconds since the start of each, and of the whole machine."""
+
+    main: float
+    children: float
+    redis: float
+    machine: float
+
+    @classmethod
+    def read(cls, main: int, children: Sequence[int], redis: int) -> Cpu:
+        machine = psutil.cpu_times()
+        busy = sum(machine) - machine.idle - getattr(machine, "iowait", 0) - getattr(machine, "guest", 0)
+        return cls(_seconds(main), sum(map(_seconds, children)), _seconds(redis), busy)
+
+    def __sub__(self, other: Cpu) -> Cpu:
+        return Cpu(
+            self.main - other.main,
+            self.children - other.children,
+            self.redis - other.redis,
+            self.machine - other.machine,
+        )
+
+    @property
+    def others(self) -> float:
+        """What the rest of the machine used, ourselves included."""
+        return max(0.0, self.machine - self.main - self.children - self.redis)
+
+
+def _seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system  # type: ignore[no-any-return]
+
+
+def machine(redis_version: str) -> dict[str, Any]:
+    def installed(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "not installed"
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "redis": redis_version,
+        **{
+            name: installed(name) for name in ("celery", "kombu", "redis-py", "hiredis", "celery-singleton", "billiard")
+        },
+        "redis-py": installed("redis"),
+        "load_before": round(os.getloadavg()[0], 2),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,262 @@
+"""What must hold when things break (I1, I2, I4, I5), on real workers, brokers and servers.
+
+Every test ends with :func:`~support.invariants.assert_all_well`: no forbidden overlap, everything sent has ended, and
+nothing is left in the ledger but its configuration and done-markers.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+from celery.result import AsyncResult
+
+from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, keys
+from celery_orchestration.ledger.scripts import script, verbs
+from support.history import History, Span
+from support.invariants import all_ended, assert_all_well, status_of, waiting
+from support.proxy import DroppingProxy
+from support.servers import RabbitServer, RedisServer
+from support.wait import stays, until
+from support.workers import Broker, WorkerProcess
+
+FAULTS = "support.apps.faults"
+NAME = f"{FAULTS}.{{}}".format
+StartWorker = Callable[..., WorkerProcess]
+
+
+class Stage:
+    """One test's app, its workers, what was sent to them and what they did."""
+
+    def __init__(
+        self, broker: Broker, worker: StartWorker, load_app: Callable[..., ModuleType], history: History, scratch: Path
+    ) -> None:
+        self.broker = broker
+        self.history = history
+        self.scratch = scratch
+        self.sent: list[AsyncResult] = []
+        self.workers: list[WorkerProcess] = []
+        self._worker = worker
+        self.jobs = load_app(broker, FAULTS)
+        self.app = self.jobs.app
+        self.ledger = broker.redis.client(int(broker.ledger_url.rpartition("/")[2]))
+
+    def worker(self, pool: str = "prefork", concurrency: int = 2, **options: Any) -> WorkerProcess:
+        env = {"TEST_SCRATCH": str(self.scratch), **options.pop("env", {})}
+        process = self._worker(self.broker, FAULTS, pool=pool, concurrency=concurrency, env=env, **options)
+        self.workers.append(process)
+        return process
+
+    def send(self, job: Any, *args: Any, **options: Any) -> AsyncResult:
+        result = job.apply_async(args, **options)
+        self.sent.append(result)
+        return result
+
+    def release(self, name: str) -> None:
+        """Runs of ``held`` by this name may end."""
+        (self.scratch / name).touch()
+
+    def starts(self, result: AsyncResult) -> list[Span]:
+        return [span for span in self.history.spans() if span.run == result.id]
+
+    def started(self, result: AsyncResult, times: int = 1, timeout: float = 20) -> Span:
+        """Waits for its start, the so many-th."""
+        return until(lambda: self.starts(result)[times - 1 :], timeout, f"start {times} of {result.id}")[0]
+
+    def wait_waiting(self, count: int) -> None:
+        until(lambda: waiting(self.app) == count, message=f"{count} runs wait in the ledger")
+
+    def ran_once(self, results: list[AsyncResult]) -> None:
+        executions = Counter(span.run for span in self.history.spans())
+        assert {result.id: executions[result.id] for result in results} == {result.id: 1 for result in results}
+
+    @property
+    def deaths(self) -> dict[int, float]:
+        return {pid: at for process in self.workers for pid, at in process.deaths.items()}
+
+    def all_well(self, **options: Any) -> None:
+        assert_all_well(self.app, self.ledger, self.history, self.sent, deaths=self.deaths, **options)
+
+
+@pytest.fixture
+def stage_on(
+    worker: StartWorker, load_app: Callable[..., ModuleType], history: History, tmp_path: Path
+) -> Callable[[Broker], Stage]:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return lambda broker: Stage(broker, worker, load_app, history, scratch)
+
+
+@pytest.fixture
+def stage(stage_on: Callable[[Broker], Stage], redis_broker: Broker) -> Stage:
+    """On Redis, where it does not matter which broker."""
+    return stage_on(redis_broker)
+
+
+# -- 1: processes die
+
+
+def test_a_killed_child_frees_its_room_at_once_and_its_run_goes_again(stage_on, broker):
+    """With a lease of 60 s: only the main process can have noticed."""
+    stage = stage_on(broker)
+    process = stage.worker(env={"TEST_LEASE": "60", "TEST_SWEEP": "30"})
+    crashed = stage.send(stage.jobs.held, "crashed")
+    first = stage.started(crashed)
+    others = [stage.send(stage.jobs.held, "others") for _ in range(3)]
+    stage.wait_waiting(3)
+    states = set()
+    process.kill_child(first.start.pid)
+    until(lambda: states.add(crashed.state) or len(stage.starts(crashed)) == 2, message="it runs again")
+    stage.release("crashed")
+    stage.release("others")
+    until(lambda: states.add(crashed.state) or crashed.ready())
+    assert states <= {"PENDING", "STARTED", "SUCCESS"}
+    assert crashed.get() == stage.starts(crashed)[1].start.fence
+    stage.all_well()
+    stage.ran_once(others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_runs_of_a_killed_worker_go_again_elsewhere(stage_on, broker, pool):
+    stage = stage_on(broker)
+    doomed = stage.worker(pool, concurrency=3)
+    lost = [stage.send(stage.jobs.held, "lost"), stage.send(stage.jobs.held_late, "lost")]
+    for result in lost:
+        stage.started(result)
+    others = [stage.send(stage.jobs.held, "others") for _ in range(3)]
+    stage.wait_waiting(3)
+    stage.worker(pool)
+    doomed.kill()
+    for result in lost:
+        assert stage.started(result, 2).start.worker != doomed.hostname
+    stage.release("lost")
+    stage.release("others")
+    stage.all_well()
+    stage.ran_once(others)
+    assert {result.state for result in stage.sent} == {"SUCCESS"}
+
+
+# -- 2: a worker stops for longer than its lease
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pool", "whole"), [("prefork", True), ("prefork", False), ("threads", True)])
+def test_a_worker_that_comes_back_after_its_lease_changes_nothing(stage, pool, whole):
+    """It is stopped, a second run starts elsewhere, and it goes on: whatever it says is refused."""
+    zombie = stage.worker(pool)
+    result = stage.send(stage.jobs.held, "run", link=stage.jobs.noted.s())
+    first = stage.started(result)
+    waiter = stage.send(stage.jobs.held, "waiter")
+    stage.wait_waiting(1)
+    stage.worker(pool)
+    zombie.pause(whole=whole)
+    second = stage.started(result, 2)
+    void = {first.start.execution}
+    (stage.scratch / f"run.{first.start.pid}").touch()
+    if not whole:
+        # Its main process cannot stop it: it runs to its end.
+        until(lambda: stage.starts(result)[0].end)
+    zombie.resume()
+    until(lambda: stage.starts(result)[0].end or first.start.pid not in zombie.pids(), message="the zombie ends")
+    until(lambda: len(status_of(stage.app).workers) == 2, message="its worker is back")
+    stays(lambda: result.state == "PENDING" and len(stage.starts(waiter)) == 0, 1)
+    stage.release("run")
+    assert result.get(timeout=10) == second.start.fence
+    stage.release("waiter")
+    stage.all_well(void=void)
+    stage.ran_once([waiter])
+    assert [event.note for event in stage.history.started(NAME("noted"))] == [[second.start.fence]]
+
+
+@pytest.mark.slow
+def test_children_that_outlive_their_worker_change_nothing(stage):
+    """The main process alone is killed: its children run on, and nobody can stop them."""
+    doomed = stage.worker()
+    result = stage.send(stage.jobs.held, "run", link=stage.jobs.noted.s())
+    first = stage.started(result)
+    stage.worker()
+    doomed.kill(whole=False)
+    second = stage.started(result, 2)
+    (stage.scratch / f"run.{first.start.pid}").touch()
+    until(lambda: stage.starts(result)[0].end or first.start.pid not in doomed.pids())
+    stays(lambda: result.state == "PENDING", 0.5)
+    stage.release("run")
+    assert result.get(timeout=10) == second.start.fence
+    stage.all_well(void={first.start.execution})
+    assert [event.note for event in stage.history.started(NAME("noted"))] == [[second.start.fence]]
+
+
+# -- 4: Redis dies
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def durable_broker(request: pytest.FixtureRequest, redis_factory: Callable[..., RedisServer]) -> Broker:
+    """Its Redis keeps what it acknowledged when it is killed."""
+    server = redis_factory(appendonly=True)
+    if request.param == "redis":
+        return Broker("redis", server.url(0), server.url(1), server.url(0), server)
+    rabbit, url = request.getfixturevalue("rabbit_server"), request.getfixturevalue("rabbit_url")
+    return Broker("rabbitmq", url, server.url(1), server.url(1), server, rabbit)
+
+
+@pytest.mark.slow
+def test_redis_is_killed_and_back_under_load(stage_on, durable_broker):
+    """Three times in a row: nothing overlaps, nothing is lost, what runs is not run again."""
+    stage = stage_on(durable_broker)
+    for _ in range(2):
+        stage.worker()
+    steady = [stage.send(stage.jobs.held_free, "steady") for _ in range(2)]
+    for result in steady:
+        stage.started(result)
+    for _ in range(40):
+        stage.send(stage.jobs.exclusive, 0.02)
+    # In the ledger, or running: what kombu holds in memory when its Redis dies is not ours to lose.
+    until(lambda: len(stage.history.started(NAME("exclusive"))) + waiting(stage.app) >= 40)
+    for _ in range(3):
+        ended = len(stage.history.ended(NAME("exclusive")))
+        until(lambda ended=ended: len(stage.history.ended(NAME("exclusive"))) > ended, 20, "runs go on")
+        durable_broker.redis.restart(kill=True)
+    stage.release("steady")
+    stage.all_well(timeout=40)
+    stage.ran_once(stage.sent)
+
+
+@pytest.mark.slow
+def test_redis_is_down_for_longer_than_a_lease(stage_on, durable_broker):
+    """Nobody was dead: every run is executed once, whether it ended during the outage or after."""
+    stage = stage_on(durable_broker)
+    for _ in range(2):
+        stage.worker(concurrency=3)
+    runs = {name: [stage.send(stage.jobs.held_free, name) for _ in range(2)] for name in ("during", "after")}
+    for result in stage.sent:
+        stage.started(result)
+    for _ in range(6):
+        stage.send(stage.jobs.exclusive, 0.02)
+    until(lambda: status_of(stage.app).waiting == 0 and len(stage.history.ended(NAME("exclusive"))) == 6)
+    durable_broker.redis.kill()
+    stays(lambda: not durable_broker.redis.running, 3)
+    stage.release("during")
+    until(lambda: all(stage.starts(result)[0].end for result in runs["during"]), message="they end meanwhile")
+    stays(lambda: not durable_broker.redis.running, 1)
+    durable_broker.redis.start()
+    all_ended(runs["during"])
+    # Long enough for a sweep to take what it thinks is dead.
+    stays(lambda: len(stage.history.started(NAME("held_free"))) == 4, 3)
+    assert {result.state for result in runs["after"]} == {"PENDING"}
+    stage.release("after")
+    stage.all_well()
+    stage.ran_once(stage.sent)

