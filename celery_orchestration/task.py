@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from celery import Celery, Task
+from celery.app.annotations import resolve_all
 from celery.exceptions import Ignore
 from celery.schedules import maybe_schedule
 from celery.utils.log import get_logger
@@ -36,8 +37,12 @@ _CELERY_OPTIONS = (
     "default_retry_delay",
     "time_limit",
     "soft_time_limit",
+    "reject_on_worker_lost",
+    "retry_on_worker_lost",
 )
 _LIMITS = ("time_limit", "soft_time_limit")
+#: Those that count as written when the app's configuration has them.
+_CONFIGURED = (*_LIMITS, "reject_on_worker_lost", "retry_on_worker_lost")
 SCHEDULER = "celery_orchestration:OrchestratedScheduler"
 
 
@@ -54,13 +59,14 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     orchestration_priority: ClassVar[Any] = None
     #: Attributes that were not written on the class but follow from its options.
     _implied: ClassVar[frozenset[str]] = frozenset()
+    _written_by_users: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._lift_priority()
         # Celery wraps `run` for automatic retries before it binds a class-based task, so this cannot wait.
         try:
-            implied = cls._resolve("?").celery_options()
+            implied = cls._resolve("?", cls._written()).celery_options()
         except ConfigurationError:
             return  # binding says it, with the job's name
         cls._imply({name: value for name, value in implied.items() if name not in _LIMITS})
@@ -91,25 +97,29 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             written["priority"] = written.pop("orchestration_priority")
         return written
 
-    @classmethod
-    def _resolve(cls, name: str, configured: dict[str, Any] | None = None) -> Policy:
-        written = cls._written()
+    @staticmethod
+    def _resolve(name: str, written: dict[str, Any], configured: dict[str, Any] | None = None) -> Policy:
         of_celery = {option: written[option] for option in _CELERY_OPTIONS if option in written}
         return Policy.resolve(name, read_options(name, written), {**(configured or {}), **of_celery})
 
     @classmethod
     def bind(cls, app: Celery) -> Any:
+        # Before Celery binds: it fills the class with values from the configuration.
+        written = cls.__dict__.get("_written_by_users")
+        if written is None:
+            written = cls._written_by_users = cls._written()
         bound = super().bind(app)
         cls._lift_priority()  # an annotation may have set it
         if cls.name and not cls.name.startswith("celery."):
-            cls._bind_job(app)
+            annotated = {key: value for found in resolve_all(app.annotations, cls) for key, value in found.items()}
+            cls._bind_job(app, {**written, **annotated})
         return bound
 
     @classmethod
-    def _bind_job(cls, app: Celery) -> None:
+    def _bind_job(cls, app: Celery, written: dict[str, Any]) -> None:
         conf = app.conf
-        configured = {limit: conf[f"task_{limit}"] for limit in _LIMITS if conf[f"task_{limit}"] is not None}
-        cls.orchestration = policy = cls._resolve(cls.name, configured)
+        configured = {name: conf[f"task_{name}"] for name in _CONFIGURED if conf.get(f"task_{name}")}
+        cls.orchestration = policy = cls._resolve(cls.name, written, configured)
         cls._imply({name: value for name, value in policy.celery_options().items() if name in _LIMITS})
         install_route(app)
         app.steps["worker"].add("celery_orchestration.worker.steps:Boot")

@@ -45,71 +45,87 @@ def render(status: Status, rows: int = 20) -> Group:
     return Group(*parts)
 
 
-def _table(title: str, *columns: str) -> Table:
+#: Columns that give way in a narrow terminal: by wrapping, or by being cut.
+_WRAPPED, _CUT = ("why", "queues"), ("job", "worker")
+_NUMBERS = ("running", "waiting", "for", "last ended")
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    for column in columns:
-        number = column in ("running", "waiting", "slots", "for", "last ended")
-        wraps = column in ("why", "queues")
+    for index, column in enumerate(columns):
+        widest = max((len(row[index]) for row in rows if index < len(row)), default=0)
         table.add_column(
             column,
-            justify="right" if number else "left",
-            no_wrap=not wraps,
-            overflow="fold" if wraps else "ellipsis",
-            min_width=20 if wraps else None,
+            justify="right" if column in _NUMBERS else "left",
+            no_wrap=column not in _WRAPPED,
+            overflow="fold" if column in _WRAPPED else "ellipsis",
+            min_width=None if column in (*_WRAPPED, *_CUT) else max(widest, len(column)),
         )
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _jobs(status: Status) -> Table:
-    table = _table("jobs", "job", "state", "running", "waiting", "last ended", "outcome")
+def _jobs(status: Status) -> RenderableType:
+    rows = []
     for job in status.jobs:
         cap = "" if job.max_running is None else f"/{job.max_running}{' per key' if job.keyed else ''}"
-        table.add_row(
-            _plain(job.name),
-            _state(job.state),
-            f"{job.running}{cap}",
-            str(job.waiting),
-            _ago(status.at, job.last_end),
-            _state(job.last_outcome or ""),
+        rows.append(
+            (
+                _plain(job.name),
+                _state(job.state),
+                f"{job.running}{cap}",
+                str(job.waiting),
+                _ago(status.at, job.last_end),
+                _state(job.last_outcome or ""),
+            )
         )
-        for reason, count in sorted(job.would_have_waited.items()):
-            table.add_row(_plain(f"  would have waited {count} times: {reason}"))
-    return table
+    observed = [
+        _plain(f"{job.name} would have waited {count} times: {reason}")
+        for job in status.jobs
+        for reason, count in sorted(job.would_have_waited.items())
+    ]
+    return Group(_table("jobs", ("job", "state", "running", "waiting", "last ended", "outcome"), rows), *observed)
 
 
-def _runs(runs: Sequence[RunStatus], rows: int) -> Table:
-    table = _table("running", "run", "job", "state", "worker", "for")
-    for run in runs[:rows]:
-        where = run.worker or f"queue {run.queue}"
-        table.add_row(_plain(run.id[:8]), _plain(run.job), _state(run.state), _plain(where), _seconds(run.seconds))
-    _rest(table, len(runs), rows)
-    return table
+def _runs(runs: Sequence[RunStatus], most: int) -> RenderableType:
+    rows = [
+        (
+            _plain(run.id[:8]),
+            _plain(run.job),
+            _state(run.state),
+            _plain(run.worker or f"queue {run.queue}"),
+            _seconds(run.seconds),
+        )
+        for run in runs[:most]
+    ]
+    return Group(_table("running", ("run", "job", "state", "worker", "for"), rows), *_rest(len(runs), most))
 
 
-def _waits(status: Status, rows: int) -> Table:
-    table = _table("waiting", "run", "job", "for", "why")
-    for run in status.waits[:rows]:
-        table.add_row(_plain(run.id[:8]), _plain(run.job), _seconds(run.seconds), _plain(run.reason or ""))
-    _rest(table, status.waiting, rows)
-    return table
+def _waits(status: Status, most: int) -> RenderableType:
+    rows = [
+        (_plain(run.id[:8]), _plain(run.job), _seconds(run.seconds), _plain(run.reason or ""))
+        for run in status.waits[:most]
+    ]
+    return Group(_table("waiting", ("run", "job", "for", "why"), rows), *_rest(status.waiting, most))
 
 
-def _workers(status: Status) -> Table:
-    table = _table("workers", "worker", "state", "running", "execution pool", "queues")
-    for worker in status.workers:
-        table.add_row(
+def _workers(status: Status) -> RenderableType:
+    rows = [
+        (
             _plain(worker.name),
             _state(worker.state),
             f"{worker.running}/{worker.slots}",
             worker.execution_pool,
             _plain(", ".join(worker.queues)),
         )
-    return table
+        for worker in status.workers
+    ]
+    return _table("workers", ("worker", "state", "running", "execution pool", "queues"), rows)
 
 
-def _rest(table: Table, total: int, rows: int) -> None:
-    if total > rows:
-        table.add_row(f"… {total - rows} more")
+def _rest(total: int, most: int) -> list[Text]:
+    return [Text(f" … {total - most} more")] if total > most else []
 
 
 def _plain(text: str) -> Text:

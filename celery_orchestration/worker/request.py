@@ -110,9 +110,6 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     def _on_process_lost(self, exc_info: Any, send_failed_event: bool, return_ok: bool) -> None:
         """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
-        task = self.task
-        retries = getattr(task, "retry_on_worker_lost", None)
-
         def as_celery_does(outcome: str = "failed") -> None:
             super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
             self.settle(outcome)
@@ -120,7 +117,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         if self._already_cancelled or self._already_revoked:
             super().on_failure(exc_info, send_failed_event, return_ok)
             return self.settle("revoked" if self._already_revoked else "returned")
-        if task.reject_on_worker_lost is not None or retries is not None:
+        if self.task.orchestration.celery.keys() & {"reject_on_worker_lost", "retry_on_worker_lost"}:
             return as_celery_does()  # a requeue settles in reject(), a retry in _retry_worker_lost()
         if getattr(self, "_success_was_stored", bool)():
             return as_celery_does("succeeded")

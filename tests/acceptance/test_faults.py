@@ -35,6 +35,7 @@ from support.workers import Broker, WorkerProcess
 
 FAULTS = "support.apps.faults"
 NAME = f"{FAULTS}.{{}}".format
+RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
 StartWorker = Callable[..., WorkerProcess]
 
 
@@ -218,7 +219,7 @@ def test_redis_is_killed_and_back_under_load(stage_on, durable_broker):
     """Three times in a row: nothing overlaps, nothing is lost, what runs is not run again."""
     stage = stage_on(durable_broker)
     for _ in range(2):
-        stage.worker()
+        stage.worker(env=RETRY_RESULTS)
     steady = [stage.send(stage.jobs.held_free, "steady") for _ in range(2)]
     for result in steady:
         stage.started(result)
@@ -240,7 +241,7 @@ def test_redis_is_down_for_longer_than_a_lease(stage_on, durable_broker):
     """Nobody was dead: every run is executed once, whether it ended during the outage or after."""
     stage = stage_on(durable_broker)
     for _ in range(2):
-        stage.worker(concurrency=3)
+        stage.worker(concurrency=3, env=RETRY_RESULTS)
     runs = {name: [stage.send(stage.jobs.held_free, name) for _ in range(2)] for name in ("during", "after")}
     for result in stage.sent:
         stage.started(result)

@@ -27,6 +27,8 @@ app = Celery(
 )
 app.conf.broker_connection_retry_on_startup = True
 app.conf.broker_connection_retry_delay = 0.1
+# Without it Celery loses results while its backend is down.
+app.conf.result_backend_always_retry = "TEST_RETRY_RESULTS" in os.environ
 app.conf.orchestration_lease_seconds = float(os.environ.get("TEST_LEASE", "3"))
 app.conf.orchestration_sweep_seconds = float(os.environ.get("TEST_SWEEP", "0.5"))
 if "TEST_MAX_RUNNING" in os.environ:
