@@ -1,8 +1,9 @@
 """Pools and priorities as queues, and the routes to them.
 
-A routed job is sent to ``{pool}.{priority}``; a run that is handed over goes to ``{pool}.granted``, which its workers
-serve on a channel of its own, so that it never stands behind a backlog. Order of routing: what the call says, then
-``Task.queue``, then the user's ``task_routes``, then ours, and ours only if ``priority`` or ``pool`` was written.
+A routed job is sent to ``{pool}.{priority}``; a run that is handed over goes to ``{pool}.granted``, which its
+workers serve on a channel of its own, so that it never stands behind a backlog. Order of routing: what the
+call says, then ``Task.queue``, then the user's ``task_routes``, then ours, and ours only if ``priority`` or
+``pool`` was written.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ def install_route(app: Celery) -> None:
 def select(app: Celery, chosen: bool, strict: bool) -> list[str]:
     """Settles which queues a worker consumes; returns those it serves on a channel of ours.
 
-    `chosen`: queues were named with -Q. Without, the worker serves the default pool too. Queues that we add stay off the
-    channel that Celery uses, so that plain tasks are fetched as ever; under strict priority one channel must know the
-    order of all, but for the granted queues, which come first anyway.
+    `chosen`: queues were named with -Q. Without, the worker serves the default pool too. Queues that we add
+    stay off the channel that Celery uses, so that plain tasks are fetched as ever; under strict priority one
+    channel must know the order of all, but for the granted queues, which come first anyway.
     """
     queues = app.amqp.queues
     ours = [] if chosen else pool_queues(DEFAULT_POOL)

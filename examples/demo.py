@@ -1,7 +1,8 @@
 """``make demo``: the pipeline at work, on a Redis and a worker of its own, for half a minute.
 
-It sends the three jobs of ``examples/pipeline.py`` a few times, shows live who runs, who waits and why, kills a process in
-the middle of a run to show that it comes back, and ends with a summary of what happened. Nothing is left behind.
+It sends the three jobs of ``examples/pipeline.py`` a few times, shows live who runs, who waits and why, kills a
+process in the middle of a run to show that it comes back, and ends with a summary of what happened. Nothing is left
+behind.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ def main() -> None:
                         for child in children:
                             os.kill(child, signal.SIGKILL)
                         notes.append(f"{now:5.1f} s  every pool process of the worker is killed with SIGKILL")
-                live.update(Group(*(Text(note, style="dim") for note in notes[-9:]), Text(), render(status)), refresh=True)
+                shown = (Text(note, style="dim") for note in notes[-9:])
+                live.update(Group(*shown, Text(), render(status)), refresh=True)
                 done = not to_send and not status.runs and not status.waits and len(timeline.ended) >= len(sent)
                 if done or now > LONGEST:
                     break

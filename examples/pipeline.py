@@ -1,8 +1,8 @@
 """A small pipeline: data is fetched, processed when there is some, and cleaned up when nobody is at it.
 
-    celery -A examples.pipeline worker
-    celery -A examples.pipeline beat
-    celery -A examples.pipeline orchestration status
+celery -A examples.pipeline worker
+celery -A examples.pipeline beat
+celery -A examples.pipeline orchestration status
 """
 
 import os

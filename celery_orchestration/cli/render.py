@@ -57,7 +57,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Tex
         table.add_column(
             column,
             justify="right" if column in _NUMBERS else "left",
-            no_wrap=column not in _WRAPPED,
+            no_wrap=column not in (*_WRAPPED, *_CUT),  # else rich would not narrow it
             overflow="fold" if column in _WRAPPED else "ellipsis",
             min_width=None if column in (*_WRAPPED, *_CUT) else max(widest, len(column)),
         )

@@ -161,8 +161,10 @@ class Ledger:
         """Returns the releases of the live workers, and those the installed policies were merged from."""
         reply = self._call(
             "register",
-            (p.worker, p.name, p.host, p.pid, p.slots, p.kind, json.dumps(p.queues), p.release, p.mode, p.lease_ms)
-            + (p.owner, keys.SCHEMA, keys.OLDEST_SCHEMA, p.done_ms, p.policies, json.dumps(p.jobs)),
+            [
+                *(p.worker, p.name, p.host, p.pid, p.slots, p.kind, json.dumps(p.queues), p.release, p.mode),
+                *(p.lease_ms, p.owner, keys.SCHEMA, keys.OLDEST_SCHEMA, p.done_ms, p.policies, json.dumps(p.jobs)),
+            ],
         )
         return _text(reply[0]), _text(reply[1])
 

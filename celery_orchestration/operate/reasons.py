@@ -13,32 +13,27 @@ _DEPENDENCY = {
 }
 
 
+_RULES = {
+    "paused": "everything is paused",
+    "disabled": "the job is disabled: {0}",
+    "room": "waiting for room: as many runs of {0} as allowed",
+    "global": "waiting for room: as many runs of all jobs as allowed",
+    "blocked": "waiting for {0}",
+    "depends": "waiting for {0}",
+    "behind": "waiting behind a run of {0} that came first",
+    "attempt": "waiting for the attempt before it to end",
+    "slot": "waiting for a free slot on queue {0}",
+}
+
+
 def sentence(words: Sequence[str], holder: Callable[[str], str]) -> str:
     """`holder(job)` tells who holds room of a job: 'running on w1@host for 12 s', or ''."""
     rule, *rest = words
-    name = rest[0] if rest else ""
-    if rule == "paused":
-        return "everything is paused"
-    if rule == "disabled":
-        return f"the job is disabled: {name}"
-    if rule == "room":
-        what = f"{name} with key {rest[1]!r}" if len(rest) > 1 and rest[1] else name
-        return _with(f"waiting for room: as many runs of {what} as allowed", holder(name))
-    if rule == "global":
-        return "waiting for room: as many runs of all jobs as allowed"
-    if rule == "blocked":
-        return _with(f"waiting for {name}", holder(name))
-    if rule == "depends":
-        how = rest[1]
-        return _with(f"waiting for {name}", holder(name) or "busy" if how == "busy" else _DEPENDENCY[how])
-    if rule == "behind":
-        return f"waiting behind a run of {name} that came first"
-    if rule == "attempt":
-        return "waiting for the attempt before it to end"
-    if rule == "slot":
-        return f"waiting for a free slot on queue {name}"
-    return " ".join(words)
-
-
-def _with(what: str, detail: str) -> str:
-    return f"{what}: {detail}" if detail else what
+    name, more = (*rest, "", "")[:2]
+    said = _RULES[rule].format(f"{name} with key {more!r}" if rule == "room" and more else name)
+    detail = ""
+    if rule in ("room", "blocked") or more == "busy":
+        detail = holder(name)
+    elif rule == "depends":
+        detail = _DEPENDENCY[more]
+    return f"{said}: {detail}" if detail else said

@@ -1,8 +1,9 @@
 """Acknowledging several messages at once where that is dear.
 
-On kombu's Redis transport an acknowledgement is a transaction of its own and takes a quarter of the main process's time.
-A job's message may be acknowledged a moment late: should the worker die before, the ledger knows the run, and a copy that
-comes again is dropped. So the messages of jobs are acknowledged together; plain tasks' are not touched.
+On kombu's Redis transport an acknowledgement is a transaction of its own and takes a quarter of the main
+process's time. A job's message may be acknowledged a moment late: should the worker die before, the ledger
+knows the run, and a copy that comes again is dropped. So the messages of jobs are acknowledged together;
+plain tasks' are not touched.
 """
 
 from __future__ import annotations

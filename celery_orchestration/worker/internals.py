@@ -1,7 +1,7 @@
 """Every place where we reach into Celery, kombu or billiard beyond their extension points, and why.
 
-:func:`verify` looks at all of them when a worker starts; if one is not as expected the worker refuses to start, because a
-gate that is bypassed silently is worse than none.
+:func:`verify` looks at all of them when a worker starts; if one is not as expected the worker refuses to start,
+because a gate that is bypassed silently is worse than none.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     yield "no Consumer._active_tags", "_active_tags" in inspect.getsource(MessageConsumer.__init__)
 
 
-# -- slots: prefork gives execute_using_pool a slot of the worker's semaphore, and takes it back itself 
+# -- slots: prefork gives execute_using_pool a slot of the worker's semaphore, and takes it back itself
 
 
 def take_free_slot(semaphore: LaxBoundedSemaphore) -> bool:
@@ -80,7 +80,7 @@ def _nothing() -> None:
     pass
 
 
-# -- prefork: what the pool does to jobs it accepted but has not started when the broker connection is lost 
+# -- prefork: what the pool does to jobs it accepted but has not started when the broker connection is lost
 
 
 def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[list[Any]], None]) -> None:
@@ -116,8 +116,8 @@ def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[li
 def watch_exits(pool: Any) -> None:
     """A dead child is noticed at once.
 
-    The hub tells the pool when a child's pipe closes, which the kernel does a moment before the child can be reaped; the
-    pool looks once, sees a living process, and looks again only after five seconds.
+    The hub tells the pool when a child's pipe closes, which the kernel does a moment before the child can be
+    reaped; the pool looks once, sees a living process, and looks again only after five seconds.
     """
     inner = pool._pool
     noticed = getattr(inner, "_event_process_exit", None)
@@ -149,7 +149,7 @@ def is_gone(process: Any) -> bool:
     return not process._is_alive()
 
 
-# -- acknowledging: kombu's Redis channel counts a message as delivered (here) and keeps it in a hash (there) ---------
+# -- acknowledging: kombu's Redis channel counts deliveries (here), and keeps them in a hash (there) ------
 
 
 def can_ack_late(message: Any) -> bool:
@@ -170,7 +170,7 @@ def ack_there(messages: list[Any]) -> None:
         pipe.execute()
 
 
-# -- revoke: a run that waits is in no worker's memory, so the broadcast has to reach the ledger too 
+# -- revoke: a run that waits is in no worker's memory, so the broadcast has to reach the ledger too
 
 
 def hear_revokes(heard: Callable[[Any, list[str]], None]) -> None:
@@ -199,7 +199,7 @@ def queues_were_chosen(app: Any) -> bool:
 
 
 def fetch_only_while(channel: Any, wanted: Callable[[], bool]) -> None:
-    """kombu's virtual channels ask their QoS before they fetch; that is how Celery's own worker_disable_prefetch works."""
+    """kombu's virtual channels ask their QoS before they fetch; Celery's worker_disable_prefetch works like that."""
     can_consume = channel.qos.can_consume
     channel.qos.can_consume = lambda: wanted() and can_consume()
 

@@ -1,9 +1,10 @@
 """The line to the ledger: carries turns, one at a time.
 
-While all is well the event loop itself sends a turn and reads its answer when the socket has it; it never waits. At the
-first sign of trouble the turn goes to a thread, which makes the same call again until there is an answer, and closes the
-gate and says so loudly meanwhile: a turn that was made already gives the same answer again. Where the loop cannot listen
-to a socket (gevent), or the socket is not plain (TLS), the thread carries every turn.
+While all is well the event loop itself sends a turn and reads its answer when the socket has it; it never
+waits. At the first sign of trouble the turn goes to a thread, which makes the same call again until there is
+an answer, and closes the gate and says so loudly meanwhile: a turn that was made already gives the same
+answer again. Where the loop cannot listen to a socket (gevent), or the socket is not plain (TLS), the thread
+carries every turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a release brings, and what holds while several are live.
 
-Every worker registers the policies of its code, as one document named by its content. While workers of several releases
-are live the stricter policy holds; :func:`merged` computes it, and whoever notices that the set of live releases changed
-installs it.
+Every worker registers the policies of its code, as one document named by its content. While workers of
+several releases are live the stricter policy holds; :func:`merged` computes it, and whoever notices that the
+set of live releases changed installs it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A job's request: where Celery's worker and the gate meet.
 
-Celery makes a subclass of ``Task.Request`` for every task and overrides ``execute_using_pool`` and ``on_success`` in it;
-:meth:`OrchestratedRequest.__init_subclass__` wraps those two on the class that Celery makes. The rest is ordinary
-overriding. Every path on which the main process hears that a run is over ends in exactly one
-:meth:`~celery_orchestration.worker.gate.Gate.settle`.
+Celery makes a subclass of ``Task.Request`` for every task and overrides ``execute_using_pool`` and
+``on_success`` in it; :meth:`OrchestratedRequest.__init_subclass__` wraps those two on the class that Celery
+makes. The rest is ordinary overriding. Every path on which the main process hears that a run is over ends in
+exactly one :meth:`~celery_orchestration.worker.gate.Gate.settle`.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     def _on_process_lost(self, exc_info: Any, send_failed_event: bool, return_ok: bool) -> None:
         """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
+
         def as_celery_does(outcome: str = "failed") -> None:
             super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
             self.settle(outcome)

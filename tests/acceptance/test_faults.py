@@ -241,7 +241,7 @@ def test_redis_is_down_for_longer_than_a_lease(stage_on, durable_broker):
     """Nobody was dead: every run is executed once, whether it ended during the outage or after."""
     stage = stage_on(durable_broker)
     for _ in range(2):
-        stage.worker(concurrency=3, env=RETRY_RESULTS)
+        stage.worker(concurrency=5, env=RETRY_RESULTS)
     runs = {name: [stage.send(stage.jobs.held_free, name) for _ in range(2)] for name in ("during", "after")}
     for result in stage.sent:
         stage.started(result)
