@@ -12,6 +12,7 @@ back; what runs goes on, and outcomes are kept until they can be told.
 from __future__ import annotations
 
 import heapq
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -70,6 +71,14 @@ class Reserved:
     request: OrchestratedRequest = field(compare=False)
 
 
+def _guarded(function: Callable[..., None], *args: Any) -> None:
+    """One request's trouble (a lost broker connection, say) must not keep the others' answers from being heard."""
+    try:
+        function(*args)
+    except Exception:
+        logger.exception("%s failed", getattr(function, "__qualname__", function))
+
+
 class Gate:
     def __init__(self, side: WorkerSide, consumer: Any, loop: Loop, slots: Slots) -> None:
         self._side = side
@@ -80,6 +89,7 @@ class Gate:
         self._asking: list[OrchestratedRequest] = []
         self._told: deque[tuple[Outcome, Then]] = deque()
         self._in_flight: Batch | None = None
+        self._lock = threading.RLock()  # contended only while the worker stops
         self._flush_is_due = False
         self._more = False
         self._stalled: list[OrchestratedRequest] = []
@@ -96,6 +106,8 @@ class Gate:
         """On every connection to the broker."""
         self._consumer = consumer
         self._request_classes: dict[str, type[OrchestratedRequest]] = {}
+        if not self.closed:
+            self._ask_for_slots()
 
     # -- requests come in ---------------------------------------------------------------------------
 
@@ -136,21 +148,28 @@ class Gate:
         self._slots.rest()
 
     def drop_reserved(self) -> None:
-        """The broker connection is lost: what was not admitted is delivered again."""
+        """The broker connection is lost, and with it all claims to slots: what was not admitted is delivered again,
+        what was admitted asks for a slot again."""
         self._reserved = [entry for entry in self._reserved if entry.request.fence is not None]
         heapq.heapify(self._reserved)
-        self._stalled = [request for request in self._stalled if request.fence is not None]
+        self._stalled = [entry.request for entry in self._reserved]
 
     # -- turns --------------------------------------------------------------------------------------
 
     def _flush_soon(self) -> None:
         """When the events at hand are dealt with: the pool frees a slot before it reports the outcome of its last run,
         and both belong into one turn."""
-        if not self._flush_is_due:
+        if self.stopping:
+            self._flush()
+        elif not self._flush_is_due:
             self._flush_is_due = True
             self._loop.soon(self._flush)
 
     def _flush(self) -> None:
+        with self._lock:
+            self._send_turn()
+
+    def _send_turn(self) -> None:
         self._flush_is_due = False
         if self._in_flight is not None or not (self._told or self._asking or self._more):
             return
@@ -203,6 +222,10 @@ class Gate:
 
     def answered(self, batch: Batch, turn: Turn) -> None:
         """The ledger's answers to a turn."""
+        with self._lock:
+            self._answered(batch, turn)
+
+    def _answered(self, batch: Batch, turn: Turn) -> None:
         self._in_flight = None
         self.waiting = turn.waiting
         self._more = turn.more
@@ -210,7 +233,7 @@ class Gate:
             if accepted == "refused":
                 logger.warning("Run %s %s, but that is refused: its lease was lost", outcome.id, outcome.outcome)
             if then is not None:
-                then(accepted)
+                _guarded(then, accepted)
         slots = 0 if batch.slotless else batch.offered + len(batch.requests)
         starting = []
         for request, answer in zip(batch.requests, turn.answers, strict=True):
@@ -224,7 +247,7 @@ class Gate:
                 self._side.keeper.register_soon()
                 self._ask_again(request)
             else:
-                self._let_go(request, answer.what, answer.detail)
+                _guarded(self._let_go, request, answer.what, answer.detail)
         for start in turn.starts:
             handed_over = self._request_of(start)
             if handed_over is not None:
@@ -241,6 +264,8 @@ class Gate:
             self.runs[request.id] = request
             if self.stopping:
                 request.settle("returned")
+            elif self._is_limited(request):
+                continue
             elif slots > 0:
                 slots -= 1
                 self._execute(request)
@@ -252,6 +277,13 @@ class Gate:
         if not self.closed and self._stalled:
             self._ask_for_slots()
         self._serve()
+
+    def _is_limited(self, request: OrchestratedRequest) -> bool:
+        """A run that was handed over has not come through Celery's rate limit yet: then it goes there first."""
+        bucket = self._consumer.task_buckets[request.task.name] if request.message.channel is None else None
+        if bucket:
+            self._consumer._limit_task(request, bucket, 1)
+        return bool(bucket)
 
     def _let_go(self, request: OrchestratedRequest, what: str, detail: Iterable[str]) -> None:
         """The ledger has it, or somebody else: the broker's copy is not needed any more."""
@@ -275,15 +307,16 @@ class Gate:
 
     def _execute(self, request: OrchestratedRequest) -> None:
         try:
-            result = request.execute_using_pool(self._consumer.pool)
+            result = request.execute_now(self._consumer.pool)
         except TaskRevokedError:
-            return self._slots.back()
+            self._slots.unused()
+            return request.settle("revoked")
         except Exception:
             logger.exception("Run %s of job %s could not be given to the pool", request.id, request.task.name)
-            self._slots.back()
+            self._slots.unused()
             return request.settle("returned")
         if result is None and request.time_start is None and not request.settled:
-            self._slots.back()  # the pool is closing
+            self._slots.unused()  # the pool is closing
             return request.settle("returned")
         # Threads and gevent may drop what they accepted without a callback.
         if hasattr(result, "f"):
@@ -342,20 +375,20 @@ class Gate:
         """A run is over and its code gone. From any thread."""
         if self.runs.get(request.id) is request:
             del self.runs[request.id]
-        self.tell(Outcome(request.id, request.fence or "", outcome), then)
-
-    def tell(self, outcome: Outcome, then: Then = None) -> None:
-        self._told.append((outcome, then))
+        self._told.append((Outcome(request.id, request.fence or "", outcome), then))
         self._side.in_loop(self._ended)
 
+    def tell(self, outcome: Outcome) -> None:
+        """An outcome of a run that was never in a slot. From any thread."""
+        self._told.append((outcome, None))
+        self._side.in_loop(self._flush_soon)
+
     def _ended(self) -> None:
-        if self.stopping:
-            return self._flush()
-        self._slots.ended()
+        if not self.stopping:
+            self._slots.ended()
         self._flush_soon()
-        if self._reserved:
+        if self._reserved and not self.stopping:
             self._serve()
-        return None
 
     def process_of(self, request: OrchestratedRequest) -> Any:
         return internals.process_of(self._consumer.pool, request.worker_pid)
@@ -438,8 +471,12 @@ class Gate:
         self.stopping = True
         self._loop.drain()
         self._acks.flush()
+        waiting = [entry.request for entry in self._reserved if entry.request.fence is not None]
         self._reserved.clear()
         self._asking.clear()
+        self._stalled.clear()
+        self.returned(waiting)
+        self._flush()
 
     def return_all(self) -> None:
         """The execution pool is down: no code of ours runs any more."""

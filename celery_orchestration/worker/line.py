@@ -139,6 +139,7 @@ class Line(threading.Thread):
 
     def give_to_thread(self) -> None:
         """The event loop is down for good."""
+        self._stop_listening()
         sent, self._sent = self._sent, None
         if sent is not None:
             self._by_thread(sent[0])

@@ -51,6 +51,9 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     #: Whether the gate knows it: "reserved", then "asked".
     stage: str | None = None
 
+    #: execute_using_pool as Celery made it: gives the request to the execution pool.
+    execute_now: Callable[..., Any]
+
     def __init__(self, message: Any, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
         self.gate = gates.get(self._hostname)
@@ -62,9 +65,12 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name, wrap in (("execute_using_pool", _through_the_gate), ("on_success", _settling)):
-            if name in cls.__dict__:
-                setattr(cls, name, wrap(cls.__dict__[name]))
+        made = cls.__dict__
+        if "execute_using_pool" in made:
+            cls.execute_now = made["execute_using_pool"]
+            cls.execute_using_pool = _through_the_gate(made["execute_using_pool"])
+        if "on_success" in made:
+            cls.on_success = _settling(made["on_success"])
 
     @property
     def attempt(self) -> int:
@@ -195,9 +201,9 @@ def _outcome_of(exc: BaseException) -> str:
 def _through_the_gate(execute: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(execute)
     def execute_using_pool(self: OrchestratedRequest, pool: Any, **kwargs: Any) -> Any:
-        if self.gate is None or self.fence is not None:
-            return execute(self, pool, **kwargs)
-        return self.gate.slot(self)
+        # Always through the gate, even if it was admitted meanwhile: a slot serves whoever is first in rank, and only
+        # the gate knows whether this one was served already.
+        return execute(self, pool, **kwargs) if self.gate is None else self.gate.slot(self)
 
     return execute_using_pool
 

@@ -22,6 +22,9 @@ class Slots(Protocol):
     def back(self) -> None:
         """A slot that was taken is not needed."""
 
+    def unused(self) -> None:
+        """A run was admitted into a slot, but the pool did not take it; that it is over is told all the same."""
+
     def rest(self) -> None:
         """Nothing left to do with slots in hand."""
 
@@ -48,6 +51,8 @@ class SemaphoreSlots:
 
     def back(self) -> None:
         self._in_hand += 1
+
+    unused = back
 
     def rest(self) -> None:
         while self._in_hand > 0:
@@ -79,6 +84,9 @@ class CountedSlots:
 
     def back(self) -> None:
         self._used -= 1
+
+    def unused(self) -> None:
+        pass
 
     def rest(self) -> None:
         pass

@@ -261,3 +261,109 @@ def test_redis_is_down_for_longer_than_a_lease(stage_on, durable_broker):
     stage.release("after")
     stage.all_well()
     stage.ran_once(stage.sent)
+
+
+def test_a_result_backend_that_is_down_does_not_keep_room(
+    stage_on, redis_broker, redis_factory: Callable[..., RedisServer]
+):
+    """Celery cannot store how a run ended. It ended all the same."""
+    backend = redis_factory(name="backend")
+    broker = Broker("redis", redis_broker.broker_url, backend.url(), redis_broker.ledger_url, redis_broker.redis)
+    stage = stage_on(broker)
+    stage.worker()
+    first = stage.jobs.held.delay("first")
+    stage.started(first)
+    second = stage.jobs.held.delay("second")
+    stage.wait_waiting(1)
+    backend.kill()
+    stage.release("first")
+    stage.started(second)
+    backend.start()
+    stage.sent = [second]
+    stage.release("second")
+    stage.all_well()
+
+
+# -- 7: the reply of a script is lost
+
+
+def mixed_work(stage: Stage) -> dict[str, list[Any]]:
+    """Jobs of every kind, waiting for each other in every way; returns what came of each."""
+    jobs = stage.jobs
+    long = stage.send(jobs.held_free, "long")  # looks after its lease at its end
+    blocker = stage.send(jobs.held, "blocker")
+    for result in (long, blocker):
+        stage.started(result)
+    revoked, expired = stage.send(jobs.held, "revoked"), stage.send(jobs.held, "expired", expires=1)
+    dependents = [stage.send(jobs.process) for _ in range(6)]
+    stage.wait_waiting(8)
+    revoked.revoke()
+    kinds = {
+        "dependents": dependents,
+        "fetch": [stage.send(jobs.fetch)],
+        "exclusive": [stage.send(jobs.exclusive, 0, n) for n in range(10)],
+        "free": [stage.send(jobs.free, 0, n) for n in range(10)],
+        "flaky": [stage.send(jobs.flaky, 2)],
+        "refused": [revoked, expired],
+    }
+    for results in kinds.values():
+        all_ended(results)
+    half_a_lease = 1.6
+    until(lambda: time.monotonic() - stage.started(long).start.monotonic > half_a_lease)
+    for name in ("long", "blocker"):
+        stage.release(name)
+    all_ended(stage.sent)
+    stage.ran_once([long, blocker, *(result for kind in list(kinds)[:4] for result in kinds[kind])])
+    return {
+        kind: [result.result if result.successful() else result.state for result in results]
+        for kind, results in kinds.items()
+    }
+
+
+EXPECTED = {
+    "dependents": ["processed"] * 6,
+    "fetch": ["fetched"],
+    "exclusive": list(range(10)),
+    "flaky": [2],
+    "free": list(range(10)),
+    "refused": ["REVOKED"] * 2,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", [verb for verb in verbs() if verb != "status"])
+def test_a_lost_reply_changes_nothing(stage, proxy: DroppingProxy, verb):
+    """Of the first three calls of each verb: they are made again and give the same result."""
+    lost = proxy.lose_reply(f"EVALSHA {script(verb).sha}", times=3)
+    env = {"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)}
+    leaving = stage.worker(concurrency=3, env=env)
+    assert mixed_work(stage) == EXPECTED
+    stage.all_well()
+    if verb == "leave":
+        leaving.stop()
+        assert status_of(stage.app).workers == []
+    assert lost.lost, f"{verb} was never called"
+
+
+# -- 8: Redis forgets its scripts
+
+
+@pytest.mark.slow
+def test_scripts_are_flushed_all_the_time(stage):
+    stop = threading.Event()
+
+    def flush() -> None:
+        with redis.Redis.from_url(stage.broker.ledger_url) as client:
+            while not stop.is_set():
+                client.script_flush("SYNC")
+
+    worker = stage.worker(concurrency=4)
+    flusher = threading.Thread(target=flush)
+    flusher.start()
+    try:
+        assert mixed_work(stage) == EXPECTED
+    finally:
+        stop.set()
+        flusher.join()
+    stage.all_well()
+    assert "Traceback" not in worker.log()

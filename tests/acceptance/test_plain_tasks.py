@@ -219,7 +219,8 @@ def test_results_and_states_are_the_same(sides):
             meta["result"] = repr(meta["result"])
         return stable(metas)
 
-    states = [meta["status"] for meta in compared(sides(), found)]
+    # One slot: with more, the attempt that is retried may store its state after the next one has ended.
+    states = [meta["status"] for meta in compared(sides(concurrency=1), found)]
     assert states == ["SUCCESS", "FAILURE", "SUCCESS", "SUCCESS", "SUCCESS", "REVOKED"]
 
 
