@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,10 +24,11 @@ import pytest
 import redis
 from celery.result import AsyncResult
 
-from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, keys
+from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.scripts import script, verbs
+from celery_orchestration.task import settings_of
 from support.history import History, Span
-from support.invariants import all_ended, assert_all_well, status_of, waiting
+from support.invariants import all_ended, assert_all_well, prefix_of, status_of, waiting
 from support.proxy import DroppingProxy
 from support.servers import RabbitServer, RedisServer
 from support.wait import stays, until
@@ -334,6 +335,7 @@ EXPECTED = {
 @pytest.mark.parametrize("verb", [verb for verb in verbs() if verb != "status"])
 def test_a_lost_reply_changes_nothing(stage, proxy: DroppingProxy, verb):
     """Of the first three calls of each verb: they are made again and give the same result."""
+    stage.ledger.script_load(script(verb).text)  # or else the reply that it is not known would be lost
     lost = proxy.lose_reply(f"EVALSHA {script(verb).sha}", times=3)
     env = {"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)}
     leaving = stage.worker(concurrency=3, env=env)
@@ -366,4 +368,122 @@ def test_scripts_are_flushed_all_the_time(stage):
         stop.set()
         flusher.join()
     stage.all_well()
-    assert "Traceback" not in worker.log()
+    assert "celery_orchestration/" not in worker.log(), "no traceback goes through us"
+
+
+# -- 14: the broker delivers a message again
+
+
+def test_a_message_that_comes_again_does_not_start_a_second_run(stage_on, broker):
+    """While its run is running, waits, is done, or was retried; and the retry is not taken for a copy."""
+    stage = stage_on(broker)
+    stage.worker()
+    jobs = stage.jobs
+
+    def again(result: AsyncResult, job: Any, *args: Any, **options: Any) -> None:
+        """Three copies, and something after them in the queue: when that ran they have been looked at."""
+        for _ in range(3):
+            job.apply_async(args, task_id=result.id, **options)
+        assert stage.send(jobs.free, 0, "after them").get(timeout=10) == "after them"
+
+    running = stage.send(jobs.held, "running")
+    stage.started(running)
+    waits = stage.send(jobs.held, "waits")
+    stage.wait_waiting(1)
+    again(running, jobs.held, "running")
+    again(waits, jobs.held, "waits")
+    assert waiting(stage.app) == 1
+    retried = stage.send(jobs.flaky, 1, 1)
+    until(lambda: retried.state == "RETRY")
+    again(retried, jobs.flaky, 1, 1)
+    assert retried.get(timeout=10) == 1
+    again(retried, jobs.flaky, 1, 1)
+    again(retried, jobs.flaky, 1, 1, retries=1)
+    for name in ("running", "waits"):
+        stage.release(name)
+    for result in (running, waits):
+        result.get(timeout=10)
+    again(running, jobs.held, "running")
+    stage.all_well()
+    stage.ran_once([running, waits])
+    assert [span.start.attempt for span in stage.starts(retried)] == [0, 1]
+
+
+# -- 15: a handed-over message vanishes
+
+
+class Publisher:
+    """A worker as the ledger sees it, that hands runs over without ever publishing them: the broker lost them."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._ledger = Ledger.of(stage.app, settings_of(stage.app))
+        self._turns = 0
+        [worker] = status_of(stage.app).workers
+        release = stage.ledger.zrange(f"{prefix_of(stage.app)}relseq", 0, 0)[0]
+        self._presence = Presence(
+            "0" * 12, "publisher@test", "host", 1, 1, "prefork", ("celery", "default.granted"), release, "enforce",
+            60_000, stage.app.main, 3_600_000, "", (),
+        )  # fmt: skip
+        self._ledger.register(self._presence)
+
+    def turn(self, outcomes: Sequence[Outcome] = (), arrivals: Sequence[Arrival] = ()) -> Turn:
+        self._turns += 1
+        return self._ledger.turn(self._presence.worker, self._turns, "enforce", 0, outcomes, arrivals)
+
+    def published(self, grants: Sequence[Grant]) -> None:
+        self._ledger.published(grants)
+
+    def leave(self) -> None:
+        self._ledger.leave(self._presence.worker)
+        self._ledger.close()
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_handed_over_message_that_vanished_is_published_again(stage, published):
+    """Once it is overdue; it runs once."""
+    stage.worker(env={"TEST_LEASE": "60"})
+    publisher = Publisher(stage)
+    job = NAME("held")
+    arrival = Arrival("theirs", 0, job, "", 1, "", None, "celery", "default.granted", b"")
+    [started] = publisher.turn(arrivals=[arrival]).answers
+    lost = stage.send(stage.jobs.held, "lost")
+    stage.wait_waiting(1)
+    [grant] = publisher.turn(outcomes=[Outcome("theirs", started.fence, "succeeded")]).grants
+    assert grant.id == lost.id
+    if published:
+        publisher.published([grant])
+    publisher.leave()
+    stage.ledger.zadd(f"{prefix_of(stage.app)}gr", {lost.id: 0})
+    stage.started(lost)
+    stage.release("lost")
+    stage.all_well()
+    stage.ran_once([lost])
+
+
+# -- 19: a ring of jobs
+
+
+def test_jobs_that_block_each_other_in_a_ring(stage):
+    for _ in range(2):
+        stage.worker(concurrency=4)
+    for _ in range(2):
+        for job in stage.jobs.ring:
+            stage.send(job)
+    stage.all_well(timeout=40)
+    stage.ran_once(stage.sent)
+
+
+# -- 28: the broker connection is lost
+
+
+def lose_connections(broker: Broker) -> None:
+    if broker.rabbit is None:
+        with broker.redis.client() as client:
+            client.client_kill_filter(_type="normal")
+        return
+    connection = http.client.HTTPConnection("127.0.0.1", broker.rabbit.http_port, timeout=10)
+    login = base64.b64encode(b"guest:guest").decode()
+    connection.request("DELETE", "/api/connections/username/guest", headers={"Authorization": f"Basic {login}"})
+    assert connection.getresponse().status < 300
+    connection.close()
