@@ -36,10 +36,10 @@ def note(*parts: object) -> None:
     os.write(_trace, (" ".join(map(str, parts)) + "\n").encode())
 
 
-def run_alone(batch: str) -> None:
+def run_alone(batch: str, index: int) -> None:
     start = time.monotonic_ns()
     time.sleep(RUN_SECONDS)
-    note(batch, start, time.monotonic_ns())
+    note(batch, start, time.monotonic_ns(), index)
 
 
 base: type[Task] = Task
@@ -63,8 +63,8 @@ if KIND in ("beside", "exclusive"):
     from celery_orchestration import OrchestratedTask
 
     @app.task(name="bench.alone", base=OrchestratedTask, max_running=1)
-    def alone(batch: str) -> None:
-        run_alone(batch)
+    def alone(batch: str, index: int) -> None:
+        run_alone(batch, index)
 
 
 if KIND == "beside":
@@ -88,18 +88,18 @@ if KIND == "recipes":
     client = redis.Redis.from_url(BROKER)
 
     @app.task(name="bench.retrying", bind=True, max_retries=None)
-    def retrying(self: Any, batch: str) -> None:
+    def retrying(self: Any, batch: str, index: int) -> None:
         """Whoever does not get the lock comes again in a second."""
         lock = client.lock("alone", timeout=60)
         if not lock.acquire(blocking=False):
             raise self.retry(countdown=1)
         try:
-            run_alone(batch)
+            run_alone(batch, index)
         finally:
             lock.release()
 
     @app.task(name="bench.blocking")
-    def blocking(batch: str) -> None:
+    def blocking(batch: str, index: int) -> None:
         """Whoever does not get the lock waits for it where he is."""
         with client.lock("alone", timeout=60):
-            run_alone(batch)
+            run_alone(batch, index)

@@ -22,7 +22,7 @@ import redis
 from celery import Celery
 
 from bench.apps import PROBE, RUN_SECONDS
-from bench.stage import PATIENCE, Depth, Stage, client
+from bench.stage import PATIENCE, Depth, Others, Stage, client
 from support.servers import RedisServer
 
 #: Seconds between two plain tasks.
@@ -57,13 +57,14 @@ class Site:
     depth: Depth
     hosts: list[str]
 
-    def lines(self, batch: str) -> list[tuple[int, int]]:
+    def lines(self, batch: str) -> list[tuple[int, ...]]:
+        """Beginning, end and index of the runs; of probes when they were sent and when they began."""
         if not self.trace.exists():
             return []
         found = (line.split() for line in self.trace.read_text().splitlines())
-        return [(int(parts[1]), int(parts[2])) for parts in found if parts[0] == batch]
+        return [tuple(map(int, parts[1:])) for parts in found if parts[0] == batch]
 
-    def wait_for(self, batch: str, count: int, doing: Any = None) -> list[tuple[int, int]]:
+    def wait_for(self, batch: str, count: int, doing: Any = None) -> list[tuple[int, ...]]:
         seen, progress = 0, time.monotonic()
         while len(lines := self.lines(batch)) < count:
             if len(lines) > seen:
@@ -87,6 +88,7 @@ def measure(stage: Stage) -> dict[str, Any]:
         for site in sites.values():
             _wait_ready(site)
         idle = {app: _probes_on_idle(site) for app, site in sites.items()}
+        others = Others()
         for number in range(stage.size.rounds):
             order = VARIANTS if number % 2 == 0 else tuple(reversed(VARIANTS))
             for variant in order:
@@ -95,8 +97,11 @@ def measure(stage: Stage) -> dict[str, Any]:
                 figures = _figures(runs)
                 if figures["overlaps"]:
                     stage.problem(f"{batch}: {figures['overlaps']} runs began while another one ran")
+                if figures["again"]:
+                    stage.problem(f"{batch}: {figures['again']} runs were run more than once")
                 results[variant.name]["rounds"].append(figures)
                 stage.say(f"exclusive {number + 1}/{stage.size.rounds}: {variant.name:9} {figures['ms']:6.2f} ms a run")
+        busy = others.share()
         for variant in VARIANTS:
             latencies = _with_probes(server, staging, sites[variant.app], variant, stage.size.exclusive_runs)
             results[variant.name] |= {
@@ -104,6 +109,7 @@ def measure(stage: Stage) -> dict[str, Any]:
                 "probe_worst_ms": max(latencies),
                 "probes": len(latencies),
                 "probe_idle_ms": idle[variant.app],
+                "others": busy,
             }
             stage.say(
                 f"exclusive: plain tasks beside {variant.name:9} begin after {median(latencies):.1f} ms "
@@ -134,11 +140,11 @@ def _wait_ready(site: Site) -> None:
 
 def _one(
     server: RedisServer, staging: Celery, site: Site, variant: Variant, batch: str, count: int
-) -> list[tuple[int, int]]:
+) -> list[tuple[int, ...]]:
     _send(server, staging, site, variant, batch, count)
-    runs = site.wait_for(batch, count)
+    site.wait_for(batch, count)
     _wait_quiet(site)
-    return runs
+    return site.lines(batch)
 
 
 def _send(server: RedisServer, staging: Celery, site: Site, variant: Variant, batch: str, count: int) -> None:
@@ -149,20 +155,22 @@ def _send(server: RedisServer, staging: Celery, site: Site, variant: Variant, ba
         staging.producer_or_acquire() as producer,
     ):
         made.delete("celery")
-        for _ in range(count):
-            staging.send_task(variant.task, (batch,), producer=producer, ignore_result=True)
+        for index in range(count):
+            staging.send_task(variant.task, (batch, index), producer=producer, ignore_result=True)
         queue.rpush("celery", *made.lrange("celery", 0, -1))
 
 
 def _wait_quiet(site: Site) -> None:
+    """Nothing is under way any more, not even what should not be."""
     while site.depth.read():
         time.sleep(0.02)
+    time.sleep(10 * RUN_SECONDS)
 
 
-def _figures(runs: list[tuple[int, int]]) -> dict[str, Any]:
+def _figures(runs: list[tuple[int, ...]]) -> dict[str, Any]:
     runs = sorted(runs)
     overlaps, last = 0, runs[0][0]
-    for start, end in runs:
+    for start, end, _ in runs:
         overlaps += start < last
         last = max(last, end)
     span = last - runs[0][0]
@@ -170,8 +178,9 @@ def _figures(runs: list[tuple[int, int]]) -> dict[str, Any]:
         "ms": span / len(runs) / 1e6,
         "runs": len(runs),
         "overlaps": overlaps,
+        "again": len(runs) - len({index for _, _, index in runs}),
         "longest_gap_ms": max((b[0] - a[1] for a, b in pairwise(runs)), default=0) / 1e6,
-        "run_ms": median(end - start for start, end in runs) / 1e6,
+        "run_ms": median(end - start for start, end, _ in runs) / 1e6,
     }
 
 
@@ -215,4 +224,5 @@ def _summary(results: dict[str, Any]) -> dict[str, Any]:
         result["of_floor"] = median(own) / (RUN_SECONDS * 1000)
         result["of_blocking"] = median(mine / other for mine, other in zip(own, blocking, strict=True))
         result["overlaps"] = sum(one["overlaps"] for one in result["rounds"])
+        result["again"] = sum(one["again"] for one in result["rounds"])
     return results

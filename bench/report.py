@@ -10,9 +10,6 @@ from rich.table import Table
 
 from bench import figures
 
-#: Share of a core that other programs may take before the reader has to be told.
-QUIET = 0.10
-
 
 @dataclass(frozen=True)
 class Sheet:
@@ -130,9 +127,9 @@ def _warnings(results: dict[str, Any]) -> list[str]:
     found = []
     if results["quick"]:
         found.append("A quick run: these figures are rough.")
-    others = max((one["others"] for one in results.get("throughput", {}).values()), default=0)
-    if others > QUIET:
-        found.append(f"The machine was not quiet: other programs took {others:.0%} of a core.")
+    others = figures.busiest(results)
+    if others > figures.QUIET:
+        found.append(f"The machine was not quiet, so times say little: other programs took {others:.0%} of a core.")
     return found + [f"Problem: {text}" for text in results["problems"]]
 
 
@@ -144,7 +141,7 @@ def show(results: dict[str, Any]) -> None:
         for number, column in enumerate(sheet.columns):
             table.add_column(column, justify="left" if number == 0 or sheet.title == "Must reach" else "right")
         for row in sheet.rows:
-            table.add_row(*row, style="red" if row[-1] == "falls short" else None)
+            table.add_row(*row, style="red" if row[-1].startswith("falls short") else None)
         console.print()
         console.print(table)
         for note in sheet.notes:

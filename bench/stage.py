@@ -158,6 +158,24 @@ class Cpu:
         return max(0.0, self.machine - self.main - self.children - self.redis)
 
 
+class Others:
+    """Share of a core that programs other than the benchmark's took, stolen time included, since this was made."""
+
+    def __init__(self) -> None:
+        self._begun, self._used = time.monotonic(), self._read()
+
+    def share(self) -> float:
+        """Processes of the benchmark that were there at the beginning must still be."""
+        used = self._read()
+        return max(0.0, used - self._used) / (time.monotonic() - self._begun)
+
+    @staticmethod
+    def _read() -> float:
+        me = psutil.Process()
+        ours = [me.pid, *(child.pid for child in me.children(recursive=True))]
+        return Cpu.read(ours[0], ours[1:], me.pid).machine - sum(map(_seconds, ours))
+
+
 def _seconds(pid: int) -> float:
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system  # type: ignore[no-any-return]

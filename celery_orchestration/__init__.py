@@ -1,19 +1,19 @@
 """Coordination for the background jobs of a Celery project, on stock Celery workers.
 
-A **job** is one orchestrated task; a **run** is one execution of it. This is a run's life, and the modules in the order in
-which it meets them:
+A **job** is one orchestrated task; a **run** is one execution of it. This is a run's life, and the modules in the
+order in which it meets them:
 
-1. A job is declared: ``task`` is its base class, ``policy`` checks and completes its options, ``graph`` looks at how jobs
-   depend on and block each other. ``queues`` routes its messages by pool and priority.
-2. A message arrives at a worker. ``worker.request`` takes it to ``worker.gate`` instead of the execution pool, which asks
-   the ledger (``ledger``, verb ``turn``) whether the run may start: the **gate**.
-3. It may: it holds **room** under its worker's **lease** and a **fence**, and is given to the pool. It may not: its whole
-   message is kept in the ledger (``envelope``), the broker's copy is acknowledged, and the run **waits**.
-4. A run ends: ``worker.request`` hears it, the gate tells the ledger in its next turn, and the room goes to the waiting
-   runs that may start. They are **handed over**: started in the slot that just came free, or published by
+1. A job is declared: ``task`` is its base class, ``policy`` checks and completes its options, ``graph`` looks at
+   how jobs depend on and block each other. ``queues`` routes its messages by pool and priority.
+2. A message arrives at a worker. ``worker.request`` takes it to ``worker.gate`` instead of the execution pool,
+   which asks the ledger (``ledger``, verb ``turn``) whether the run may start: the **gate**.
+3. It may: it holds **room** under its worker's **lease** and a **fence**, and is given to the pool. It may not: its
+   whole message is kept in the ledger (``envelope``), the broker's copy is acknowledged, and the run **waits**.
+4. A run ends: ``worker.request`` hears it, the gate tells the ledger in its next turn, and the room goes to the
+   waiting runs that may start. They are **handed over**: started in the slot that just came free, or published by
    ``worker.publisher``.
-5. ``worker.keeper`` renews the lease, and sweeps: runs of workers that died go back to their queues, what got lost is
-   published again, what expired ends.
+5. ``worker.keeper`` renews the lease, and sweeps: runs of workers that died go back to their queues, what got lost
+   is published again, what expired ends.
 
 ``operate`` shows all this to people and their scripts, ``cli`` on the terminal.
 """

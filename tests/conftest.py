@@ -65,9 +65,7 @@ def reported(request: pytest.FixtureRequest) -> Callable[[ManagedProcess], None]
 
 
 @pytest.fixture
-def redis_factory(
-    tmp_path: Path, reported: Callable[[ManagedProcess], None]
-) -> Iterator[Callable[..., RedisServer]]:
+def redis_factory(tmp_path: Path, reported: Callable[[ManagedProcess], None]) -> Iterator[Callable[..., RedisServer]]:
     """``redis_factory(appendonly=True, maxmemory="10mb")``: servers of this test, started."""
     with contextlib.ExitStack() as cleanups:
 

@@ -204,6 +204,12 @@ def fetch_only_while(channel: Any, wanted: Callable[[], bool]) -> None:
     channel.qos.can_consume = lambda: wanted() and can_consume()
 
 
+def prefetch_is_shared(consumer: Any) -> bool:
+    """Whether all queues of a channel share one window: Celery's choice for the broker at hand."""
+    chosen = getattr(consumer, "qos_global", None)  # since Celery 5.6
+    return bool(not consumer.connection.qos_semantics_matches_spec if chosen is None else chosen)
+
+
 def prefetch_per_queue(channel: Any, count: int) -> None:
     """RabbitMQ: each queue has its own window, so that a backlog of low priority does not fill the one they share."""
     channel.basic_qos(0, 0, True)

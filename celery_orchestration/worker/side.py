@@ -68,6 +68,7 @@ class WorkerSide:
         self.message_consumers: list[Any] = []
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
+        self._running = False
 
     def check_ledger(self) -> None:
         """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
@@ -98,6 +99,7 @@ class WorkerSide:
         if first:
             for thread in (self.line, self.keeper, self.publisher):
                 thread.start()
+            self._running = True
 
     def _start(self, consumer: Any) -> None:
         pool, controller = consumer.pool, self.controller
@@ -130,7 +132,8 @@ class WorkerSide:
         """Queues of ours on a channel of their own: handed-over runs never stand behind a backlog, and the queues of
         plain tasks are fetched from as ever."""
         channel = consumer.connection.channel()
-        channel.basic_qos(0, consumer.initial_prefetch_count, consumer.qos_global)
+        together = internals.prefetch_is_shared(consumer)
+        channel.basic_qos(0, consumer.initial_prefetch_count, together)
         ours = consumer.app.amqp.TaskConsumer(
             channel,
             queues=[queues.declared(self.app, name) for name in self.queues],
@@ -140,7 +143,7 @@ class WorkerSide:
         theirs = consumer.qos.callback
 
         def both(prefetch_count: int) -> Any:
-            ours.qos(prefetch_count=prefetch_count, apply_global=consumer.qos_global)
+            ours.qos(prefetch_count=prefetch_count, apply_global=together)
             return theirs(prefetch_count=prefetch_count)
 
         consumer.qos.callback = both
@@ -209,13 +212,13 @@ class WorkerSide:
 
     def close(self) -> None:
         """The worker begins to stop: nothing more is admitted, what runs may end."""
-        if self._loop is not None:
+        if self._running:
             self.gate.stop()
             self.line.give_to_thread()
 
     def stop(self) -> None:
         """The execution pool is down."""
-        if self._loop is None:
+        if not self._running:
             return
         deadline = monotonic() + STOP_SECONDS
         self.gate.return_all()

@@ -168,9 +168,7 @@ def test_each_test_has_its_own_vhost(rabbit_server: RabbitServer, rabbit_url: st
 
 
 @pytest.mark.slow
-def test_rabbitmq_can_be_killed_and_is_back_with_its_messages(
-    rabbit_server: RabbitServer, rabbit_url: str
-) -> None:
+def test_rabbitmq_can_be_killed_and_is_back_with_its_messages(rabbit_server: RabbitServer, rabbit_url: str) -> None:
     with Connection(rabbit_url) as connection:
         connection.SimpleQueue("durable").put("kept", delivery_mode=2)
         # A second trip through the queue's process: the message before it is on disk by then.
@@ -309,16 +307,12 @@ def test_a_worker_runs_tasks_and_records_them(
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
-def test_every_execution_pool(
-    redis_broker: Broker, worker: StartWorker, load_app: LoadApp, pool: str
-) -> None:
+def test_every_execution_pool(redis_broker: Broker, worker: StartWorker, load_app: LoadApp, pool: str) -> None:
     worker(redis_broker, pool=pool)
     assert load_app(redis_broker).add.delay(2, 3).get(timeout=10) == 5
 
 
-def test_a_worker_serves_the_queues_it_is_given(
-    redis_broker: Broker, worker: StartWorker, load_app: LoadApp
-) -> None:
+def test_a_worker_serves_the_queues_it_is_given(redis_broker: Broker, worker: StartWorker, load_app: LoadApp) -> None:
     worker(redis_broker, queues=["one", "two"], concurrency=1)
     app = load_app(redis_broker)
     assert app.add.apply_async((1, 1), queue="two").get(timeout=10) == 2
@@ -527,9 +521,7 @@ class TestClusterOfTwo:
         assert names == {node.hostname() for node in celery_setup.worker_cluster}
 
 
-def test_docker_nodes_are_refused_not_replaced(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_docker_nodes_are_refused_not_replaced(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     _use_our_conftest(pytester)
     monkeypatch.setenv("ORCHESTRATION_TEST_NODES", "docker")
     result = pytester.runpytest_subprocess()

@@ -116,7 +116,7 @@ def _with_waiting_runs(
     redis_broker: Broker, worker: StartWorker, load_app: LoadApp, history: History, tmp_path: Path
 ) -> ModuleType:
     """One run on an enforcing worker, and three that wait for it."""
-    worker(redis_broker, APP, name="enforcing", concurrency=2)
+    worker(redis_broker, APP, name="enforcing", concurrency=2, queues=["celery"])
     jobs = load_app(redis_broker, APP)
     for _ in range(4):
         jobs.exclusive.delay(until=str(tmp_path / "go"))

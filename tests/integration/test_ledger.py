@@ -31,10 +31,11 @@ class Shop:
     def install(self, jobs: dict[str, dict[str, Any]], cap: int | None = None, release: str = "r1") -> None:
         documents = {
             name: {
-                "cap": None, "keyed": False, "deps": [], "blocks": [], "on_crash": "requeue", "max_recoveries": 2, **job,
+                **{"cap": None, "keyed": False, "deps": [], "blocks": [], "on_crash": "requeue", "max_recoveries": 2},
+                **job,
             }
             for name, job in jobs.items()
-        }  # fmt: skip
+        }
         for job in documents.values():
             job["deps"] = [{"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in job["deps"]]
         self.document = json.dumps({"cap": cap, "jobs": documents})
@@ -52,7 +53,14 @@ class Shop:
             )
         )  # fmt: skip
 
-    def turn(self, *, ends: dict[str, str] | None = None, come: list[Arrival] | None = None, free: int = 0, worker: str = "w1") -> Turn:
+    def turn(
+        self,
+        *,
+        ends: dict[str, str] | None = None,
+        come: list[Arrival] | None = None,
+        free: int = 0,
+        worker: str = "w1",
+    ) -> Turn:
         self.number += 1
         outcomes = [Outcome(id, self.fences[id], outcome) for id, outcome in (ends or {}).items()]
         turn = self.ledger.turn(worker, self.number, "enforce", free, outcomes, come or [])
@@ -156,7 +164,8 @@ class TestDependents:
         assert shop.come("j1", "j", attempt=1) == "start"
 
     @pytest.mark.parametrize(("on", "outcome", "starts"), [
-        ("success", "succeeded", True), ("success", "failed", False), ("finish", "failed", True), ("idle", "failed", True),
+        ("success", "succeeded", True), ("success", "failed", False),
+        ("finish", "failed", True), ("idle", "failed", True),
     ])  # fmt: skip
     def test_what_satisfies_a_dependency(self, shop: Shop, on: str, outcome: str, starts: bool):
         shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": on}]}})
@@ -178,7 +187,13 @@ class TestDependents:
         assert shop.end("d2") == ["j2"]
 
     def test_a_dependency_can_grow_too_old(self, shop: Shop):
-        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "max_age_ms": 60_000}]}, "k": {"deps": [{"job": "d", "max_age_ms": -1}]}})
+        shop.install(
+            {
+                "d": {"cap": 1},
+                "j": {"deps": [{"job": "d", "max_age_ms": 60_000}]},
+                "k": {"deps": [{"job": "d", "max_age_ms": -1}]},
+            }
+        )
         shop.come("d1", "d")
         shop.end("d1")
         assert shop.come("j1", "j") == "start"

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence
 from celery_orchestration.ledger.scripts import script
-from support.model import HOLDS_ROOM, Job, Model, Run, Worker
+from support.model import Job, Model, Run, Worker
 from support.servers import RedisServer
 
 NAMES = ["a", "b", "c", "d"]
@@ -166,7 +166,9 @@ class LedgerMachine(RuleBasedStateMachine):
         fresh = st.builds(new, st.sampled_from(NAMES), st.sampled_from(["", "k"]), st.integers(0, 3))
         if not known:
             return fresh
-        return st.one_of(fresh, fresh, st.builds(self.again, st.sampled_from(known), st.integers(0, 3), st.integers(0, 9)))
+        return st.one_of(
+            fresh, fresh, st.builds(self.again, st.sampled_from(known), st.integers(0, 3), st.integers(0, 9))
+        )
 
     def again(self, id: str, kind: int, other: int) -> Arrival:
         """Another message of a known run: a copy, a granted copy, a retry, a replacement by another job."""
@@ -324,7 +326,9 @@ class LedgerMachine(RuleBasedStateMachine):
         """A new release: caps, blocks, dependencies. Whether room is counted by key stays, what a key is does not."""
         old = self.model.jobs
         self.model.jobs = {
-            n: Job(**{**vars(j), "deps": _sane(j), "keyed": old[n].keyed, "cap": j.cap or (1 if old[n].keyed else None)})
+            n: Job(
+                **{**vars(j), "deps": _sane(j), "keyed": old[n].keyed, "cap": j.cap or (1 if old[n].keyed else None)}
+            )
             for n, j in jobs.items()
         }
         self.model.cap = cap
@@ -356,7 +360,12 @@ class LedgerMachine(RuleBasedStateMachine):
         assert runs.keys() == self.model.runs.keys()
         for id, run in self.model.runs.items():
             theirs = runs[id]
-            assert (theirs["st"], theirs["job"], theirs["key"], theirs["a"]) == (run.state, run.job, run.key, run.attempt)
+            assert (theirs["st"], theirs["job"], theirs["key"], theirs["a"]) == (
+                run.state,
+                run.job,
+                run.key,
+                run.attempt,
+            )
             assert theirs.get("own") == run.worker
             assert (theirs["sd"], theirs.get("dest"), theirs["rec"]) == (run.started, run.dest, run.recoveries)
             assert theirs.get("behind") == (run.behind.attempt if run.behind else None)
@@ -397,7 +406,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def bring_on(self, run: Run) -> None:
         worker = self.model.workers["w2"]
         if self.model.runs.get(run.id) is not run:
-            return
+            return None
         outcomes, arrivals = [], []
         if run.state == "running":
             outcomes = [Outcome(run.id, self.fences[run.id][-1], "succeeded")]

@@ -125,17 +125,13 @@ def overlaps(
     everything = spans(events)
     for index, first in enumerate(everything):
         for second in everything[index + 1 :]:
-            wanted = (first.job in jobs_a and second.job in jobs_b) or (
-                first.job in jobs_b and second.job in jobs_a
-            )
+            wanted = (first.job in jobs_a and second.job in jobs_b) or (first.job in jobs_b and second.job in jobs_a)
             if wanted and second.start.monotonic < first.ended_at(deaths):
                 found.append((first, second))
     return found
 
 
-def most_at_once(
-    events: Collection[Event], jobs: Collection[str], *, deaths: Mapping[int, float] | None = None
-) -> int:
+def most_at_once(events: Collection[Event], jobs: Collection[str], *, deaths: Mapping[int, float] | None = None) -> int:
     """The largest number of executions of ``jobs`` that ran together."""
     changes = []
     for span in spans(events):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import redis
@@ -71,9 +72,7 @@ def forbidden_overlaps(
         if policy.max_running is not None and len(same) >= policy.max_running:
             found.append((*same, span))
         found += [
-            (other, span)
-            for other in running
-            if other.job in policy.blocked or span.job in jobs[other.job].blocked
+            (other, span) for other in running if other.job in policy.blocked or span.job in jobs[other.job].blocked
         ]
         running.append(span)
     return found
@@ -87,7 +86,7 @@ def fences_out_of_order(history: History) -> list[tuple[Span, Span]]:
             starts[span.run].append(span)
     found = []
     for spans in starts.values():
-        found += [(a, b) for a, b in zip(spans, spans[1:], strict=False) if a.start.fence >= b.start.fence]
+        found += [(a, b) for a, b in pairwise(spans) if a.start.fence >= b.start.fence]
     return found
 
 

@@ -1,7 +1,7 @@
 """The gate as the design words it: a plain model that the ledger is compared with.
 
-No counters, no indexes, no cleverness: every question is answered by looking at all runs. Where the ledger keeps numbers
-up to date, this recomputes them, so that a wrong update shows as a difference.
+No counters, no indexes, no cleverness: every question is answered by looking at all runs. Where the ledger keeps
+numbers up to date, this recomputes them, so that a wrong update shows as a difference.
 """
 
 from __future__ import annotations
@@ -217,7 +217,9 @@ class Model:
             return "here"
         return "queue" if self.under_way(queue) < self.slots(queue) else None
 
-    def candidates(self, after: list[str], here: Worker | None, free: int) -> list[tuple[tuple[float, float], Run, str]]:
+    def candidates(
+        self, after: list[str], here: Worker | None, free: int
+    ) -> list[tuple[tuple[float, float], Run, str]]:
         found = []
         for run in self.waiting():
             place = self.place(self.destination(run), here, free)
@@ -267,7 +269,7 @@ class Model:
 
     # -- verbs ------------------------------------------------------------------------------------------
 
-    def known(
+    def known(  # noqa: PLR0911 - one return for each answer
         self, id: str, attempt: int, job: str, granted: bool, worker: str, after: list[str]
     ) -> tuple[str, Run | None, bool]:
         """What is known of an arrival: an answer, or '' with the attempt before it, and whether that one runs."""

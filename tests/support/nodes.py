@@ -256,9 +256,7 @@ class ProcessWorkerContainer(_ProcessBacked, CeleryWorkerContainer):
         if arguments[0] == "celery":
             arguments[:1] = [sys.executable, "-m", "celery"]
         full_env = {**environment(), **env, "PYTHONPATH": environment(volume)["PYTHONPATH"]}
-        process = CeleryProcess(
-            f"node-{id[:12]}", arguments, directory=volume, env=full_env, ready_prompt=" ready."
-        )
+        process = CeleryProcess(f"node-{id[:12]}", arguments, directory=volume, env=full_env, ready_prompt=" ready.")
         return cls(ProcessContainer(process, id=id, env=full_env, directory=volume))
 
 

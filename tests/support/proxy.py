@@ -96,8 +96,7 @@ class _Link:
         self._awaited: deque[tuple[Request, Rule | None]] = deque()
         self._streaming = False
         self.threads = [
-            threading.Thread(target=self._run, args=(pump,), daemon=True)
-            for pump in (self._requests, self._replies)
+            threading.Thread(target=self._run, args=(pump,), daemon=True) for pump in (self._requests, self._replies)
         ]
 
     def cut(self) -> None:

@@ -125,9 +125,7 @@ class WorkerProcess(CeleryProcess):
         # Two workers of one name would answer for each other.
         unique = f"{name}-{uuid.uuid4().hex[:8]}"
         self.hostname = f"{unique}@test"
-        command = celery_command(
-            app, "worker", "-n", self.hostname, "-P", pool, "-c", str(concurrency), "-l", loglevel
-        )
+        command = celery_command(app, "worker", "-n", self.hostname, "-P", pool, "-c", str(concurrency), "-l", loglevel)
         if queues:
             command += ["-Q", ",".join(queues)]
         if quick:

@@ -147,9 +147,7 @@ class TestDependencies:
     def test_ten_thousand_jobs_in_a_ring_are_named_in_bounded_space(self):
         names = [f"shop.{n:05}" for n in range(10_000)]
         policies = {name: job(name, depends_on=[after]) for name, after in pairwise([*names, names[0]])}
-        with pytest.raises(
-            ConfigurationError, match=r"00000 -> shop.00001 -> .* more .* -> shop.00000$"
-        ) as caught:
+        with pytest.raises(ConfigurationError, match=r"00000 -> shop.00001 -> .* more .* -> shop.00000$") as caught:
             Graph.build(policies)
         assert len(str(caught.value)) < 2000
 
@@ -272,9 +270,7 @@ class TestMerge:
             assert {**newest, **strict({name: held})[name]} == held
 
     def test_a_release_without_a_cap_does_not_widen_a_cap_per_key_to_the_whole_job(self):
-        free, keyed = (
-            job("shop.a", **options).document() for options in ({"max_running": None}, {"key": "{0}"})
-        )
+        free, keyed = (job("shop.a", **options).document() for options in ({"max_running": None}, {"key": "{0}"}))
         assert merge([{"shop.a": free}, {"shop.a": keyed}])["shop.a"]["keyed"]
 
     def test_no_release_is_changed_by_merging(self):

@@ -77,3 +77,8 @@ def high(self: Task, seconds: float = 0, note: Any = None, until: str | None = N
 @job(max_running=1, pool="images", priority="low")
 def image(self: Task, seconds: float = 0, note: Any = None, until: str | None = None) -> Any:
     return work(self, seconds, note, until)
+
+
+@job(max_running=1, key="{key}")
+def keyed(self: Task, key: str, seconds: float = 0, until: str | None = None) -> Any:
+    return work(self, seconds, key, until)
