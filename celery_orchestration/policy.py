@@ -339,10 +339,6 @@ class Policy(JobOptions):
         return "written" in (self.sources["priority"], self.sources["pool"])
 
     @property
-    def queue(self) -> str:
-        return f"{self.pool}.{self.priority.label}"
-
-    @property
     def blocked(self) -> tuple[str, ...]:
         """The full names in ``blocks``; evaluates lazy tasks, as ``Dependency.name`` does."""
         return tuple(sorted({_job_name(job) for job in self.blocks}))

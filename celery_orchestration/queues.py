@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import Celery
 from celery.app.routes import prepare
+from celery.exceptions import QueueNotFound
 from kombu import Queue
 from kombu.utils.scheduling import round_robin_cycle
 
@@ -34,6 +35,10 @@ def queue_name(pool: str, priority: Priority) -> str:
 
 def granted_name(pool: str) -> str:
     return f"{pool}.granted"
+
+
+def is_granted(queue: str) -> bool:
+    return rank_of(queue) == _RANKS["granted"]
 
 
 def pool_of(queue: str) -> str | None:
@@ -84,18 +89,42 @@ def route(app: Celery) -> Any:
 
 
 def install_route(app: Celery) -> None:
-    """Appends our router to the app's; it stays the last one when task_routes is changed later."""
+    """Appends our router to the app's; it stays the last one when task_routes is changed later.
+
+    A job may be bound before the app is configured: nothing that depends on the configuration is made here.
+    """
     amqp = app.amqp
-    if getattr(amqp, "_orchestration_route", None):
+    if "flush_routes" in vars(amqp):
         return
-    amqp._orchestration_route = ours = route(app)
+    ours = route(app)
 
     def flush_routes() -> None:
         amqp._rtable = [*prepare(app.conf.task_routes), ours]
 
     amqp.flush_routes = flush_routes
-    amqp.flush_routes()
-    amqp.router = amqp.Router()
+    amqp._rtable = None
+    vars(amqp).pop("router", None)
+
+
+def destinations(app: Celery, jobs: Iterable[str]) -> dict[str, list[str]]:
+    """The queues that jobs are sent to unless a call says otherwise, each with its jobs."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(jobs):
+        task = app.tasks[name]
+        written = {option: getattr(task, option, None) for option in ("queue", "exchange", "routing_key")}
+        try:
+            options = app.amqp.router.route({k: v for k, v in written.items() if v}, name, task_type=task)
+        except QueueNotFound:
+            continue  # who calls it hears of that
+        queue = options.get("queue")
+        if queue is not None:
+            found.setdefault(getattr(queue, "name", queue), []).append(name)
+    return found
+
+
+def sent_there(jobs: list[str]) -> str:
+    shown = ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
+    return f"{shown} {'are' if len(jobs) > 1 else 'is'} sent"
 
 
 def select(app: Celery, chosen: bool, strict: bool) -> list[str]:

@@ -41,6 +41,14 @@ _CELERY_OPTIONS = (
     "retry_on_worker_lost",
 )
 _LIMITS = ("time_limit", "soft_time_limit")
+#: What Celery does about retries unless told otherwise.
+_CELERYS_RETRIES = {
+    "autoretry_for": (),
+    "dont_autoretry_for": (),
+    "max_retries": Task.max_retries,
+    "retry_backoff": False,
+    "retry_jitter": True,
+}
 #: Those that count as written when the app's configuration has them.
 _CONFIGURED = (*_LIMITS, "reject_on_worker_lost", "retry_on_worker_lost")
 SCHEDULER = "celery_orchestration:OrchestratedScheduler"
@@ -57,7 +65,9 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     orchestration: ClassVar[Policy | None] = None
     #: A ``priority`` that is ours: Celery's attribute of that name is the message's priority.
     orchestration_priority: ClassVar[Any] = None
-    #: Attributes that were not written on the class but follow from its options.
+    #: What is wrong with its options.
+    mistake: ClassVar[ConfigurationError | None] = None
+    #: Attributes of this very class that were not written but follow from its options.
     _implied: ClassVar[frozenset[str]] = frozenset()
     _written_by_users: ClassVar[dict[str, Any]]
 
@@ -69,7 +79,8 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             implied = cls._resolve("?", cls._written()).celery_options()
         except ConfigurationError:
             return  # binding says it, with the job's name
-        cls._imply({name: value for name, value in implied.items() if name not in _LIMITS})
+        undone = {name: value for name, value in _CELERYS_RETRIES.items() if cls._inherits_implied(name)}
+        cls._imply({name: value for name, value in {**undone, **implied}.items() if name not in _LIMITS})
 
     @classmethod
     def _lift_priority(cls) -> None:
@@ -83,7 +94,12 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     def _imply(cls, options: dict[str, Any]) -> None:
         for name, value in options.items():
             setattr(cls, name, value)
-        cls._implied = cls._implied | options.keys()
+        cls._implied = cls.__dict__.get("_implied", frozenset()) | options.keys()
+
+    @classmethod
+    def _inherits_implied(cls, name: str) -> bool:
+        owner = next((klass for klass in cls.__mro__ if name in vars(klass)), object)
+        return name in vars(owner).get("_implied", ())
 
     @classmethod
     def _written(cls) -> dict[str, Any]:
@@ -112,18 +128,21 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         cls._lift_priority()  # an annotation may have set it
         if cls.name and not cls.name.startswith("celery."):
             annotated = {key: value for found in resolve_all(app.annotations, cls) for key, value in found.items()}
-            cls._bind_job(app, {**written, **annotated})
+            try:
+                cls._bind_job(app, {**written, **annotated})
+            except ConfigurationError as exc:
+                cls.mistake = exc  # said when the job is used: an error while modules are imported is a wall of text
         return bound
 
     @classmethod
     def _bind_job(cls, app: Celery, written: dict[str, Any]) -> None:
+        app.steps["worker"].add("celery_orchestration.worker.steps:Boot")
+        app.steps["consumer"].add("celery_orchestration.worker.steps:GateStep")
         conf = app.conf
         configured = {name: conf[f"task_{name}"] for name in _CONFIGURED if conf.get(f"task_{name}")}
         cls.orchestration = policy = cls._resolve(cls.name, written, configured)
         cls._imply({name: value for name, value in policy.celery_options().items() if name in _LIMITS})
         install_route(app)
-        app.steps["worker"].add("celery_orchestration.worker.steps:Boot")
-        app.steps["consumer"].add("celery_orchestration.worker.steps:GateStep")
         every = policy.schedule if policy.schedule is not None else policy.interval_seconds
         if every is not None and policy.mode == "scheduled" and conf.beat_scheduler != SCHEDULER:
             entry = {"task": cls.name, "schedule": maybe_schedule(every, app=app), "args": (), "kwargs": {}}
@@ -133,6 +152,8 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """``priority="high"`` moves this one run to another queue and rank; a number stays Celery's."""
+        if self.mistake is not None:
+            raise self.mistake
         priority = options.get("priority")
         if priority is not None and type(priority) is not int:
             label = Priority.parse(priority).label
@@ -200,11 +221,11 @@ def read_settings(app: Celery) -> Settings:
 
 def jobs_of(app: Celery) -> dict[str, Policy]:
     """The policies of an app's jobs, by name."""
-    found = {}
-    for name, task in app.tasks.items():
-        if isinstance(task, OrchestratedTask) and task.orchestration is not None:
-            found[name] = task.orchestration
-    return found
+    tasks = {name: task for name, task in app.tasks.items() if isinstance(task, OrchestratedTask)}
+    mistakes = [str(task.mistake) for task in tasks.values() if task.mistake is not None]
+    if mistakes:
+        raise ConfigurationError("\n".join(mistakes))
+    return {name: task.orchestration for name, task in tasks.items() if task.orchestration is not None}
 
 
 _local = threading.local()

@@ -105,6 +105,7 @@ class Sweep:
     recovered: int
     live_releases: str
     installed_releases: str
+    served: list[str]
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Ledger:
         return self._wire.socket
 
     def sweep(self, worker: str, number: int, interval_ms: int, limit: int = 64) -> Sweep:
-        more, grants, endings, dead, recovered, live, installed = self._call(
+        more, grants, endings, dead, recovered, live, installed, served = self._call(
             "sweep", (worker, number, interval_ms, limit)
         )
         return Sweep(
@@ -234,6 +235,7 @@ class Ledger:
             recovered,
             _text(live),
             _text(installed),
+            [_text(one) for one in served],
         )
 
     def cancel(self, worker: str, number: int, why: str, ids: Sequence[str]) -> tuple[list[Ending], list[Grant]]:

@@ -3,27 +3,48 @@
 Passwords, databases, TLS and Sentinel options are taken over from where the address comes from.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-import redis
 from celery import Celery
+from kombu.utils.imports import symbol_by_name
+from kombu.utils.url import url_to_parts
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool
+from redis.connection import (
+    URL_QUERY_ARGUMENT_PARSERS,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.exceptions import RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.policy import Settings
 
-_PLAIN = ("redis", "rediss", "redis+socket", "unix", "socket", "valkey", "valkeys")
+_PLAIN: Mapping[str, Any] = {
+    "redis": Connection,
+    "rediss": SSLConnection,
+    "redis+socket": UnixDomainSocketConnection,
+    "unix": UnixDomainSocketConnection,
+    "socket": UnixDomainSocketConnection,
+    "valkey": Connection,
+    "valkeys": SSLConnection,
+}
 SCHEMES = (*_PLAIN, "sentinel")
+_SCHEME = r"[\w+]+://"
 
 #: Seconds. A call that takes longer is made again; scripts take less than a thousandth of this.
 SOCKET_TIMEOUT = 5.0
 CONNECT_TIMEOUT = 3.0
+
+_TCP = {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_keepalive": True}
+#: What an address cannot change. Who calls tries again himself, and knows what it means to call twice.
+_FIXED = {"retry": Retry(NoBackoff(), 0), "retry_on_timeout": False, "decode_responses": False}
 
 
 @dataclass(frozen=True)
@@ -37,7 +58,7 @@ class Address:
 
     def __str__(self) -> str:
         """The address without secrets."""
-        return ";".join(_without_password(part) for part in self.url.split(";"))
+        return ";".join(_without_secrets(url) for url in _split(self.url))
 
 
 def find(app: Celery, settings: Settings) -> Address:
@@ -45,16 +66,10 @@ def find(app: Celery, settings: Settings) -> Address:
     if settings.redis_url:
         tls, options = {}, {}
         if _scheme(settings.redis_url) == "sentinel":
-            tls, options = _tls(conf.broker_use_ssl), conf.broker_transport_options
-        return _checked(Address(settings.redis_url, "orchestration_redis_url", tls, options))
-    broker = conf.broker_write_url or conf.broker_url or ""
-    broker = ";".join(broker) if isinstance(broker, list | tuple) else broker
-    if _scheme(broker) in SCHEMES:
-        return _checked(Address(broker, "broker_url", _tls(conf.broker_use_ssl), conf.broker_transport_options or {}))
-    backend = conf.result_backend if isinstance(conf.result_backend, str) else ""
-    if _scheme(backend) in SCHEMES:
-        tls = _tls(conf.redis_backend_use_ssl)
-        return _checked(Address(backend, "result_backend", tls, conf.result_backend_transport_options or {}))
+            tls, options = _tls(conf.broker_use_ssl), conf.broker_transport_options or {}
+        return Address(settings.redis_url, "orchestration_redis_url", tls, options)
+    if own := _own(conf):
+        return own
     raise ConfigurationError(
         "celery_orchestration keeps its state in Redis, but neither broker_url nor result_backend is a Redis address: "
         "set app.conf.orchestration_redis_url = 'redis://host:6379/0' (or CELERY_ORCHESTRATION_REDIS_URL)"
@@ -62,101 +77,110 @@ def find(app: Celery, settings: Settings) -> Address:
 
 
 def key_prefix(app: Celery) -> str:
-    """kombu's global_keyprefix: teams that share one Redis by prefix expect the ledger to keep to it."""
-    options = app.conf.broker_transport_options or {}
-    return str(options.get("global_keyprefix", ""))
+    """The global_keyprefix: teams that share one Redis by prefix expect the ledger to keep to it."""
+    own = _own(app.conf)
+    prefix = str(own.options.get("global_keyprefix") or "") if own else ""
+    if own and own.source == "result_backend" and prefix and prefix[-1] not in ":_-.":
+        prefix += "_"  # as Celery's backend does, unlike kombu
+    return prefix
 
 
 def connect(address: Address) -> ConnectionPool:
     """The pool of connections for an address. Does not connect yet."""
-    common: dict[str, Any] = {
-        "socket_timeout": SOCKET_TIMEOUT,
-        "socket_connect_timeout": CONNECT_TIMEOUT,
-        "socket_keepalive": True,
-        # Who calls tries again himself, and knows what it means to call twice.
-        "retry": Retry(NoBackoff(), 0),
-        "retry_on_timeout": False,
-    }
-    if _scheme(address.url) == "sentinel":
-        return _sentinel(address, common)
-    # A list of brokers for kombu's failover: the first one holds the ledger, there is only one.
-    url = _plain(address.url.split(";")[0])
-    if url.startswith("unix://"):
-        common.pop("socket_connect_timeout")
-        common.pop("socket_keepalive")
-    if url.startswith("rediss://"):
-        common.update(address.tls)
-    elif address.tls:
-        url = url.replace("redis://", "rediss://", 1)
-        common.update(address.tls)
     try:
-        pool: ConnectionPool = redis.ConnectionPool.from_url(url, **common)
-    except (ValueError, TypeError) as exc:
-        raise _bad(address, str(exc)) from exc
+        pool = _sentinel(address) if _scheme(address.url) == "sentinel" else _plain(address)
+        pool.connection_class(**pool.connection_kwargs)  # redis-py looks at most options only here
+    except (ValueError, TypeError, RedisError) as exc:
+        raise ConfigurationError(f"{address.source} {str(address)!r} cannot hold the ledger: {exc}") from exc
     return pool
 
 
-def _sentinel(address: Address, common: dict[str, Any]) -> ConnectionPool:
-    parts = [urlsplit(part) for part in address.url.split(";")]
+def _own(conf: Any) -> Address | None:
+    """The Redis that Celery itself works with."""
+    broker = conf.broker_write_url or conf.broker_url or ""
+    broker = ";".join(broker) if isinstance(broker, list | tuple) else broker
+    if _scheme(broker) in SCHEMES:
+        return Address(broker, "broker_url", _tls(conf.broker_use_ssl), conf.broker_transport_options or {})
+    backend = conf.result_backend if isinstance(conf.result_backend, str) else ""
+    if _scheme(backend) in SCHEMES:
+        tls = _tls(conf.redis_backend_use_ssl)
+        return Address(backend, "result_backend", tls, conf.result_backend_transport_options or {})
+    return None
+
+
+def _plain(address: Address) -> ConnectionPool:
+    # A list of brokers for kombu's failover: the first one holds the ledger, there is only one.
+    url = _split(address.url)[0]
+    scheme = _scheme(url)
+    if scheme not in _PLAIN:
+        raise ValueError(f"unknown scheme {scheme!r}, use one of {', '.join(s + '://' for s in SCHEMES)}")
+    options, kind = _read(url), _PLAIN[scheme]
+    if kind is not UnixDomainSocketConnection:
+        options = {**_TCP, **address.tls, **options}
+        kind = SSLConnection if _asks_for_tls(options) else kind
+    return ConnectionPool(kind, **{"socket_timeout": SOCKET_TIMEOUT, **options, **_FIXED})
+
+
+def _sentinel(address: Address) -> ConnectionPool:
     master = address.options.get("master_name")
     if not master:
-        raise _bad(address, "a sentinel:// address needs broker_transport_options = {'master_name': '…'}")
-    first = parts[0]
-    client: dict[str, Any] = {
-        **common,
-        "password": unquote(first.password) if first.password else None,
-        "username": unquote(first.username) if first.username else None,
-        "db": int(first.path.strip("/") or 0),
-    }
-    if address.tls:
-        client.update({**address.tls, "ssl": True})
+        setting = "result_backend" if address.source == "result_backend" else "broker"
+        raise ValueError(f"a sentinel:// address needs {setting}_transport_options = {{'master_name': '…'}}")
+    each = [_read(url) for url in _split(address.url) if _scheme(url) == "sentinel"]
+    hosts = [(options.pop("host"), options.pop("port")) for options in each]
+    options = {**_TCP, **address.tls, **each[0]}
     sentinel = Sentinel(
-        [(part.hostname or "localhost", part.port or 26379) for part in parts],
-        sentinel_kwargs={
-            "socket_timeout": CONNECT_TIMEOUT,
-            **address.options.get("sentinel_kwargs", {}),
-        },
-        **client,
+        hosts,
+        min_other_sentinels=address.options.get("min_other_sentinels", 0),
+        sentinel_kwargs={"socket_timeout": CONNECT_TIMEOUT, **(address.options.get("sentinel_kwargs") or {})},
+        ssl=_asks_for_tls(options),
+        **{"socket_timeout": SOCKET_TIMEOUT, **options, **_FIXED},
     )
     pool: ConnectionPool = sentinel.master_for(master).connection_pool
     return pool
 
 
-def _checked(address: Address) -> Address:
-    scheme = _scheme(address.url)
-    if scheme not in SCHEMES:
-        raise _bad(address, f"unknown scheme {scheme!r}, use one of {', '.join(s + '://' for s in SCHEMES)}")
-    if scheme == "sentinel":
-        return address
+def _read(url: str) -> dict[str, Any]:
+    """What an address says, as redis-py's options. No error shows what may be part of a password."""
+    user_and_password = _cut(url)[1].rpartition("@")[0]
+    if not set("/?#").isdisjoint(user_and_password):
+        raise ValueError("/ ? # in a user or password must be written as %2F %3F %23, and an @ after them as %40")
     try:
-        parts = urlsplit(address.url.split(";")[0])
-        parts.port  # noqa: B018  raises on a bad one
-        if scheme in ("redis", "rediss") and parts.path.strip("/"):
-            int(parts.path.strip("/"))
-    except ValueError as exc:
-        raise _bad(address, str(exc)) from exc
-    return address
+        parts = url_to_parts(url)
+    except ValueError:
+        raise ValueError("its host or port cannot be read") from None
+    options: dict[str, Any] = {"username": parts.username, "password": parts.password}
+    if _PLAIN.get(parts.scheme) is UnixDomainSocketConnection:
+        options["path"] = f"/{parts.path}"
+    else:
+        options["host"] = parts.hostname or "localhost"
+        options["port"] = parts.port or (26379 if parts.scheme == "sentinel" else 6379)
+        options["db"] = int((parts.path or "").strip("/") or 0)
+    for name, text in parts.query.items():
+        option = "db" if name == "virtual_host" else name
+        try:
+            options[option] = _PARSERS.get(option, str)(text)
+        except (ValueError, TypeError, ImportError, AttributeError):
+            raise ValueError(f"bad value of option {name!r}") from None
+    if "credential_provider" in options:  # which excludes them
+        del options["username"], options["password"]
+    return options
 
 
-def _bad(address: Address, why: str) -> ConfigurationError:
-    return ConfigurationError(f"{address.source} {str(address)!r} cannot hold the ledger: {why}")
+def _split(url: str) -> list[str]:
+    """The addresses of a list; a ; in a password is not the end of one."""
+    return re.split(rf";(?={_SCHEME})", url.rstrip(";"))
+
+
+def _cut(url: str) -> tuple[str, str]:
+    """What stands before and after the end of ://"""
+    match = re.match(_SCHEME, url)
+    end = match.end() if match else 0
+    return url[:end], url[end:]
 
 
 def _scheme(url: str) -> str:
-    return url.partition("://")[0].lower() if "://" in url else ""
-
-
-def _plain(url: str) -> str:
-    """kombu's spellings of an address in redis-py's."""
-    scheme, _, rest = url.partition("://")
-    scheme = {"redis+socket": "unix", "socket": "unix", "valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
-    path, _, query = rest.partition("?")
-    if not query:
-        return f"{scheme}://{path}"
-    options = {{"virtual_host": "db"}.get(key, key): value for key, value in parse_qsl(query)}
-    if "ssl_cert_reqs" in options:
-        options["ssl_cert_reqs"] = _cert_reqs(options["ssl_cert_reqs"])
-    return f"{scheme}://{path}?{urlencode(options)}"
+    return _cut(url)[0].removesuffix("://").lower()
 
 
 def _tls(options: Any) -> dict[str, Any]:
@@ -168,15 +192,28 @@ def _tls(options: Any) -> dict[str, Any]:
     return tls
 
 
+def _asks_for_tls(options: Mapping[str, Any]) -> bool:
+    return any(name.startswith("ssl_") for name in options)
+
+
 def _cert_reqs(value: Any) -> Any:
     """Celery's CERT_REQUIRED is redis-py's 'required'; constants of :mod:`ssl` mean the same to both."""
     return value.removeprefix("CERT_").lower() if isinstance(value, str) else value
 
 
-def _without_password(url: str) -> str:
-    head, at, rest = url.rpartition("@")
-    if not at:
-        return url
-    scheme, _, user = head.partition("://")
-    name = user.partition(":")[0]
-    return f"{scheme}://{name}:**@{rest}"
+_PARSERS: Mapping[str, Any] = {
+    **URL_QUERY_ARGUMENT_PARSERS,
+    "ssl_cert_reqs": _cert_reqs,
+    "credential_provider": lambda name: symbol_by_name(name)(),
+}
+
+
+def _without_secrets(url: str) -> str:
+    """Only what cannot be part of a password, even of one that should have been escaped."""
+    scheme, rest = _cut(url)
+    secret, at, place = rest.rpartition("@")
+    if "?" in secret:  # the @ may be in an option as well
+        return f"{scheme}**"
+    place = place.partition("?")[0]
+    user, colon, _ = secret.partition(":")
+    return f"{scheme}{user if colon else ''}:**@{place}" if at else f"{scheme}{place}"

@@ -42,8 +42,7 @@ class Wire:
         try:
             return self.command("EVALSHA", script.sha, 1, prefix, *args)
         except NoScriptError:
-            self.command("SCRIPT", "LOAD", script.text)
-            return self.command("EVALSHA", script.sha, 1, prefix, *args)
+            return self.command("EVAL", script.text, 1, prefix, *args)  # which makes it known, too
 
     def command(self, *args: Argument) -> Any:
         self._send(args)

@@ -10,13 +10,14 @@ from typing import Any
 
 from celery import Celery
 
+from celery_orchestration import queues
 from celery_orchestration.errors import LedgerUnavailable
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate import reasons
 from celery_orchestration.operate.models import JobStatus, QueueStatus, RunStatus, Status, WorkerStatus
 from celery_orchestration.policy import Priority
-from celery_orchestration.task import read_settings
+from celery_orchestration.task import jobs_of, read_settings
 
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
@@ -26,6 +27,7 @@ class Orchestration:
     """The jobs of an app, seen from outside. Needs no worker to answer."""
 
     def __init__(self, app: Celery) -> None:
+        self._app = app
         self._settings = read_settings(app)
         self._ledger = Ledger.of(app, self._settings)
         self._owner = app.main or "__main__"
@@ -37,14 +39,18 @@ class Orchestration:
             document = self._ledger.status(MOST_RUNNING, MOST_WAITING)
         except LedgerUnavailable as exc:
             raise LedgerUnavailable(f"the ledger at {self._ledger.address} does not answer: {exc}") from exc
-        return read(self._settings.namespace, json.loads(document))
+        sent = queues.destinations(self._app, jobs_of(self._app))
+        return read(self._settings.namespace, json.loads(document), sent)
 
     def close(self) -> None:
         self._ledger.close()
 
 
-def read(namespace: str, found: Mapping[str, Any]) -> Status:
-    """The ledger's document as a model. Lua's empty tables come as {} where a list is meant."""
+def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> Status:
+    """The ledger's document as a model. Lua's empty tables come as {} where a list is meant.
+
+    `sent`: the queues that jobs are sent to, each with its jobs.
+    """
     now = found["now"]
     workers = {worker["id"]: worker for worker in found["workers"] or ()}
     runs = [_run(run, now, workers, None) for run in found["running"] or ()]
@@ -64,9 +70,9 @@ def read(namespace: str, found: Mapping[str, Any]) -> Status:
         waits.append(_run(wait, now, workers, reasons.sentence(words, holder)))
     slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
     to_queue = Counter(wait.queue for wait in waits)
-    queues = [
+    all_queues = [
         QueueStatus(name=name, slots=slots.get(name, 0), under_way=under_way.get(name, 0), waiting=to_queue[name])
-        for name in sorted({*slots, *under_way, *to_queue})
+        for name in sorted({*slots, *under_way, *to_queue, *sent})
     ]
     return Status(
         namespace=namespace,
@@ -79,22 +85,28 @@ def read(namespace: str, found: Mapping[str, Any]) -> Status:
         runs=runs,
         waits=waits,
         workers=sorted((_worker(worker) for worker in workers.values()), key=lambda worker: worker.name),
-        queues=queues,
-        problems=_problems(queues, found),
+        queues=all_queues,
+        problems=_problems(all_queues, found, sent),
     )
 
 
-def _problems(queues: list[QueueStatus], found: Mapping[str, Any]) -> list[str]:
-    problems = [
-        f"queue {queue.name} has runs to hand over, but no live worker serves it"
-        for queue in queues
-        if queue.slots == 0 and (queue.waiting or queue.under_way)
-    ]
+def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> list[str]:
     if not found["workers"]:
-        problems.append("no worker is alive")
+        problems = ["no worker is alive"]
+    else:
+        problems = [_unserved(queue, sent.get(queue.name, [])) for queue in all_queues if queue.slots == 0]
     if found["paused"]:
         problems.append("everything is paused")
     return problems
+
+
+def _unserved(queue: QueueStatus, jobs: list[str]) -> str:
+    why = []
+    if queue.waiting or queue.under_way:
+        why.append("runs are to be handed over")
+    if jobs:
+        why.append(queues.sent_there(jobs))
+    return f"no live worker serves queue {queue.name}, where {' and '.join(why)}"
 
 
 def _job(job: Mapping[str, Any]) -> JobStatus:

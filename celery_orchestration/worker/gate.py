@@ -45,8 +45,12 @@ Then = Callable[[str], None] | None
 
 #: Most slots offered to the ledger in one turn.
 MOST_OFFERED = 4
+#: Seconds that a handed-over run waits for a slot here before other workers may have it too.
+SHARE_AFTER = 0.2
 #: Seconds between looks at whether a killed process is gone.
 GONE_INTERVAL = 0.02
+
+_HANDED_OVER = queues.rank_of(queues.granted_name(queues.DEFAULT_POOL))
 
 
 @dataclass(slots=True)
@@ -94,6 +98,8 @@ class Gate:
         self._more = False
         self._stalled: list[OrchestratedRequest] = []
         self._acks = Acks(loop)
+        #: Whether handed-over runs are shared, because there was no slot for them here.
+        self._sharing = False
         self.closed = True
         self.stopping = False
         #: Runs that wait in the ledger, as of the last turn.
@@ -106,6 +112,7 @@ class Gate:
         """On every connection to the broker."""
         self._consumer = consumer
         self._request_classes: dict[str, type[OrchestratedRequest]] = {}
+        self._sharing = False
         if not self.closed:
             self._ask_for_slots()
 
@@ -115,6 +122,20 @@ class Gate:
         """Celery took in a message. Known early, it can go before requests that came first but rank lower."""
         if isinstance(request, OrchestratedRequest) and request.gate is self and request.stage is None:
             self._reserve(request)
+            if request.grant:
+                self._loop.later(SHARE_AFTER, lambda: self._share(request))
+
+    def _share(self, request: OrchestratedRequest) -> None:
+        """All slots are busy. The run keeps its place in line here, and a copy of its message goes to whoever has a
+        slot sooner: the first to start it wins, the ledger drops the other. Until then we take no more of them."""
+        if request.stage != "reserved" or self.closed or self.stopping:
+            return
+        queue = internals.queue_of(request.message, self._side.message_consumers)
+        if queue in self._side.queues:  # in the user's own queues messages are prefetched as ever
+            if not self._sharing:
+                self._sharing = True
+                self._side.serve_granted(False)
+            self._side.publisher.copy(request.envelope(), queue, request.grant)
 
     def _reserve(self, request: OrchestratedRequest) -> None:
         request.stage = "reserved"
@@ -123,7 +144,7 @@ class Gate:
 
     def _rank(self, request: OrchestratedRequest) -> int:
         if request.fence is not None or request.grant:
-            return queues.rank_of(queues.granted_name(queues.DEFAULT_POOL))
+            return _HANDED_OVER
         return queues.rank_of(self._queue_of(request)) if self._side.settings.strict_priority else 0
 
     def slot(self, request: OrchestratedRequest) -> None:
@@ -146,6 +167,9 @@ class Gate:
         if self._asking:
             self._flush_soon()
         self._slots.rest()
+        if self._sharing and not (self._reserved and self._reserved[0].rank == _HANDED_OVER):
+            self._sharing = False
+            self._side.serve_granted(True)
 
     def drop_reserved(self) -> None:
         """The broker connection is lost, and with it all claims to slots: what was not admitted is delivered again,
@@ -404,7 +428,8 @@ class Gate:
         self._side.keeper.finish(request.id, request.attempt)
 
     def publish_again(self, request: OrchestratedRequest) -> None:
-        self._side.publisher.publish_again(request.envelope())
+        """Back into its own queue, as the broker does with a message that is rejected with requeue."""
+        self._side.publisher.copy(request.envelope(), self._queue_of(request))
 
     def voided(self, ids: Iterable[str]) -> None:
         """The lease of these was lost. Their outcomes will be refused; what can be stopped is stopped."""
@@ -458,6 +483,9 @@ class Gate:
             self.closed = False
             self._ask_for_slots()
             self._serve()
+            self.waiting = 1  # not known yet: the slots of a new worker are offered at once
+            self._more = True
+            self._flush_soon()
 
     def _ask_for_slots(self) -> None:
         stalled, self._stalled = self._stalled, []

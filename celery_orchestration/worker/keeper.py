@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
+from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.ledger import Grant, Outcome, UnknownWorker
 from celery_orchestration.worker import policies
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from celery_orchestration.worker.side import WorkerSide
 
 logger = get_logger(__name__)
+
+#: Seconds that a queue may be without a worker before the log says so: pools are not started all at once.
+UNSERVED_SECONDS = 30.0
 
 
 class Keeper(threading.Thread):
@@ -40,6 +44,9 @@ class Keeper(threading.Thread):
         self._finished: deque[tuple[str, int]] = deque()
         self._failed: deque[Outcome] = deque()
         self._beat_at = self._sweep_at = 0.0
+        #: Queues of our jobs that no live worker serves, since when; said: those the log knows of.
+        self._unserved: dict[str, float] = {}
+        self._said: set[str] = set()
 
     # -- asked for by others ------------------------------------------------------------------------
 
@@ -148,8 +155,19 @@ class Keeper(threading.Thread):
             side.publisher.publish(swept.grants)
             side.publisher.end(swept.endings)
             self.install(swept.live_releases, swept.installed_releases)
+            self._look_for_unserved(swept.served)
             if not swept.more:
                 return
+
+    def _look_for_unserved(self, served: list[str]) -> None:
+        now = monotonic()
+        jobs = self._side.destinations
+        self._unserved = {queue: self._unserved.get(queue, now) for queue in jobs if queue not in served}
+        self._said &= self._unserved.keys()
+        for queue, since in self._unserved.items():
+            if now - since >= UNSERVED_SECONDS and queue not in self._said:
+                self._said.add(queue)
+                logger.warning("No live worker serves queue %s, where %s", queue, queues.sent_there(jobs[queue]))
 
     def _requests(self) -> None:
         side = self._side

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,17 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-Errand = Grant | Ending | Envelope
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A message to be put into a queue as it is, with the grant number it has."""
+
+    envelope: Envelope
+    queue: str
+    grant: str = ""
+
+
+Errand = Grant | Ending | Copy
 
 
 class Publisher(threading.Thread):
@@ -45,9 +56,8 @@ class Publisher(threading.Thread):
         for grant in grants:
             self._errands.put(grant)
 
-    def publish_again(self, envelope: Envelope) -> None:
-        """Back into its own queue, as the broker does with a message that is rejected with requeue."""
-        self._errands.put(envelope)
+    def copy(self, envelope: Envelope, queue: str, grant: str = "") -> None:
+        self._errands.put(Copy(envelope, queue, grant))
 
     def end(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
@@ -96,8 +106,8 @@ class Publisher(threading.Thread):
     def _try(self, errand: Errand) -> bool:
         if isinstance(errand, Ending):
             return self._carry_out(errand)
-        if isinstance(errand, Envelope):
-            return self._put(errand, errand.routing_key, "")
+        if isinstance(errand, Copy):
+            return self._put(errand.envelope, errand.queue, errand.grant)
         found = self._ledger.granted(errand)
         if found is None:
             return False  # granted again since, or over

@@ -98,40 +98,50 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         exc = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
         if self.void:
             return self._leave_quietly()
-        self.returned = not isinstance(exc, TimeLimitExceeded)
-        if isinstance(exc, TimeLimitExceeded):
-            # Announced before the child is killed: its room is free when the process is gone.
-            self.verdict = "failed"
-            process = self.gate.process_of(self)
-            super().on_failure(exc_info, send_failed_event, return_ok)
-            return self.gate.when_gone(process, lambda: self.settle("failed"))
-        if isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt):
-            return self._on_process_lost(exc_info, send_failed_event, return_ok)
-        if isinstance(exc, Terminated) and self._already_cancelled and not self._already_revoked:
-            # Cancelled by Celery itself (lost connection, cold shutdown): it goes back to its queue.
-            super().on_failure(exc_info, send_failed_event, return_ok)
-            return self.settle("returned")
-        super().on_failure(exc_info, send_failed_event, return_ok)
-        return self.settle(_outcome_of(exc))
 
-    def _on_process_lost(self, exc_info: Any, send_failed_event: bool, return_ok: bool) -> None:
-        """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
-
-        def as_celery_does(outcome: str = "failed") -> None:
+        def as_celery_does() -> None:
             super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
+
+        if isinstance(exc, TimeLimitExceeded):
+            return self._on_hard_limit(as_celery_does)
+        self.returned = True
+        if isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt):
+            return self._on_process_lost(as_celery_does)
+        outcome = _outcome_of(exc)
+        if isinstance(exc, Terminated) and self._already_cancelled and not self._already_revoked:
+            outcome = "returned"  # cancelled by Celery itself (lost connection, cold shutdown): back to its queue
+        return self._settle_after(as_celery_does, outcome)
+
+    def _settle_after(self, step: Callable[[], None], outcome: str) -> None:
+        """The run is over even if Celery cannot store how it ended."""
+        try:
+            step()
+        finally:
             self.settle(outcome)
 
+    def _on_hard_limit(self, as_celery_does: Callable[[], None]) -> None:
+        """Announced before the child is killed: its room is free when the process is gone."""
+        gate: Any = self.gate
+        self.verdict = "failed"
+        process = gate.process_of(self)
+        try:
+            as_celery_does()
+        finally:
+            gate.when_gone(process, lambda: self.settle("failed"))
+
+    def _on_process_lost(self, as_celery_does: Callable[[], None]) -> None:
+        """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
         if self._already_cancelled or self._already_revoked:
-            super().on_failure(exc_info, send_failed_event, return_ok)
-            return self.settle("revoked" if self._already_revoked else "returned")
+            return self._settle_after(as_celery_does, "revoked" if self._already_revoked else "returned")
         if self.task.orchestration.celery.keys() & {"reject_on_worker_lost", "retry_on_worker_lost"}:
-            return as_celery_does()  # a requeue settles in reject(), a retry in _retry_worker_lost()
+            # A requeue settles in reject(), a retry in _retry_worker_lost().
+            return self._settle_after(as_celery_does, "failed")
         if getattr(self, "_success_was_stored", bool)():
-            return as_celery_does("succeeded")
+            return self._settle_after(as_celery_does, "succeeded")
 
         def decided(answer: str) -> None:
             if answer == "dead":
-                super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
+                as_celery_does()
             else:
                 self._leave_quietly()
 

@@ -21,7 +21,7 @@ from celery.worker import state
 from kombu.serialization import prepare_accept_content
 
 from celery_orchestration import queues
-from celery_orchestration.errors import LedgerError
+from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.graph import Graph
 from celery_orchestration.ledger import Ledger, Presence
 from celery_orchestration.ledger.keys import encode_job
@@ -65,6 +65,7 @@ class WorkerSide:
             options = self.app.conf.broker_transport_options or {}
             self.app.conf.broker_transport_options = {"queue_order_strategy": queues.STRICT, **options}
         self.queues = queues.select(self.app, internals.queues_were_chosen(self.app), self.settings.strict_priority)
+        self.destinations = queues.destinations(self.app, jobs)
         self.message_consumers: list[Any] = []
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
@@ -74,6 +75,8 @@ class WorkerSide:
         """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
         try:
             self.ledger.check(self.owner)
+        except LedgerRefused:
+            raise
         except LedgerError as exc:
             logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
 
@@ -150,10 +153,22 @@ class WorkerSide:
         ours.consume()
         return ours
 
+    def serve_granted(self, yes: bool) -> None:
+        """In the event loop: whether we take messages of runs that were handed over."""
+        for ours in self.message_consumers[1:]:
+            for name in self.queues:
+                if queues.is_granted(name) and yes:
+                    ours.add_queue(queues.declared(self.app, name))
+                elif queues.is_granted(name):
+                    ours.cancel_by_queue(name)
+            ours.consume()
+
     def disconnect(self) -> None:
         for ours in self.message_consumers[1:]:
             try:
                 ours.cancel()
+                # Before the others: a message that Redis sends meanwhile goes back to its queue through one of them.
+                ours.channel.close()
             except Exception as exc:
                 logger.debug("Cancelling the consumer of %s: %r", self.queues, exc)
 

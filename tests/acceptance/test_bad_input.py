@@ -190,11 +190,10 @@ def test_a_ledger_that_is_not_for_us_is_refused(refusal, redis_server: RedisServ
             "from celery.worker import request\ndel request.Request._announce_revoked",
             "no Request._announce_revoked",
         ),
-        pytest.param(
+        (
             "from celery.worker import request\nfrom functools import partial\n"
             "request.create_request_cls = partial(request.create_request_cls)",
             "create_request_cls does not subclass Task.Request",
-            marks=pytest.mark.xfail(strict=True, reason="what has no source makes inspect.getsource raise"),
         ),
     ],
     ids=["revoke", "create_request_cls", "request", "without source"],
@@ -241,7 +240,7 @@ def test_a_worker_waits_for_a_ledger_that_does_not_answer_yet(
 
 def ledger_of(broker: Broker) -> dict[str, Any]:
     """Everything in the ledger but what a heartbeat or a sweep changes."""
-    client = broker.redis.client(decode_responses=False)
+    client = broker.redis.client(int(broker.ledger_url.rpartition("/")[2]), decode_responses=False)
     found = {}
     for key in client.keys("{configured}:*"):
         if not key.startswith((b"{configured}:w:", b"{configured}:ws")):
@@ -255,8 +254,6 @@ def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
     process = worker(broker, APP)
     jobs = load_app(broker, APP)
     assert jobs.exclusive.delay(note=1).get(timeout=10) == 1
-    if broker.name == "rabbitmq":
-        pytest.skip("the ledger is not in the broker's database")
     before = until(lambda: _steady(broker))
     headers = {"task": f"{APP}.exclusive", "id": "bad", "lang": "py"}
     with Connection(broker.broker_url) as connection:
@@ -269,8 +266,7 @@ def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
         put(b"{not json", content_type="application/json", content_encoding="utf-8", headers=headers)
         put(b"x", content_type="application/x-nobody-knows", content_encoding="binary", headers=headers)
         put(b"cos\nsystem\n", content_type="application/x-python-serialize", content_encoding="binary", headers=headers)
-        put([1, 2], serializer="json", headers=headers)
-        put([{"args": 1}, [], {}], serializer="json", headers={**headers, "expires": "never"})
+        put([[], {}, {}], serializer="json", headers={**headers, "expires": "never"})
         put([[], {}, {}], serializer="json", headers={**headers, "task": "no.such.task"})
     process.wait_for_log("Received unregistered task of type 'no.such.task'")
     # The last of them was read, so all were; and the worker goes on.

@@ -88,7 +88,6 @@ def test_observing_everything_runs_at_once_and_what_would_have_waited_is_recorde
     assert job(jobs, "free").would_have_waited == {}
 
 
-@pytest.mark.xfail(strict=True, reason="an observing worker lets go only in a turn, and makes none while it is idle")
 def test_runs_left_waiting_are_let_go_when_an_observing_worker_comes(
     redis_broker: Broker, worker: StartWorker, load_app: LoadApp, history: History, tmp_path: Path
 ) -> None:

@@ -170,7 +170,6 @@ def test_routes_that_are_changed_later_come_before_ours(app):
         assert destination(task.delay) == queue
 
 
-@pytest.mark.xfail(strict=True, reason="install_route makes the router while the configuration is not complete")
 def test_routes_may_be_assigned_after_the_first_bound_job(app):
     task = job(app, priority="high")
     app.conf.task_routes = {"shop.job": "mine"}

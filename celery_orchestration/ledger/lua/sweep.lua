@@ -6,7 +6,8 @@
 -- ARGV  worker, number of the call, interval between sweeps (ms), most runs to handle in one call
 -- Returns  { more (1: call again at once), { granted: {id, grant number} to publish },
 --            { endings: {id, why} to carry out }, { names of workers found dead }, count of runs recovered,
---            releases of the live workers, releases the installed policies were merged from }
+--            releases of the live workers, releases the installed policies were merged from,
+--            { queues that live workers serve } }
 -- Errors   UNKNOWNWORKER
 -- Called again with the same number it gives the same answer.
 --
@@ -81,4 +82,4 @@ if call('ZCARD', P .. 'wait') > 0 then hand_over(limit) end
 more = more or HAND.more or #due == limit or #late == limit
 flush()
 return remember({ more and 1 or 0, HAND.grants, endings, dead_names, recovered, live_releases(),
-  call('HGET', P .. 'g', 'releases') or '' })
+  call('HGET', P .. 'g', 'releases') or '', call('HKEYS', P .. 'slots') })
