@@ -6,14 +6,16 @@ came from first) travels in one header that is taken off again on arrival, befor
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from kombu import Producer, Queue
 from kombu.message import Message
-from kombu.utils import json
+from kombu.utils import json as kombu_json
 
 #: Header of a handed-over message: {"grant", "exchange", "routing_key"}.
 HEADER = "orchestration"
@@ -51,24 +53,31 @@ class Envelope:
         )
 
     def pack(self) -> bytes:
-        head: bytes = json.dumps(
-            [
-                self.headers,
-                self.properties,
-                self.content_type,
-                self.content_encoding,
-                self.exchange,
-                self.routing_key,
-            ]
-        ).encode()
-        return _LENGTH.pack(len(head)) + head + self.body
+        head = [
+            self.headers,
+            self.properties,
+            self.content_type,
+            self.content_encoding,
+            self.exchange,
+            self.routing_key,
+        ]
+        try:
+            text = json.dumps([*head, None])
+        except TypeError:
+            # AMQP has times, decimals and bytes, too. They get a mark that no header can have, whatever it looks like.
+            mark = uuid4().hex
+            text = json.dumps([*head, mark], default=lambda value: {mark: kombu_json.dumps(value)})
+        packed = text.encode()
+        return _LENGTH.pack(len(packed)) + packed + self.body
 
     @classmethod
     def unpack(cls, data: bytes) -> Envelope:
         (length,) = _LENGTH.unpack_from(data)
-        headers, properties, content_type, content_encoding, exchange, routing_key = json.loads(
-            data[4 : 4 + length].decode()
-        )
+        text = data[4 : 4 + length].decode()
+        *head, mark = json.loads(text)
+        if mark:
+            *head, _ = json.loads(text, object_hook=lambda it: kombu_json.loads(it[mark]) if mark in it else it)
+        headers, properties, content_type, content_encoding, exchange, routing_key = head
         return cls(headers, properties, content_type, content_encoding, exchange, routing_key, data[4 + length :])
 
     def publish(self, producer: Producer, queue: Queue, grant: str) -> None:

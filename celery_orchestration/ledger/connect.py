@@ -5,7 +5,7 @@ Passwords, databases, TLS and Sentinel options are taken over from where the add
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery import Celery
@@ -47,7 +47,7 @@ _TCP = {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_keepalive": True}
 _FIXED = {"retry": Retry(NoBackoff(), 0), "retry_on_timeout": False, "decode_responses": False}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # it has secrets
 class Address:
     """Where the ledger is, and what is needed to connect there."""
 
@@ -64,10 +64,10 @@ class Address:
 def find(app: Celery, settings: Settings) -> Address:
     conf = app.conf
     if settings.redis_url:
-        tls, options = {}, {}
-        if _scheme(settings.redis_url) == "sentinel":
-            tls, options = _tls(conf.broker_use_ssl), conf.broker_transport_options or {}
-        return Address(settings.redis_url, "orchestration_redis_url", tls, options)
+        address = Address(settings.redis_url, "orchestration_redis_url")
+        if _scheme(settings.redis_url) != "sentinel":
+            return address
+        return replace(address, tls=_tls(conf.broker_use_ssl), options=conf.broker_transport_options or {})
     if own := _own(conf):
         return own
     raise ConfigurationError(
@@ -80,8 +80,8 @@ def key_prefix(app: Celery) -> str:
     """The global_keyprefix: teams that share one Redis by prefix expect the ledger to keep to it."""
     own = _own(app.conf)
     prefix = str(own.options.get("global_keyprefix") or "") if own else ""
-    if own and own.source == "result_backend" and prefix and prefix[-1] not in ":_-.":
-        prefix += "_"  # as Celery's backend does, unlike kombu
+    if own and own.source == "result_backend" and prefix and not prefix.endswith((":", "_", "-", ".")):
+        return f"{prefix}_"  # as Celery's backend does, unlike kombu
     return prefix
 
 
@@ -89,7 +89,7 @@ def connect(address: Address) -> ConnectionPool:
     """The pool of connections for an address. Does not connect yet."""
     try:
         pool = _sentinel(address) if _scheme(address.url) == "sentinel" else _plain(address)
-        pool.connection_class(**pool.connection_kwargs)  # redis-py looks at most options only here
+        pool.connection_class(**pool.connection_kwargs)  # only a connection looks at the options
     except (ValueError, TypeError, RedisError) as exc:
         raise ConfigurationError(f"{address.source} {str(address)!r} cannot hold the ledger: {exc}") from exc
     return pool
@@ -151,7 +151,7 @@ def _read(url: str) -> dict[str, Any]:
         raise ValueError("its host or port cannot be read") from None
     options: dict[str, Any] = {"username": parts.username, "password": parts.password}
     if _PLAIN.get(parts.scheme) is UnixDomainSocketConnection:
-        options["path"] = f"/{parts.path}"
+        options["path"] = f"/{parts.path or ''}"
     else:
         options["host"] = parts.hostname or "localhost"
         options["port"] = parts.port or (26379 if parts.scheme == "sentinel" else 6379)
@@ -173,7 +173,7 @@ def _split(url: str) -> list[str]:
 
 
 def _cut(url: str) -> tuple[str, str]:
-    """What stands before and after the end of ://"""
+    """The scheme with its ://, and the rest."""
     match = re.match(_SCHEME, url)
     end = match.end() if match else 0
     return url[:end], url[end:]
