@@ -219,6 +219,10 @@ class Ledger:
         except (LedgerError, NoScriptError):
             return None
 
+    def has_answer(self, seconds: float) -> bool:
+        """Waits so long at most."""
+        return self._wire.readable(seconds)
+
     @property
     def socket(self) -> Any:
         return self._wire.socket

@@ -8,6 +8,7 @@ done once for every run. A wire belongs to one thread. Whatever goes wrong with 
 """
 
 import os
+import select
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,6 +77,12 @@ class Wire:
         except BaseException:
             self.close()  # a reply may be half read
             raise
+
+    def readable(self, seconds: float) -> bool:
+        """Whether a reply, or the end of the connection, is there within this time."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     @property
     def socket(self) -> Any:

@@ -6,11 +6,13 @@ there. Under gevent there is no hub: everything is cooperative, and a call is ju
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 from typing import Any, Protocol
 
 Call = Callable[[], None]
@@ -39,10 +41,38 @@ class Loop(Protocol):
         """The socket is not to be listened to any more."""
 
 
-class HubLoop:
+class Timers:
+    """Calls that are due later, and are not forgotten when Celery (before 5.7) clears its timers with the loss of a
+    broker connection."""
+
+    def __init__(self) -> None:
+        self._due: dict[int, tuple[float, Call]] = {}
+        self._numbers = itertools.count()
+
+    def later(self, seconds: float, function: Call) -> None:
+        number = next(self._numbers)
+        self._due[number] = (monotonic() + seconds, function)
+        self._schedule(seconds, number)
+
+    def _schedule(self, seconds: float, number: int) -> None:
+        raise NotImplementedError
+
+    def _fire(self, number: int) -> None:
+        _, function = self._due.pop(number, (0.0, None))
+        if function is not None:
+            function()
+
+    def schedule_again(self) -> None:
+        """On every connection to the broker."""
+        for number, (due, _) in list(self._due.items()):
+            self._schedule(max(0.0, due - monotonic()), number)
+
+
+class HubLoop(Timers):
     """A pipe wakes the hub: before 5.7, kombu's call_soon does not."""
 
     def __init__(self, hub: Any) -> None:
+        super().__init__()
         self._hub = hub
         self._calls: deque[Call] = deque()
         self._thread = threading.get_ident()
@@ -85,15 +115,16 @@ class HubLoop:
     def soon(self, function: Call) -> None:
         self._hub.call_soon(function)
 
-    def later(self, seconds: float, function: Call) -> None:
-        self._hub.call_later(seconds, function)
+    def _schedule(self, seconds: float, number: int) -> None:
+        self._hub.call_later(seconds, self._fire, number)
 
     def inside(self) -> bool:
         return threading.get_ident() == self._thread
 
 
-class DirectLoop:
+class DirectLoop(Timers):
     def __init__(self, timer: Any) -> None:
+        super().__init__()
         self._timer = timer
 
     def register(self) -> None:
@@ -104,8 +135,8 @@ class DirectLoop:
 
     soon = call
 
-    def later(self, seconds: float, function: Call) -> None:
-        self._timer.call_after(seconds, function)
+    def _schedule(self, seconds: float, number: int) -> None:
+        self._timer.call_after(seconds, self._fire, (number,))
 
     def inside(self) -> bool:
         return True

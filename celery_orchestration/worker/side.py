@@ -89,9 +89,10 @@ class WorkerSide:
     def connected(self, consumer: Any) -> None:
         self._consumer = consumer
         first = self._loop is None
-        if first:
+        if self._loop is None:
             self._start(consumer)
         else:
+            self._loop.schedule_again()
             self.gate.connected(consumer)
         self.message_consumers = [consumer.task_consumer]
         if self.settings.strict_priority:

@@ -200,16 +200,24 @@ class LedgerMachine(RuleBasedStateMachine):
             expected.append(model.settle(run, one.outcome, after) if run is not None and current else "refused")
         assert found.outcomes == expected
         granted, started, free = ([], [], offered)
+        arriving = [Run(a.id, a.job, a.key, a.attempt, (0, 0), a.queue, a.granted_queue) for a in arrivals]
+        spare = [False] * len(arrivals)
+
+        def slots_of_those_who_wait() -> int:
+            """An arrival that will have to wait leaves its slot to a run that is handed over."""
+            for i, (a, run) in enumerate(zip(arrivals, arriving, strict=True)):
+                spare[i] = not a.grant and model.would_wait(run, a.priority, i + 1)
+            return sum(spare)
+
         if outcomes or offered:
-            granted, started, free = model.hand_over(after, worker, offered)
+            granted, started, free = model.hand_over(after, worker, offered, slots_of_those_who_wait)
         answers = []
-        for a in arrivals:
+        for i, (a, run) in enumerate(zip(arrivals, arriving, strict=True)):
             grants = self.grants.get(a.id, [])
             on_its_way = a.id in model.runs and bool(model.runs[a.id].dest) and a.id not in granted
             is_latest = on_its_way and a.grant == grants[-1]
-            run = Run(a.id, a.job, a.key, a.attempt, (0, 0), a.queue, a.granted_queue)
             answers.append(model.admit(worker.name, run, a.priority, is_latest, after))
-            free += answers[-1] != "start"
+            free += (answers[-1] != "start") - spare[i]
         assert [answer.what for answer in found.answers] == answers
         if arrivals and any(r.state in ("waiting", "behind") or r.behind for r in model.runs.values()):
             more, here, _ = model.hand_over(after, worker, free)

@@ -6,6 +6,7 @@ numbers up to date, this recomputes them, so that a wrong update shows as a diff
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 HOLDS_ROOM = ("granted", "queued", "running")
@@ -243,12 +244,19 @@ class Model:
         ready = [r for r in self.waiting() if r.job == run.job and self.has_room(job, r.key) and self.counts(r)]
         return bool(ready) and ready[0] is run
 
-    def hand_over(self, after: list[str], here: Worker | None, free: int) -> tuple[list[str], list[str], int]:
-        """Returns ids granted, ids started here, and how many of the offered slots are left."""
+    def hand_over(
+        self, after: list[str], here: Worker | None, free: int, spare: Callable[[], int] | None = None
+    ) -> tuple[list[str], list[str], int]:
+        """Returns ids granted, ids started here, and how many of the offered slots are left.
+
+        ``spare``: says how many more slots there are, when they are needed.
+        """
         granted, started = [], []
         for _ in range(LIMIT):
             if self.paused or not self.global_room():
                 break
+            if free <= 0 and spare is not None:
+                free, spare = free + spare(), None
             candidates = self.candidates(after, here, free)
             if not candidates:
                 break
@@ -293,6 +301,12 @@ class Model:
         if run.job != job:
             after.append(run.job)
         return "", run, False
+
+    def would_wait(self, arrival: Run, priority: int, number: int) -> bool:
+        """Whether the gate is closed for an arrival, the so many-th of its turn, as things stand."""
+        key = arrival.key if self.jobs[arrival.job].keyed else ""
+        run = replace(arrival, key=key, rank=(3 - priority, self.arrivals + number))
+        return not (self.global_room() and self.may_start(run))
 
     def admit(self, worker: str, arrival: Run, priority: int, granted: bool, after: list[str]) -> str:
         answer, before, runs = self.known(arrival.id, arrival.attempt, arrival.job, granted, worker, after)

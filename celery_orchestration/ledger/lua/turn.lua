@@ -27,11 +27,35 @@ end
 
 HAND.here = { worker = worker, free = tonumber(ARGV[4]), queues = SESSION.queues, rel = SESSION.rel }
 
-local settled, admitted = {}, {}
+local settled, arrivals, admitted = {}, {}, {}
 local at = 6
 for i = 1, tonumber(ARGV[5]) do
   settled[i] = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], HAND.after)
   at = at + 3
+end
+for i = 1, tonumber(ARGV[at]) do
+  local v = at + 10 * i - 9
+  arrivals[i] = { id = ARGV[v], a = tonumber(ARGV[v + 1]), job = ARGV[v + 2], key = ARGV[v + 3],
+    priority = tonumber(ARGV[v + 4]), gn = tonumber(ARGV[v + 5]), ex = tonumber(ARGV[v + 6]), q = ARGV[v + 7],
+    gq = ARGV[v + 8], message = ARGV[v + 9] }
+end
+
+local function rank_of(arrival, seq)
+  return (3 - arrival.priority) * CLASS + seq
+end
+
+-- An arrival comes with a slot. Those that will have to wait leave theirs to the runs that are handed over.
+HAND.here.spare = function()
+  local found = 0
+  for i, arrival in ipairs(arrivals) do
+    local j = not arrival.gn and job(arrival.job)
+    if j then
+      local r = { key = j.keyed and arrival.key or '', rank = rank_of(arrival, G.seq + i) }
+      arrival.waits = closed(j, r) ~= nil
+      if arrival.waits then found = found + 1 end
+    end
+  end
+  return found
 end
 
 local function pump(limit)
@@ -74,15 +98,16 @@ local function known(id, a, gn, name)
   return nil, r, false
 end
 
-local function admit(id, a, name, key, priority, gn, ex, q, gq, message)
+local function admit(arrival)
+  local id, a, name, ex, message = arrival.id, arrival.a, arrival.job, arrival.ex, arrival.message
   local j = job(name)
   if not j then return { 'unknown' } end
-  local answer, before_it, running = known(id, a, gn, name)
+  local answer, before_it, running = known(id, a, arrival.gn, name)
   if answer then return answer end
   G.seq = G.seq + 1
   G.dirty = true
-  local r = { id = id, job = name, key = j.keyed and key or '', a = a, rank = (3 - priority) * CLASS + G.seq,
-    rec = 0, tries = 0, ex = ex, q = q, gq = gq, enq = NOW }
+  local r = { id = id, job = name, key = j.keyed and arrival.key or '', a = a, rank = rank_of(arrival, G.seq),
+    rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW }
   if before_it and before_it.job == name then
     r.rank, r.rec, r.jd, r.enq = before_it.rank, before_it.rec, before_it.sd, before_it.enq
   end
@@ -111,17 +136,15 @@ local function admit(id, a, name, key, priority, gn, ex, q, gq, message)
   return { 'wait' }
 end
 
-local count = tonumber(ARGV[at])
-at = at + 1
-for i = 1, count do
-  admitted[i] = admit(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4]),
-    tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]), ARGV[at + 7], ARGV[at + 8], ARGV[at + 9])
-  if admitted[i][1] ~= 'start' then HAND.here.free = HAND.here.free + 1 end
-  at = at + 10
+for i, arrival in ipairs(arrivals) do
+  admitted[i] = admit(arrival)
+  local slot = (admitted[i][1] == 'start' and 0 or 1) - (arrival.waits and 1 or 0)
+  HAND.here.free = HAND.here.free + slot
 end
+HAND.here.spare = nil
 
 local waiting = call('ZCARD', P .. 'wait')
-if waiting > 0 and count > 0 then
+if waiting > 0 and #arrivals > 0 then
   pump(16)
   waiting = call('ZCARD', P .. 'wait')
 end

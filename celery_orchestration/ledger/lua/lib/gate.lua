@@ -101,16 +101,15 @@ local function destination(r)
 end
 
 -- Puts j into the open set it belongs to, or takes it out. What it depends on besides j itself: the room and
--- the bars of the jobs it conflicts with.
-local function reopen(j)
+-- the bars of the jobs it conflicts with. h: its head, if it bars; moved: whether that is another than before.
+local function place(j, h, moved)
   local at = nil
-  local h = j.br and j.blk == 0 and head(j)
-  if h and not barred(j, h.rank) then at = destination(load_run(h.id)) end
+  if h and j.blk == 0 and not barred(j, h.rank) then at = destination(load_run(h.id)) end
   if j.at and j.at ~= at then
     call('ZREM', P .. 'open:' .. j.at, j.name)
     if call('EXISTS', P .. 'open:' .. j.at) == 0 then call('SREM', P .. 'opens', j.at) end
   end
-  if at then
+  if at and (moved or j.at ~= at) then
     call('ZADD', P .. 'open:' .. at, int(j.br), j.name)
     call('SADD', P .. 'opens', at)
   end
@@ -118,6 +117,10 @@ local function reopen(j)
     j.at = at
     j.dirty = true
   end
+end
+
+local function reopen(j)
+  place(j, j.br and j.blk == 0 and head(j) or nil, false)
 end
 
 -- Judges the head of j anew; tells those it conflicts with if what it bars has changed.
@@ -131,7 +134,7 @@ local function refresh(j)
     j.dirty = true
     if br then call('ZADD', P .. 'bar', int(br), j.name) else call('ZREM', P .. 'bar', j.name) end
   end
-  reopen(j)
+  place(j, br and h or nil, changed)
   if changed then
     for _, name in ipairs(with_waiters(j.conf)) do reopen(job(name)) end
   end

@@ -7,9 +7,14 @@
 
 local HAND = { grants = {}, starts = {}, after = {}, more = false }
 
--- here: { worker, free, rel, queues } of the calling worker, or nil.
+-- here: { worker, free, rel, queues, spare } of the calling worker, or nil. spare: a function that finds more free
+-- slots, called once, when one is needed.
 local function place_for(name, queue)
   local here = HAND.here
+  if here and here.free <= 0 and here.spare then
+    here.free = here.free + here.spare()
+    here.spare = nil
+  end
   if here and here.free > 0 then
     if not here.serves then
       here.serves = {}

@@ -1,0 +1,44 @@
+"""Calls that are due later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery.utils.timer2 import Timer
+from kombu.asynchronous import Hub
+
+from celery_orchestration.worker.loop import DirectLoop, HubLoop
+from support.wait import stays, until
+
+
+@pytest.fixture(params=["hub", "timer"])
+def timing(request: pytest.FixtureRequest) -> Any:
+    """A loop, what clears its timers as the loss of a connection does, and what makes it go on."""
+    if request.param == "hub":
+        hub = Hub()
+        loop, going = HubLoop(hub), hub.create_loop()
+        hub.add_reader(loop._read, lambda: None)
+        yield loop, hub.timer.clear, lambda: next(going)
+        hub.close()
+    else:
+        timer = Timer()
+        yield DirectLoop(timer), timer.clear, lambda: None
+        timer.stop()
+
+
+def test_a_call_that_is_due_later_survives_the_loss_of_the_timers(timing):
+    loop, clear, go_on = timing
+    called = []
+    loop.later(0.02, lambda: called.append("first"))
+    loop.later(0.01, lambda: called.append("second"))
+    clear()
+    loop.schedule_again()
+    loop.schedule_again()
+
+    def both() -> bool:
+        go_on()
+        return sorted(called) == ["first", "second"]
+
+    until(both)
+    stays(both, 0.1)
