@@ -174,7 +174,10 @@ class Gate:
     def drop_reserved(self) -> None:
         """The broker connection is lost, and with it all claims to slots: what was not admitted is delivered again,
         what was admitted asks for a slot again."""
-        self._reserved = [entry for entry in self._reserved if entry.request.fence is not None]
+        for entry in self._reserved:
+            if entry.request.fence is None:
+                entry.request.stage = "dropped"
+        self._reserved = [entry for entry in self._reserved if entry.request.stage != "dropped"]
         heapq.heapify(self._reserved)
         self._stalled = [entry.request for entry in self._reserved]
 

@@ -87,6 +87,7 @@ class HubLoop(Timers):
         self._hub.add_reader(self._read, self._run)
         if self._listening is not None:
             self._hub.add_reader(*self._listening)
+        self._wake()  # what the hub was about to call is lost with the connection
 
     def listen(self, socket: Any, function: Call) -> bool:
         self._listening = (socket.fileno(), function)
@@ -109,11 +110,15 @@ class HubLoop(Timers):
 
     def call(self, function: Call) -> None:
         self._calls.append(function)
+        self._wake()
+
+    def _wake(self) -> None:
         with suppress(BlockingIOError):  # full: it will wake anyway
             os.write(self._write, b"\0")
 
     def soon(self, function: Call) -> None:
-        self._hub.call_soon(function)
+        self._calls.append(function)
+        self._hub.call_soon(self.drain)
 
     def _schedule(self, seconds: float, number: int) -> None:
         self._hub.call_later(seconds, self._fire, number)

@@ -48,7 +48,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     #: Grant number of a handed-over message.
     grant = ""
     origin: dict[str, Any] | None = None
-    #: Whether the gate knows it: "reserved", then "asked".
+    #: Whether the gate knows it: "reserved", then "asked"; "dropped" if its connection was lost before.
     stage: str | None = None
 
     #: execute_using_pool as Celery made it: gives the request to the execution pool.

@@ -42,3 +42,23 @@ def test_a_call_that_is_due_later_survives_the_loss_of_the_timers(timing):
 
     until(both)
     stays(both, 0.1)
+
+
+def test_what_is_to_be_called_soon_survives_an_error_of_somebody_else_in_the_hub():
+    hub = Hub()
+    loop, called = HubLoop(hub), []
+    hub.call_soon(_lose_the_connection)
+    loop.soon(lambda: called.append(1))
+    loop.call(lambda: called.append(2))
+    with pytest.raises(ConnectionError):
+        while not hub.readers:
+            next(hub.create_loop())
+    hub.reset()
+    loop.register()
+    going = hub.create_loop()
+    until(lambda: next(going) or called == [1, 2])
+    hub.close()
+
+
+def _lose_the_connection() -> None:
+    raise ConnectionError
