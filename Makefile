@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST_ARGS ?=
+# Tests wait more than they work: two at a time. PYTEST_ARGS= for one by one.
+PYTEST_ARGS ?= --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast lint demo bench clean

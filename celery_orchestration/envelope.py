@@ -21,6 +21,8 @@ from kombu.utils import json as kombu_json
 HEADER = "orchestration"
 #: Where a task finds its fence: among the properties, which unlike headers are not copied into its retries.
 FENCE = "orchestration_fence"
+#: And when it was admitted, by the machine's monotonic clock.
+ADMITTED = "orchestration_admitted"
 
 _LENGTH = struct.Struct(">I")
 #: Properties that belong to the message. Others belong to one delivery of it, and its time to live to the first queue.

@@ -17,7 +17,7 @@ from celery.exceptions import Ignore
 from celery.schedules import maybe_schedule
 from celery.utils.log import get_logger
 
-from celery_orchestration.envelope import FENCE
+from celery_orchestration.envelope import ADMITTED, FENCE
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.policy import Policy, Priority, Settings, read_options
@@ -173,7 +173,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.request.called_directly or self.fence is None:
             return super().__call__(*args, **kwargs)
-        self.request.orchestration_began = monotonic()
+        self._refuse_if_void()
         try:
             result = super().__call__(*args, **kwargs)
         except Ignore:
@@ -188,10 +188,15 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         self._refuse_if_void()
         return super().retry(*args, **kwargs)
 
+    def replace(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_if_void()
+        return super().replace(*args, **kwargs)
+
     def _refuse_if_void(self) -> None:
-        """A run older than half a lease may have lost it: then it stores no result and calls nobody back."""
-        began = getattr(self.request, "orchestration_began", None)
-        if began is None or monotonic() - began < settings_of(self.app).lease_seconds / 2:
+        """A run that was admitted more than half a lease ago may have lost it: then it stores no result and calls
+        nobody back."""
+        admitted = (self.request.properties or {}).get(ADMITTED)
+        if admitted is None or monotonic() - admitted < settings_of(self.app).lease_seconds / 2:
             return
         try:
             current = _ledger_of(self.app).is_current(self.request.id, str(self.fence))

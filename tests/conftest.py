@@ -17,6 +17,7 @@ from support.history import History
 from support.processes import ManagedProcess
 from support.proxy import DroppingProxy
 from support.servers import RabbitServer, RedisServer
+from support.stage import Stage
 from support.workers import Broker, WorkerProcess, celery_state_of_its_own, close_app, loaded_app
 
 PLAIN = "support.apps.plain"
@@ -201,6 +202,22 @@ def load_app(history: History) -> Iterator[Callable[..., ModuleType]]:
             return cleanups.enter_context(loaded_app(module, broker, {**history.env(), **(env or {})}))
 
         yield load
+
+
+@pytest.fixture
+def stage_on(
+    worker: Callable[..., WorkerProcess], load_app: Callable[..., ModuleType], history: History, tmp_path: Path
+) -> Callable[..., Stage]:
+    """``stage_on(broker, module="support.apps.faults", env={...})``"""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return lambda broker, *args, **options: Stage(broker, worker, load_app, history, scratch, *args, **options)
+
+
+@pytest.fixture
+def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
+    """On Redis, where it does not matter which broker."""
+    return stage_on(redis_broker)
 
 
 # -- pytest-celery, on processes

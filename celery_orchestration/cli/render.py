@@ -34,7 +34,7 @@ def render(status: Status, rows: int = 20) -> Group:
     if status.max_running is not None:
         head += f", at most {status.max_running} at once"
     parts: list[RenderableType] = [Text(head, style="bold")]
-    parts += [Text(f"! {problem}", style="bold red") for problem in status.problems]
+    parts += [_plain(f"! {problem}", "bold red") for problem in status.problems]
     parts.append(_jobs(status))
     if status.runs:
         parts.append(_runs(status.runs, rows))
@@ -128,9 +128,9 @@ def _rest(total: int, most: int) -> list[Text]:
     return [Text(f" … {total - most} more")] if total > most else []
 
 
-def _plain(text: str) -> Text:
+def _plain(text: str, style: str = "") -> Text:
     """Control characters of any kind are shown as what they are."""
-    return Text("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
+    return Text("".join(char if char.isprintable() else repr(char)[1:-1] for char in text), style=style)
 
 
 def _state(state: str) -> Text:

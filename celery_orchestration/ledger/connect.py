@@ -43,6 +43,8 @@ SOCKET_TIMEOUT = 5.0
 CONNECT_TIMEOUT = 3.0
 
 _TCP = {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_keepalive": True}
+#: Options of a broker's address that are not about Redis.
+_OF_KOMBU = frozenset({"heartbeat", "connect_timeout", "login_method", "failover_strategy", "uri_prefix", "insist"})
 #: What an address cannot change. Who calls tries again himself, and knows what it means to call twice.
 _FIXED = {"retry": Retry(NoBackoff(), 0), "retry_on_timeout": False, "decode_responses": False}
 
@@ -157,6 +159,8 @@ def _read(url: str) -> dict[str, Any]:
         options["port"] = parts.port or (26379 if parts.scheme == "sentinel" else 6379)
         options["db"] = int((parts.path or "").strip("/") or 0)
     for name, text in parts.query.items():
+        if name in _OF_KOMBU:
+            continue
         option = "db" if name == "virtual_host" else name
         try:
             options[option] = _PARSERS.get(option, str)(text)

@@ -84,14 +84,14 @@ def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]
         jobs=sorted((_job(job) for job in found["jobs"] or ()), key=lambda job: job.name),
         runs=runs,
         waits=waits,
-        workers=sorted((_worker(worker) for worker in workers.values()), key=lambda worker: worker.name),
+        workers=sorted((_worker(worker, now) for worker in workers.values()), key=lambda worker: worker.name),
         queues=all_queues,
         problems=_problems(all_queues, found, sent),
     )
 
 
 def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> list[str]:
-    if not found["workers"]:
+    if all(_is_lost(worker, found["now"]) for worker in found["workers"] or ()):
         problems = ["no worker is alive"]
     else:
         problems = [_unserved(queue, sent.get(queue.name, [])) for queue in all_queues if queue.slots == 0]
@@ -149,8 +149,13 @@ def _run(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: s
     )
 
 
-def _worker(worker: Mapping[str, Any]) -> WorkerStatus:
-    state = "lost" if worker["lease"] <= 0 else "busy" if worker["running"] else "idle"
+def _is_lost(worker: Mapping[str, Any], now: int) -> bool:
+    """By the ledger clock, or, as that stands still while nobody sweeps, by its silence."""
+    return bool(worker["left"] <= 0 or now - worker["beat"] > worker["lease"])
+
+
+def _worker(worker: Mapping[str, Any], now: int) -> WorkerStatus:
+    state = "lost" if _is_lost(worker, now) else "busy" if worker["running"] else "idle"
     return WorkerStatus(
         name=worker["name"],
         host=worker["host"],

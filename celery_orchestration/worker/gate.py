@@ -28,7 +28,7 @@ from celery.worker.state import task_reserved
 from celery.worker.strategy import proto1_to_proto2
 
 from celery_orchestration import queues
-from celery_orchestration.envelope import Envelope
+from celery_orchestration.envelope import HEADER, Envelope
 from celery_orchestration.ledger import Arrival, Outcome, Start, Turn, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.acks import Acks
@@ -429,6 +429,13 @@ class Gate:
     def ended_unstarted(self, request: OrchestratedRequest) -> None:
         """Celery found a message revoked or expired, and told everybody: the ledger must not keep its run."""
         self._side.keeper.finish(request.id, request.attempt)
+
+    def unknown_task(self, message: Any) -> None:
+        """Celery failed a run that was handed over: nobody here has its job (any more, or yet)."""
+        headers = message.headers or {}
+        if HEADER in headers:
+            attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)
+            self._side.keeper.finish(headers["id"], attempt)
 
     def publish_again(self, request: OrchestratedRequest) -> None:
         """Back into its own queue, as the broker does with a message that is rejected with requeue."""

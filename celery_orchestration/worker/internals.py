@@ -58,6 +58,7 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     semaphore = LaxBoundedSemaphore(1)
     yield "the slots' semaphore is another", semaphore.value == 1 and hasattr(semaphore, "_waiting")
     yield "Consumer.on_close does not flush the pool", "self.pool.flush()" in _source(Consumer.on_close)
+    yield "no Consumer.on_unknown_task", "self.on_unknown_task" in _source(Consumer.create_task_handler)
     yield "no control command revoke", callable(control.Panel.data.get("revoke"))
     yield "no QoS.callback", "self.callback" in _source(QoS)
     yield "AsynPool does not watch its children", "self._event_process_exit" in _source(AsynPool)
@@ -195,6 +196,22 @@ def hear_revokes(heard: Callable[[Any, list[str]], None]) -> None:
 
     revoke_and_tell.heard = heard  # type: ignore[attr-defined]
     control.Panel.data["revoke"] = revoke_and_tell
+
+
+# -- a message of a task that this worker does not know: Celery fails it, and no request is made
+
+
+def hear_unknown_tasks(consumer: Any, heard: Callable[[Any], None]) -> None:
+    """`heard(message)` is called for every message that Celery failed like that."""
+    if "on_unknown_task" in vars(consumer):
+        return
+    fail = consumer.on_unknown_task
+
+    def on_unknown_task(body: Any, message: Any, exc: Exception) -> None:
+        fail(body, message, exc)
+        heard(message)
+
+    consumer.on_unknown_task = on_unknown_task
 
 
 # -- queues -----------------------------------------------------------------------------------------

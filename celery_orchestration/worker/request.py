@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback
@@ -17,7 +18,7 @@ from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceed
 from celery.worker.request import Request, task_ready
 from celery.worker.strategy import default
 
-from celery_orchestration.envelope import FENCE, HEADER, Envelope
+from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
 from celery_orchestration.ledger import keys
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     def start(self, fence: str) -> None:
         self.fence = fence
-        self._request_dict["properties"] = {**(self._request_dict.get("properties") or {}), FENCE: fence}
+        properties = self._request_dict.get("properties") or {}
+        self._request_dict["properties"] = {**properties, FENCE: fence, ADMITTED: monotonic()}
 
     # -- the run is over ----------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ class WorkerSide:
         else:
             self._loop.schedule_again()
             self.gate.connected(consumer)
+        internals.hear_unknown_tasks(consumer, self.gate.unknown_task)
         self.message_consumers = [consumer.task_consumer]
         if self.settings.strict_priority:
             self._fetch_strictly(consumer)

@@ -10,10 +10,7 @@ import base64
 import http.client
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,91 +21,15 @@ from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.scripts import script, verbs
 from celery_orchestration.task import settings_of
-from support.history import History, Span
-from support.invariants import all_ended, assert_all_well, prefix_of, status_of, waiting
+from support.invariants import all_ended, prefix_of, status_of, waiting
 from support.proxy import DroppingProxy
 from support.servers import RedisServer
+from support.stage import FAULTS, Stage
 from support.wait import stays, until
-from support.workers import Broker, WorkerProcess
+from support.workers import Broker
 
-FAULTS = "support.apps.faults"
 NAME = f"{FAULTS}.{{}}".format
 RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
-StartWorker = Callable[..., WorkerProcess]
-
-
-class Stage:
-    """One test's app, its workers, what was sent to them and what they did."""
-
-    def __init__(
-        self, broker: Broker, worker: StartWorker, load_app: Callable[..., ModuleType], history: History, scratch: Path
-    ) -> None:
-        self.broker = broker
-        self.history = history
-        self.scratch = scratch
-        self.sent: list[AsyncResult] = []
-        self.workers: list[WorkerProcess] = []
-        self._worker = worker
-        self.jobs = load_app(broker, FAULTS)
-        self.app = self.jobs.app
-        self.ledger = broker.redis.client(int(broker.ledger_url.rpartition("/")[2]))
-
-    def worker(self, pool: str = "prefork", concurrency: int = 2, **options: Any) -> WorkerProcess:
-        env = {"TEST_SCRATCH": str(self.scratch), **options.pop("env", {})}
-        process = self._worker(self.broker, FAULTS, pool=pool, concurrency=concurrency, env=env, **options)
-        self.workers.append(process)
-        return process
-
-    def send(self, job: Any, *args: Any, **options: Any) -> AsyncResult:
-        result = job.apply_async(args, **options)
-        self.sent.append(result)
-        return result
-
-    def release(self, name: str) -> None:
-        """Runs of ``held`` by this name may end."""
-        (self.scratch / name).touch()
-
-    def starts(self, result: AsyncResult) -> list[Span]:
-        return [span for span in self.history.spans() if span.run == result.id]
-
-    def started(self, result: AsyncResult, times: int = 1, timeout: float = 20) -> Span:
-        """Waits for its start, the so many-th."""
-        return until(lambda: self.starts(result)[times - 1 :], timeout, f"start {times} of {result.id}")[0]
-
-    def wait_waiting(self, count: int) -> None:
-        until(lambda: waiting(self.app) == count, message=f"{count} runs wait in the ledger")
-
-    def ran_once(self, results: list[AsyncResult]) -> None:
-        executions = Counter(span.run for span in self.history.spans())
-        assert {result.id: executions[result.id] for result in results} == {result.id: 1 for result in results}
-
-    def publish_again_what_was_lost(self) -> None:
-        """What was published a while ago and has not started is overdue now, and not only after half a minute."""
-        for run in status_of(self.app).runs:
-            if run.state == "queued" and run.seconds > 2:
-                self.ledger.zadd(f"{prefix_of(self.app)}gr", {run.id: 0}, xx=True)
-
-    @property
-    def deaths(self) -> dict[int, float]:
-        return {pid: at for process in self.workers for pid, at in process.deaths.items()}
-
-    def all_well(self, **options: Any) -> None:
-        assert_all_well(self.app, self.ledger, self.history, self.sent, deaths=self.deaths, **options)
-
-
-@pytest.fixture
-def stage_on(
-    worker: StartWorker, load_app: Callable[..., ModuleType], history: History, tmp_path: Path
-) -> Callable[[Broker], Stage]:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    return lambda broker: Stage(broker, worker, load_app, history, scratch)
-
-
-@pytest.fixture
-def stage(stage_on: Callable[[Broker], Stage], redis_broker: Broker) -> Stage:
-    """On Redis, where it does not matter which broker."""
-    return stage_on(redis_broker)
 
 
 # -- 1: processes die

@@ -305,7 +305,8 @@ class Model:
     def would_wait(self, arrival: Run, priority: int, number: int) -> bool:
         """Whether the gate is closed for an arrival, the so many-th of its turn, as things stand."""
         key = arrival.key if self.jobs[arrival.job].keyed else ""
-        run = replace(arrival, key=key, rank=(3 - priority, self.arrivals + number))
+        # By another name: that it is a copy of a run that waits is found out later.
+        run = replace(arrival, id="an arrival", key=key, rank=(3 - priority, self.arrivals + number))
         return not (self.global_room() and self.may_start(run))
 
     def admit(self, worker: str, arrival: Run, priority: int, granted: bool, after: list[str]) -> str:

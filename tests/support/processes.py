@@ -26,8 +26,10 @@ from support.wait import until
 
 # Below the range from which the kernel takes the ports of outgoing connections (from 32768 on Linux): the
 # port of a server that is down for a while cannot be taken by a client's connection, nor can a client that
-# reconnects in a loop end up connected to itself.
-PORTS = range(15000, 32000)
+# reconnects in a loop end up connected to itself. Test runs side by side have ports of their own.
+_RUN = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_RUNS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+PORTS = range(15000 + _RUN, 32000, _RUNS)
 
 _given_ports: set[int] = set()
 

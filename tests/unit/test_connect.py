@@ -195,6 +195,12 @@ def test_tls_options_of_something_else_are_not():
     pool_of(broker_url="redis+socket:///tmp/s", broker_use_ssl={"ssl_ca_certs": "/ca.pem"})
 
 
+def test_options_of_a_brokers_address_that_are_kombus_are_left_to_kombu():
+    options = kwargs_of(broker_url="redis://h/1?heartbeat=10&health_check_interval=7")
+    assert "heartbeat" not in options
+    assert options["health_check_interval"] == 7
+
+
 def test_what_the_ledger_relies_on_is_not_for_an_address_to_change():
     kwargs = kwargs_of(result_backend="redis://h?decode_responses=True&retry_on_timeout=True&socket_timeout=9")
     assert (kwargs["decode_responses"], kwargs["retry_on_timeout"], kwargs["socket_timeout"]) == (False, False, 9)

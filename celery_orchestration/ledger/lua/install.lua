@@ -8,6 +8,8 @@
 -- Returns  'ok' | 'stale' (other releases are live now: merge again; nothing changed)
 -- Called again: the same.
 
+local GONE_RELEASES = 20
+
 if live_releases() ~= ARGV[1] then return 'stale' end
 local wanted = cjson.decode(ARGV[3])
 
@@ -101,13 +103,16 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   for key in pairs(relaned[name] or {}) do touch_lane(j, key) end
 end
 
+-- That a release was there before is remembered for a while: should it start again it is not the newest.
+local gone = {}
 for _, name in ipairs(call('ZRANGE', P .. 'relseq', 0, -1)) do
   if not string.find(' ' .. ARGV[1] .. ' ', ' ' .. name .. ' ', 1, true) then
     call('HDEL', P .. 'rel', name)
-    call('ZREM', P .. 'relseq', name)
     call('DEL', P .. 'rj:' .. name)
+    gone[#gone + 1] = name
   end
 end
+for i = 1, #gone - GONE_RELEASES do call('ZREM', P .. 'relseq', gone[i]) end
 call('HSET', P .. 'g', 'releases', ARGV[1], 'cap', ARGV[2])
 G.cap = tonumber(ARGV[2])
 refresh_all()

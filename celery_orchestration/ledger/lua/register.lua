@@ -18,13 +18,13 @@ if found < oldest or found > schema + 1 then return redis.error_reply('SCHEMA ' 
 
 call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14])
 if call('HSETNX', P .. 'rel', release, ARGV[15]) == 1 then
-  call('ZADD', P .. 'relseq', int(tick()), release)
+  call('ZADD', P .. 'relseq', 'NX', int(tick()), release)
   for _, j in ipairs(cjson.decode(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end
 end
 local old = call('HMGET', P .. 'w:' .. worker, 'queues', 'slots')
 if old[1] then add_slots(old[1], -(tonumber(old[2]) or 0)) end
 call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4], 'slots', ARGV[5], 'kind', ARGV[6],
-  'queues', queues, 'rel', release, 'mode', ARGV[9], 'since', int(NOW), 'beat', int(NOW))
+  'queues', queues, 'rel', release, 'mode', ARGV[9], 'lease', ARGV[10], 'since', int(NOW), 'beat', int(NOW))
 call('HSET', P .. 'wn', name, worker)
 call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[10])), worker)
 add_slots(queues, tonumber(ARGV[5]))

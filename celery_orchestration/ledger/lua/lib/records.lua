@@ -27,7 +27,8 @@
 --   out              hash  queue -> granted runs that have not started
 --   slots            hash  queue -> slots of the live workers that serve it
 --   ws               zset  live workers by the end of their lease (ledger clock)
---   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, since, beat; no, reply: the last call
+--   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms);
+--                          no:<verb>, reply:<verb>: the last call
 --   wr:<worker>      set   its running runs
 --   wn               hash  worker name -> worker, the latest that registered
 --   rel              hash  release -> its policies (JSON); relseq zset: releases by first sight; rj:<release> set of jobs

@@ -1,0 +1,195 @@
+"""Policies that could get in each other's way, and policies that change from release to release."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult
+
+from support.invariants import all_ended, prefix_of, status_of
+from support.stage import FAULTS, Stage
+from support.wait import stays, until
+from support.workers import Broker, WorkerProcess
+
+RELEASES = "support.apps.releases"
+NAME = f"{FAULTS}.{{}}".format
+CAP = {"TEST_MAX_RUNNING": "1"}
+
+
+# -- no deadlock
+
+
+@pytest.mark.parametrize(
+    "env", [pytest.param({}, id="no cap", marks=pytest.mark.slow), pytest.param(CAP, id="global cap of 1")]
+)
+def test_jobs_that_depend_on_what_they_block_and_critical_ones_that_wait_for_normal_ones_all_run(
+    stage_on: Callable[..., Stage], redis_broker: Broker, env: dict[str, str]
+) -> None:
+    stage = stage_on(redis_broker, env=env)
+    jobs = stage.jobs
+    for process in [stage.worker(ready=False) for _ in range(2)]:
+        process.wait_ready()
+    first = [stage.send(job) for job in (jobs.urgent, jobs.publish, jobs.process)]
+    stage.wait_waiting(3)
+    assert {run.reason for run in status_of(stage.app).waits} == {f"waiting for {NAME('fetch')}: it has never ended"}
+    for _ in range(6):
+        for job in (jobs.publish, jobs.fetch, jobs.urgent, jobs.process, jobs.exclusive):
+            stage.send(job)
+    stage.all_well(timeout=40)
+    stage.ran_once(stage.sent)
+    fetched = stage.history.ended(NAME("fetch"))[0].monotonic
+    assert all(stage.starts(result)[0].start.monotonic > fetched for result in first)
+    if env:
+        ends = 0.0
+        for span in stage.history.spans():
+            assert span.start.monotonic > ends, "two runs at once"
+            ends = span.ended_at()
+
+
+def test_under_a_global_cap_a_critical_run_goes_before_normal_ones_but_not_before_what_it_waits_for(
+    stage_on: Callable[..., Stage], redis_broker: Broker
+) -> None:
+    stage = stage_on(redis_broker, env=CAP)
+    jobs = stage.jobs
+    stage.worker(concurrency=4)
+    stage.started(stage.send(jobs.held_free, "blocker"))
+    # It depends on fetch, which comes last, is not critical, and finds all room taken.
+    sent = [stage.send(jobs.urgent)]
+    sent += [stage.send(jobs.free, 0, "normal") for _ in range(3)]
+    sent += [stage.send(jobs.fetch)]
+    stage.wait_waiting(5)
+    sent += [stage.send(jobs.free, 0, "after"), stage.send(jobs.free, 0, "critical", priority="critical")]
+    stage.wait_waiting(7)
+    reasons = [run.reason for run in status_of(stage.app).waits]
+    assert set(reasons) == {"waiting for room: as many runs of all jobs as allowed"}
+    stage.release("blocker")
+    stage.all_well()
+    order = [event.note for event in stage.history.started()][1:]
+    assert order == ["critical", "normal", "normal", "normal", "fetched", "urgent", "after"]
+
+
+# -- several releases at once
+
+
+class Deployment:
+    """Releases of one app: workers whose code brings different policies for the same jobs."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    @staticmethod
+    def release(cap: int | None = None, **policies: dict[str, Any]) -> dict[str, str]:
+        env = {"TEST_POLICIES": json.dumps({name: {} for name in "abcdefg"} | policies)}
+        return env if cap is None else {**env, "TEST_CAP": str(cap)}
+
+    def worker(self, release: dict[str, str], name: str, serving: bool = True) -> WorkerProcess:
+        """One that is not serving brings its policies and runs nothing."""
+        how: dict[str, Any] = (
+            {"concurrency": 9} if serving else {"pool": "solo", "concurrency": 1, "queues": ["another"]}
+        )
+        process = self.stage.worker(name=name, env=release, **how)
+        until(lambda: self.in_force, message="its policies are in force")
+        return process
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the policies in force are those of the live releases."""
+        ledger, prefix = self.stage.ledger, prefix_of(self.stage.app)
+        live = {ledger.hget(f"{prefix}w:{worker}", "rel") for worker in ledger.zrange(f"{prefix}ws", 0, -1)}
+        return set((ledger.hget(f"{prefix}g", "releases") or "").split()) == live
+
+    def send(self, job: str, until_there: str) -> AsyncResult:
+        return self.stage.send(self.stage.jobs.jobs[job], until_there)
+
+    def gone(self, process: WorkerProcess) -> None:
+        process.stop()
+        until(lambda: self.in_force, message="the policies of those that are left are in force")
+
+
+@pytest.fixture
+def deployment(stage_on: Callable[..., Stage], redis_broker: Broker) -> Deployment:
+    return Deployment(stage_on(redis_broker, RELEASES, env=Deployment.release()))
+
+
+#: Pairs of jobs of which the second waits while the first runs, as the strict release has it.
+PAIRS = {"max_running": "aa", "blocks": "bc", "blocked by": "de", "depends_on": "fg"}
+STRICT = Deployment.release(
+    a={"max_running": 1}, b={"blocks": ["c"]}, e={"blocks": ["d"]}, f={"max_running": 1}, g={"depends_on": ["f"]}
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strict", "pairs"), [(STRICT, PAIRS), (Deployment.release(cap=1), {"cap": "ab"})], ids=["jobs", "global cap"]
+)
+def test_while_two_releases_are_live_the_stricter_holds(
+    deployment: Deployment, strict: dict[str, str], pairs: dict[str, str]
+) -> None:
+    """And only as long; whichever came first, and whichever starts again."""
+    stage, loose = deployment.stage, Deployment.release()
+    strict_one = deployment.worker(strict, "strict", serving=False)
+    deployment.worker(loose, "loose")
+    for first, _ in pairs.values():
+        stage.started(deployment.send(first, "go"))
+    seconds = {name: deployment.send(second, "go") for name, (_, second) in pairs.items()}
+    stage.wait_waiting(len(pairs))
+    deployment.gone(deployment.worker(loose, "loose-again", serving=False))
+    assert {run.id for run in status_of(stage.app).waits} == {second.id for second in seconds.values()}
+    deployment.gone(strict_one)
+    for second in seconds.values():
+        stage.started(second)
+    deployment.worker(strict, "strict-again", serving=False)
+    thirds = [deployment.send(second, "go") for _, second in pairs.values()]
+    stage.wait_waiting(len(thirds))
+    stage.release("go")
+    all_ended(stage.sent)
+    stage.ran_once(stage.sent)
+
+
+@pytest.mark.slow
+def test_an_old_release_that_starts_again_does_not_take_over(deployment: Deployment) -> None:
+    """What is neither stricter nor laxer is the newest release's: an old one is old however often it starts."""
+    stage = deployment.stage
+    old, new = Deployment.release(a={"on_crash": "fail"}), Deployment.release(a={"on_crash": "requeue"})
+    old_one = deployment.worker(old, "old", serving=False)
+    serving = deployment.worker(new, "new")
+    deployment.gone(old_one)
+    deployment.worker(old, "old-again", serving=False)
+    result = deployment.send("a", "go")
+    serving.kill_child(stage.started(result).start.pid)
+    stage.release("go")
+    assert result.get(timeout=10) == "go"
+
+
+@pytest.mark.slow
+def test_a_job_that_no_release_has_any_more_goes_away(deployment: Deployment) -> None:
+    stage = deployment.stage
+    old_one = deployment.worker(Deployment.release(gone={"max_running": 1}), "old", serving=False)
+    deployment.worker(Deployment.release(), "new")
+    assert "gone" in [job.name for job in status_of(stage.app).jobs]
+    deployment.gone(old_one)
+    assert [job.name for job in status_of(stage.app).jobs] == list("abcdefg")
+
+
+@pytest.mark.slow
+def test_a_run_of_a_job_that_no_release_has_any_more_keeps_no_room(
+    stage_on: Callable[..., Stage], redis_broker: Broker
+) -> None:
+    """It ran when the last worker that knew it died. It fails as Celery fails what it does not know, or it waits."""
+    old, new = Deployment.release(cap=1, gone={}), Deployment.release(cap=1)
+    deployment = Deployment(stage_on(redis_broker, RELEASES, env=old))
+    stage = deployment.stage
+    doomed = deployment.worker(old, "old")
+    lost = deployment.send("gone", "never")
+    stage.started(lost)
+    deployment.worker(new, "new")
+    waits = deployment.send("a", "go")
+    stage.wait_waiting(1)
+    doomed.kill()
+    stage.release("go")
+    assert waits.get(timeout=8) == "go"
+    stays(lambda: len(stage.starts(lost)) == 1, 0.2)
+    assert lost.state == "FAILURE" or [run.id for run in status_of(stage.app).waits if run.reason] == [lost.id]
