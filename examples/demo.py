@@ -158,18 +158,22 @@ def main() -> None:
         sent: dict[str, str] = {}
         waits: dict[str, tuple[float, str]] = {}
         to_send, to_kill, killed = list(SCRIPT), True, ""
-        began, notes = time.monotonic(), ["what happens:"]
+        began = time.monotonic()
         with Live(console=console, auto_refresh=False, transient=False) as live:
+
+            def note(text: str) -> None:
+                live.console.print(Text(f"{time.monotonic() - began:5.1f} s  {text}", style="dim"), soft_wrap=True)
+
             while True:
                 now = time.monotonic() - began
                 while to_send and to_send[0][0] <= now:
                     _, name = to_send.pop(0)
                     sent[getattr(pipeline, name).delay().id] = name
-                    notes.append(f"{now:5.1f} s  sent {name}")
+                    note(f"sent {name}")
                 status = orchestration.status()
                 for run in status.waits:
                     if run.id not in waits:
-                        notes.append(f"{now:5.1f} s  {sent.get(run.id, '?')} waits: {run.reason}")
+                        note(f"{sent.get(run.id, '?')} waits: {run.reason}")
                     waits[run.id] = (run.seconds, run.reason or "")
                 running_now = [run for run in status.runs if run.state == "running"]
                 if to_kill and now > KILL_AT and running_now:
@@ -178,9 +182,8 @@ def main() -> None:
                         to_kill, killed = False, sent.get(running_now[0].id, "?")
                         for child in children:
                             os.kill(child, signal.SIGKILL)
-                        notes.append(f"{now:5.1f} s  every pool process of the worker is killed with SIGKILL")
-                shown = (Text(note, style="dim") for note in notes[-9:])
-                live.update(Group(*shown, Text(), render(status)), refresh=True)
+                        note("every pool process of the worker is killed with SIGKILL")
+                live.update(Group(Text(), render(status)), refresh=True)
                 done = not to_send and not status.runs and not status.waits and len(timeline.ended) >= len(sent)
                 if done or now > LONGEST:
                     break
@@ -206,12 +209,13 @@ def summary(sent: dict[str, str], waits: dict[str, tuple[float, str]], timeline:
         longest = f", the longest for {max(waited):.1f} s" if waited else ""
         console.print(f"  {name}: {len(ids)} sent, {ended} ended, {len(waited)} of them waited{longest}")
     again = [id for id, times in timeline.started.items() if len(times) > 1]
+    missing = [name for id, name in sent.items() if id not in timeline.ended]
     if killed:
-        console.print(f"  processes killed while {killed} ran: {len(again)} runs were started again, none was lost")
+        lost = f"{len(missing)} were lost" if missing else "none was lost"
+        console.print(f"  processes killed while {killed} ran: {len(again)} runs were started again, {lost}")
     for first, second in MUST_NOT_OVERLAP:
         what = f"two runs of {first}" if first == second else f"{first} and {second}"
         console.print(f"  {what} at the same time: {timeline.overlaps(first, second)} times")
-    missing = [name for id, name in sent.items() if id not in timeline.ended]
     if missing:
         sys.exit(f"these did not end: {', '.join(missing)}")
 

@@ -18,7 +18,7 @@ from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.ledger import Grant, Outcome, UnknownWorker
 from celery_orchestration.worker import policies
-from celery_orchestration.worker.line import Patience
+from celery_orchestration.worker.line import LONGEST_WAIT, Patience
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.side import WorkerSide
@@ -37,7 +37,8 @@ class Keeper(threading.Thread):
         self._wake = threading.Event()
         self._stopped = False
         self._sweeps = self._cancels = 0
-        self._patience = Patience(self._wake.wait)
+        # Once the ledger is back, others sweep: a lease must be renewed well before it could run out.
+        self._patience = Patience(self._wake.wait, min(LONGEST_WAIT, side.settings.lease_seconds / 10))
         self._registered = False
         self._revoked: deque[str] = deque()
         self._cancelling: list[str] = []

@@ -40,8 +40,9 @@ IDLE_WAIT = 0.001
 class Patience:
     """Waits longer each time, not in step with others; says now and then that it is still waiting."""
 
-    def __init__(self, wait: Callable[[float], object]) -> None:
+    def __init__(self, wait: Callable[[float], object], longest: float = LONGEST_WAIT) -> None:
         self._wait = wait
+        self._longest = longest
         self.since: float | None = None
         self._said = 0.0
         self._next = FIRST_WAIT
@@ -55,7 +56,7 @@ class Patience:
             self._said = now
             say(now - self.since)
         self._wait(self._next * random.uniform(0.5, 1.0))
-        self._next = min(self._next * 2, LONGEST_WAIT)
+        self._next = min(self._next * 2, self._longest)
 
     def over(self) -> float | None:
         """Back to normal; returns how long it took, if there was trouble."""
