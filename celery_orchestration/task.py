@@ -192,6 +192,10 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         self._refuse_if_void()
         return super().replace(*args, **kwargs)
 
+    def add_to_chord(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_if_void()
+        return super().add_to_chord(*args, **kwargs)
+
     def _refuse_if_void(self) -> None:
         """A run that was admitted more than half a lease ago may have lost it: then it stores no result and calls
         nobody back."""

@@ -62,6 +62,7 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     yield "no control command revoke", callable(control.Panel.data.get("revoke"))
     yield "no QoS.callback", "self.callback" in _source(QoS)
     yield "AsynPool does not watch its children", "self._event_process_exit" in _source(AsynPool)
+    yield "AsynPool has no on_partial_read", "if not job._accepted" in _source(AsynPool.on_partial_read)
     job = inspect.signature(billiard.pool.ApplyResult.__init__).parameters
     yield (
         "billiard's ApplyResult is another",
@@ -122,10 +123,13 @@ def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[li
 
 
 def watch_exits(pool: Any) -> None:
-    """A dead child is noticed at once.
+    """A dead child is noticed at once, and all it said before is heard.
 
     The hub tells the pool when a child's pipe closes, which the kernel does a moment before the child can be
     reaped; the pool looks once, sees a living process, and looks again only after five seconds.
+
+    Of two children that die within a moment the pool empties the pipe of the one it noticed first. That the other one
+    had accepted its job may still be unread: the job would be given to a third, and run again under the same fence.
     """
     inner = pool._pool
     noticed = getattr(inner, "_event_process_exit", None)
@@ -141,6 +145,12 @@ def watch_exits(pool: Any) -> None:
         noticed(hub, process)
         look_again(hub, process, 100)
 
+    def on_partial_read(job: Any, process: Any) -> None:
+        if not job._accepted and not process.dead:
+            inner.process_flush_queues(process)
+        partly_read(job, process)
+
+    partly_read, inner.on_partial_read = inner.on_partial_read, on_partial_read
     event_process_exit.watching = True  # type: ignore[attr-defined]
     inner._event_process_exit = event_process_exit
 

@@ -112,7 +112,7 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_the_demo_shows_what_happens_runs_to_its_end_and_leaves_nothing_behind(scratch: Path) -> None:
-    env = {**environment(), "TERM": "xterm", "TMPDIR": str(scratch)}
+    env = {**environment(), "TERM": "xterm", "COLUMNS": "120", "TMPDIR": str(scratch)}
     returncode, shown = on_a_terminal([sys.executable, "-m", "examples.demo"], env, timeout=100)
     assert returncode == 0, shown[-3000:]
     left = started_with("TMPDIR", str(scratch))
