@@ -38,7 +38,7 @@ class Size:
     memory_runs: int
 
 
-FULL = Size(rounds=5, tasks=5000, exclusive_runs=200, waiting=(10, 10_000, 100_000), turns=1000, memory_runs=20_000)
+FULL = Size(rounds=9, tasks=5000, exclusive_runs=200, waiting=(10, 10_000, 100_000), turns=1000, memory_runs=20_000)
 QUICK = Size(rounds=1, tasks=1500, exclusive_runs=100, waiting=(10, 10_000, 100_000), turns=300, memory_runs=5_000)
 
 
