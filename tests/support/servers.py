@@ -94,6 +94,8 @@ class RedisServer:
             "dir": str(self.data),
             "save": "",
             "appendonly": "yes" if appendonly else "no",
+            # By default a write may be put off for as long as the disk is busy with the ones before.
+            "appendfsync": "always",
             "maxmemory-policy": "noeviction",
             # A replica, if a test makes one, need not wait for the next one's.
             "repl-diskless-sync-delay": 0,
@@ -134,7 +136,7 @@ class RedisServer:
         self.process.stop(timeout)
 
     def kill(self) -> None:
-        """SIGKILL. With ``appendonly`` every acknowledged write is kept: the kernel has it."""
+        """SIGKILL. With ``appendonly`` every acknowledged write is kept."""
         self.process.kill()
         self._disconnect()
 
