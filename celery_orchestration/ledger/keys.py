@@ -35,10 +35,11 @@ def decode_job(encoded: str) -> str:
 
 def room_key(value: str) -> str:
     """A room key of bounded length: a long one keeps its beginning, for people, and its digest."""
-    if len(value) <= LONGEST_ROOM_KEY:
+    raw = value.encode("utf-8", "surrogatepass")
+    shown = value.encode("utf-8", "ignore").decode()  # JSON may bring half a surrogate pair, Redis takes none
+    if shown == value and len(value) <= LONGEST_ROOM_KEY:
         return value
-    digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return f"{value[: LONGEST_ROOM_KEY - 33]}~{digest}"
+    return f"{shown[: LONGEST_ROOM_KEY - 33]}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def attempt(nesting: int, retries: int) -> int:

@@ -17,6 +17,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ConnectionError,
+    DataError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
@@ -56,6 +57,8 @@ class Wire:
         try:
             connection = self._connected()
             connection.send_packed_command(connection.pack_command(*args), check_health=False)
+        except (UnicodeError, DataError) as exc:
+            raise LedgerError(f"{type(exc).__name__}: {exc}") from exc  # what cannot be sent is nothing that passes
         except (RedisError, OSError) as exc:
             self.close()
             raise LedgerUnavailable(f"{type(exc).__name__}: {exc}") from exc

@@ -47,6 +47,8 @@ Then = Callable[[str], None] | None
 MOST_OFFERED = 4
 #: Seconds that a handed-over run waits for a slot here before other workers may have it too.
 SHARE_AFTER = 0.2
+#: Seconds until something is tried again that the ledger answered with an error.
+LATER = 5.0
 #: Seconds between looks at whether a killed process is gone.
 GONE_INTERVAL = 0.02
 
@@ -64,6 +66,12 @@ class Batch:
     offered: int
     #: Its slots were given back meanwhile, because the ledger does not answer.
     slotless: bool = False
+
+    def parts(self) -> list[Batch]:
+        """Each outcome and each arrival by itself; slots that were only offered are one more."""
+        ends = [Batch([o], [then], [], [], 0) for o, then in zip(self.outcomes, self.thens, strict=True)]
+        asks = [Batch([], [], [a], [r], 0, self.slotless) for a, r in zip(self.arrivals, self.requests, strict=True)]
+        return [*ends, *asks, *([Batch([], [], [], [], self.offered, self.slotless)] if self.offered else [])]
 
 
 @dataclass(order=True, slots=True)
@@ -93,11 +101,15 @@ class Gate:
         self._asking: list[OrchestratedRequest] = []
         self._told: deque[tuple[Outcome, Then]] = deque()
         self._in_flight: Batch | None = None
+        #: Parts of a turn that the ledger answered with an error, to be tried one by one.
+        self._suspects: deque[Batch] = deque()
         self._lock = threading.RLock()  # contended only while the worker stops
         self._flush_is_due = False
         self._more = False
         self._stalled: list[OrchestratedRequest] = []
         self._acks = Acks(loop)
+        #: Handed-over runs that wait for Celery's rate limit.
+        self._limited: set[OrchestratedRequest] = set()
         #: Whether handed-over runs are shared, because there was no slot for them here.
         self._sharing = False
         self.closed = True
@@ -113,6 +125,8 @@ class Gate:
         self._consumer = consumer
         self._request_classes: dict[str, type[OrchestratedRequest]] = {}
         self._sharing = False
+        limited, self._limited = self._limited, set()  # Celery forgets them with the connection
+        self.returned(limited)
         if not self.closed:
             self._ask_for_slots()
 
@@ -198,8 +212,11 @@ class Gate:
 
     def _send_turn(self) -> None:
         self._flush_is_due = False
-        if self._in_flight is not None or not (self._told or self._asking or self._more):
-            return
+        if self._in_flight is None and (self._told or self._asking or self._more or self._suspects):
+            self._in_flight = self._suspects.popleft() if self._suspects else self._next_batch()
+            self._side.line.carry(self._in_flight)
+
+    def _next_batch(self) -> Batch:
         batch = Batch([], [], [], [], 0)
         while self._told:
             outcome, then = self._told.popleft()
@@ -217,23 +234,28 @@ class Gate:
             while self.waiting and batch.offered < MOST_OFFERED and self._slots.offer():
                 batch.offered += 1
         self._more = False
-        self._in_flight = batch
-        self._side.line.carry(batch)
+        return batch
 
     def _arrival(self, request: OrchestratedRequest) -> Arrival | None:
-        policy = request.task.orchestration
         try:
-            key = policy.room_key(request.args, request.kwargs, self._side.signatures.get(request.task.name))
+            return self._ask_for(request)
         except Exception as exc:
-            logger.error("Run %s of job %s fails: its room key cannot be made: %s", request.id, request.task.name, exc)
-            self._fail(request, exc)
+            logger.error("Run %r of job %s fails: the gate cannot be asked: %s", request.id, request.task.name, exc)
+            _guarded(self._fail, request, exc)
             return None
+
+    def _ask_for(self, request: OrchestratedRequest) -> Arrival:
+        policy = request.task.orchestration
         queue = self._queue_of(request)
+        for text in (request.id, queue):
+            text.encode()  # JSON may bring what Redis does not take
         return Arrival(
             id=request.id,
             attempt=request.attempt,
             job=self._side.encoded[request.task.name],
-            key=keys.room_key(key),
+            key=keys.room_key(
+                policy.room_key(request.args, request.kwargs, self._side.signatures.get(request.task.name))
+            ),
             priority=self._side.priority_of(request, policy),
             grant=request.grant,
             expires_ms=int(request.expires.timestamp() * 1000) if request.expires else None,
@@ -250,9 +272,39 @@ class Gate:
     def answered(self, batch: Batch, turn: Turn) -> None:
         """The ledger's answers to a turn."""
         with self._lock:
-            self._answered(batch, turn)
+            starting, slots = self._answered(batch, turn)
+        self._begin(starting, slots)  # gevent: may wait for a greenlet, whose end wants the lock
+        if self._told or self._asking or self._more or self._suspects:
+            self._flush_soon()
 
-    def _answered(self, batch: Batch, turn: Turn) -> None:
+    def refused(self, batch: Batch, exc: Exception) -> None:
+        """The ledger answers this turn with an error, again and again. Each of its parts is tried alone, and the one
+        that the error is about some time later: it must not keep all others waiting."""
+        parts = batch.parts()
+        with self._lock:
+            self._in_flight = None
+            if len(parts) > 1:
+                self._suspects.extend(parts)
+            else:
+                self._set_aside(batch, exc)
+        if len(parts) == 1:
+            self._begin([], 0 if batch.slotless else batch.offered + len(batch.requests))
+        self._flush_soon()
+
+    def _set_aside(self, batch: Batch, exc: Exception) -> None:
+        for told in zip(batch.outcomes, batch.thens, strict=True):
+            logger.error("The ledger cannot be told that run %s %s: %s", told[0].id, told[0].outcome, exc)
+            if not self.stopping:
+                self._loop.later(LATER, lambda told=told: self._tell_again(told))  # type: ignore[misc]
+        for request in batch.requests:
+            logger.error("The ledger cannot be asked for run %s of job %s: %s", request.id, request.task.name, exc)
+            self._ask_again(request, LATER)
+
+    def _tell_again(self, told: tuple[Outcome, Then]) -> None:
+        self._told.append(told)
+        self._flush_soon()
+
+    def _answered(self, batch: Batch, turn: Turn) -> tuple[list[tuple[OrchestratedRequest, str]], int]:
         self._in_flight = None
         self.waiting = turn.waiting
         self._more = turn.more
@@ -272,7 +324,7 @@ class Gate:
                 starting.append((request, answer.fence))
             elif answer.what == "unknown":
                 self._side.keeper.register_soon()
-                self._ask_again(request)
+                self._ask_again(request, 1.0)
             else:
                 _guarded(self._let_go, request, answer.what, answer.detail)
         for start in turn.starts:
@@ -281,9 +333,7 @@ class Gate:
                 starting.append((handed_over, start.fence))
         if turn.grants:
             self._side.publisher.publish(turn.grants)
-        self._begin(starting, slots)
-        if self._told or self._asking or self._more:
-            self._flush_soon()
+        return starting, slots
 
     def _begin(self, starting: list[tuple[OrchestratedRequest, str]], slots: int) -> None:
         for request, fence in starting:
@@ -309,6 +359,7 @@ class Gate:
         """A run that was handed over has not come through Celery's rate limit yet: then it goes there first."""
         bucket = self._consumer.task_buckets[request.task.name] if request.message.channel is None else None
         if bucket:
+            self._limited.add(request)
             self._consumer._limit_task(request, bucket, 1)
         return bool(bucket)
 
@@ -326,13 +377,14 @@ class Gate:
         request.acknowledged = True
         return True
 
-    def _ask_again(self, request: OrchestratedRequest) -> None:
+    def _ask_again(self, request: OrchestratedRequest, seconds: float) -> None:
         request.stage = None
-        self._loop.later(1.0, lambda: self._consumer.on_task_request(request))
+        self._loop.later(seconds, lambda: self._consumer.on_task_request(request))
 
     # -- starting -----------------------------------------------------------------------------------
 
     def _execute(self, request: OrchestratedRequest) -> None:
+        self._limited.discard(request)
         try:
             result = request.execute_now(self._consumer.pool)
         except TaskRevokedError:
@@ -437,10 +489,6 @@ class Gate:
             attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)
             self._side.keeper.finish(headers["id"], attempt)
 
-    def publish_again(self, request: OrchestratedRequest) -> None:
-        """Back into its own queue, as the broker does with a message that is rejected with requeue."""
-        self._side.publisher.copy(request.envelope(), self._queue_of(request))
-
     def voided(self, ids: Iterable[str]) -> None:
         """The lease of these was lost. Their outcomes will be refused; what can be stopped is stopped."""
         for id in ids:
@@ -523,9 +571,10 @@ class Gate:
 
     def wait_told(self, deadline: float) -> bool:
         """Waits until every outcome was told to the ledger."""
-        while self._told or self._in_flight is not None:
+        while self._told or self._suspects or self._in_flight is not None:
             if time.monotonic() > deadline:
                 return False
+            self._loop.drain()  # an answer may have come just after the loop went down
             self._flush()
             time.sleep(0.01)
         return True

@@ -32,6 +32,8 @@ logger = get_logger(__name__)
 
 #: Seconds: how long to wait before asking again, and how often to say that there is no answer.
 FIRST_WAIT, LONGEST_WAIT, SAY_EVERY = 0.05, 2.0, 30.0
+#: How often the ledger may answer a turn with an error before that is taken for its answer.
+MOST_REFUSALS = 4
 #: Seconds that the event loop waits for an answer that a slot stands idle for: twice what a turn takes. Going
 #: through the loop would take a quarter of that again.
 IDLE_WAIT = 0.001
@@ -157,6 +159,7 @@ class Line(threading.Thread):
         self._stop_listening()
         sent, self._sent = self._sent, None
         if sent is not None:
+            self._ledger.close()  # with its unread reply: the thread makes the same call again
             self._by_thread(sent[0])
 
     # -- in the thread ------------------------------------------------------------------------------
@@ -171,12 +174,22 @@ class Line(threading.Thread):
             turn = self._turn(batch)
             if turn is None:
                 return
-            self._side.in_loop(lambda batch=batch, turn=turn: self._side.gate.answered(batch, turn))  # type: ignore[misc]
+            if isinstance(turn, Turn):
+                self._in_loop(lambda batch=batch, turn=turn: self._side.gate.answered(batch, turn))  # type: ignore[misc]
+            else:
+                self._in_loop(lambda batch=batch, exc=turn: self._side.gate.refused(batch, exc))  # type: ignore[misc]
         self._ledger.close()
 
-    def _turn(self, batch: Batch) -> Turn | None:
-        """Asks until there is an answer; None if the worker stops before that."""
-        side = self._side
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        try:
+            self._side.in_loop(function)
+        except Exception:
+            logger.exception("An answer of the ledger was not dealt with")  # the line must not end by it
+
+    def _turn(self, batch: Batch) -> Turn | LedgerError | None:
+        """Asks until there is an answer; None if the worker stops before that. An error that comes again and again is
+        an answer as well."""
+        side, refusals = self._side, 0
         while True:
             try:
                 turn = self._ledger.turn(*self._arguments(batch))
@@ -184,15 +197,23 @@ class Line(threading.Thread):
                 side.keeper.register_soon()
                 self._stopped.wait(0.05)
             except LedgerError as exc:
+                refusals = 0 if isinstance(exc, LedgerUnavailable) else refusals + 1
+                if refusals >= MOST_REFUSALS:
+                    self._recovered()
+                    return exc
                 self._trouble(exc)
             else:
-                if (took := self._patience.over()) is not None:
-                    self.down = False
-                    logger.warning("The ledger at %s answers again after %.1f s", side.ledger.address, took)
-                    side.in_loop(side.gate.open)
+                self._recovered()
                 return turn
             if self._stopped.is_set():
                 return None
+
+    def _recovered(self) -> None:
+        took = self._patience.over()
+        if took is not None:
+            self.down = False
+            logger.warning("The ledger at %s answers again after %.1f s", self._side.ledger.address, took)
+            self._side.in_loop(self._side.gate.open)
 
     def _trouble(self, exc: LedgerError) -> None:
         if not self.down:

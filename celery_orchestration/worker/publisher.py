@@ -6,16 +6,20 @@ event loop. Nothing is lost with it: what it does not get done, the next sweep g
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass, field
+from queue import Empty, PriorityQueue
 from typing import TYPE_CHECKING, Any
 
+from amqp.exceptions import AMQPError
 from celery import signals
 from celery.app.task import Context
 from celery.exceptions import WorkerLostError
 from celery.utils.log import get_logger
+from kombu.exceptions import KombuError
+from redis.exceptions import RedisError
 
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
@@ -28,14 +32,21 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+#: Errors that pass when the broker, the result backend or the ledger is back.
+UNREACHABLE = (LedgerError, OSError, KombuError, RedisError, AMQPError)
+#: How often an errand is tried that fails for another reason.
+MOST_TRIES = 3
+#: How many runs are published before the ledger is told.
+MOST_UNCONFIRMED = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A message to be put into a queue as it is, with the grant number it has."""
 
-    envelope: Envelope
+    envelope: Envelope = field(repr=False)
     queue: str
-    grant: str = ""
+    grant: str
 
 
 Errand = Grant | Ending | Copy
@@ -46,7 +57,8 @@ class Publisher(threading.Thread):
         super().__init__(name="orchestration-publisher", daemon=True)
         self._side = side
         self._ledger = side.ledger.line()
-        self._errands: SimpleQueue[Errand | None] = SimpleQueue()
+        self._errands: PriorityQueue[tuple[int, int, Errand | None]] = PriorityQueue()
+        self._numbers = itertools.count()
         self._stopped = threading.Event()
         self._patience = Patience(self._stopped.wait)
         self._producer: Any = None
@@ -54,22 +66,26 @@ class Publisher(threading.Thread):
 
     def publish(self, grants: Sequence[Grant]) -> None:
         for grant in grants:
-            self._errands.put(grant)
+            self._put_errand(0, grant)
 
-    def copy(self, envelope: Envelope, queue: str, grant: str = "") -> None:
-        self._errands.put(Copy(envelope, queue, grant))
+    def copy(self, envelope: Envelope, queue: str, grant: str) -> None:
+        self._put_errand(1, Copy(envelope, queue, grant))
 
     def end(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
-            self._errands.put(ending)
+            self._put_errand(2, ending)
 
     def stop(self) -> None:
         """When the errands at hand are done."""
-        self._errands.put(None)
+        self._put_errand(3, None)
 
     def give_up(self) -> None:
         """Trouble with the broker or the ledger is not waited for any longer."""
         self._stopped.set()
+
+    def _put_errand(self, rank: int, errand: Errand | None) -> None:
+        """Runs that may start go before those that end: telling Celery of an end takes longer, and nobody waits."""
+        self._errands.put((rank, next(self._numbers), errand))
 
     # -- the thread ---------------------------------------------------------------------------------
 
@@ -77,11 +93,12 @@ class Publisher(threading.Thread):
         published: list[Grant] = []
         while True:
             try:
-                errand = self._errands.get_nowait()
+                *_, errand = self._errands.get_nowait()
             except Empty:
-                self._confirm(published)
-                published = []
-                errand = self._errands.get()
+                published = self._confirm(published)
+                *_, errand = self._errands.get()
+            if not isinstance(errand, Grant) or len(published) >= MOST_UNCONFIRMED:
+                published = self._confirm(published)
             if errand is None:
                 break
             if self._do(errand) and isinstance(errand, Grant):
@@ -91,16 +108,35 @@ class Publisher(threading.Thread):
         self._ledger.close()
 
     def _do(self, errand: Errand) -> bool:
-        """Tries until it is done, or not needed any more, or the worker stops."""
+        """Tries until it is done, or not needed any more, or the worker stops. What fails for another reason than that
+        somebody cannot be reached is not tried for ever: others stand behind it."""
+        tries = 0
         while not self._stopped.is_set():
             try:
                 done = self._try(errand)
             except Exception as exc:
                 self._disconnect()
+                tries += not isinstance(exc, UNREACHABLE)
+                if tries >= MOST_TRIES:
+                    return self._set_aside(errand, exc)
                 self._patience.trouble(lambda _, exc=exc: logger.error("Cannot hand over: %r", exc))  # type: ignore[misc]
             else:
                 self._patience.over()
                 return done
+        return False
+
+    def _set_aside(self, errand: Errand, exc: Exception) -> bool:
+        self._patience.over()
+        if not isinstance(errand, Ending):
+            logger.error("%s cannot be published, and is left to the next sweep: %r", errand, exc, exc_info=exc)
+            return False
+        logger.error("Run %s ended (%s), but Celery could not be told: %r", errand.id, errand.why, exc, exc_info=exc)
+        try:
+            found = self._ledger.ending(errand.id)
+            if found is not None:
+                self.publish(self._ledger.finish([(errand.id, found[1])]))
+        except LedgerError as trouble:
+            logger.error("Nor the ledger: %s", trouble)  # a sweep gives it to somebody again
         return False
 
     def _try(self, errand: Errand) -> bool:
@@ -122,13 +158,14 @@ class Publisher(threading.Thread):
         envelope.publish(self._producer, queues.declared(app, queue), grant)
         return True
 
-    def _confirm(self, published: list[Grant]) -> None:
-        if not published:
-            return
-        try:
-            self._ledger.published(published)
-        except LedgerError as exc:
-            logger.warning("%d runs were published, but the ledger does not know: %s", len(published), exc)
+    def _confirm(self, published: list[Grant]) -> list[Grant]:
+        """Returns the list of those that are not confirmed: none."""
+        if published:
+            try:
+                self._ledger.published(published)
+            except LedgerError as exc:
+                logger.warning("%d runs were published, but the ledger does not know: %s", len(published), exc)
+        return []
 
     def _disconnect(self) -> None:
         connection, self._producer, self._connection = self._connection, None, None
@@ -149,7 +186,9 @@ class Publisher(threading.Thread):
         headers, embed = self._read(envelope)
         task = self._side.app.tasks.get(headers.get("task"))
         backend = task.backend if task is not None else self._side.app.backend
-        context = Context({**headers, **(embed or {}), "reply_to": envelope.properties.get("reply_to")})
+        delivered = {"exchange": envelope.exchange, "routing_key": envelope.routing_key}
+        reply_to = envelope.properties.get("reply_to")
+        context = Context({**headers, **(embed or {}), "reply_to": reply_to, "delivery_info": delivered})
         context.correlation_id = envelope.properties.get("correlation_id")
         ignored = headers.get("ignore_result")
         ignored = getattr(task, "ignore_result", False) if ignored is None else ignored

@@ -169,18 +169,15 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     def reject(self, requeue: bool = False) -> None:
         if not requeue or self.acknowledged or self.gate is None or self.fence is None or self.settled:
-            return self._reject(requeue)
-        # The broker may deliver it again at once: the ledger must have let go of it before.
-        self.verdict = "requeued"
-        return self.gate.when_gone(
+            super().reject(requeue)
+            return
+        # The broker may deliver it again at once: the ledger must have let go of it before. But of a run that was
+        # handed over it has the only copy: that stays, and waits.
+        self.verdict = "requeued" if self._message.channel is not None else "returned"
+        self.gate.when_gone(
             None if self.returned else self.gate.process_of(self),
-            lambda: self.settle("requeued", lambda _: self._reject(requeue)),
+            lambda: self.settle("requeued", lambda _: super(OrchestratedRequest, self).reject(requeue)),
         )
-
-    def _reject(self, requeue: bool) -> None:
-        super().reject(requeue)
-        if requeue and self._message.channel is None:
-            self.gate.publish_again(self)  # type: ignore[union-attr]  # was handed over: the broker has no copy of it
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         super()._announce_revoked(reason, terminated, signum, expired)

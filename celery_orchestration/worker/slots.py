@@ -39,6 +39,7 @@ class SemaphoreSlots:
     def __init__(self, controller: Any) -> None:
         self._controller = controller
         self._in_hand = 0
+        self._resting = False
 
     def arrived(self) -> None:
         self._in_hand += 1
@@ -55,9 +56,15 @@ class SemaphoreSlots:
     unused = back
 
     def rest(self) -> None:
-        while self._in_hand > 0:
-            self._in_hand -= 1
-            self._controller._quick_release()  # may call execute_using_pool of the next request
+        if self._resting:
+            return  # releasing a slot may call execute_using_pool of the next request, and that comes here again
+        self._resting = True
+        try:
+            while self._in_hand > 0:
+                self._in_hand -= 1
+                self._controller._quick_release()
+        finally:
+            self._resting = False
 
     def offer(self) -> bool:
         return internals.take_free_slot(self._controller.semaphore)

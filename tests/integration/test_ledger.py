@@ -410,3 +410,40 @@ def test_the_ledger_clock_does_not_count_time_that_redis_was_away(shop: Shop):
     shop.ledger.sweep("w1", 3, 5000)
     assert int(shop.redis.hget(f"{PREFIX}g", "clk")) - before == 10_000
     assert shop.redis.zcard(f"{PREFIX}ws") == 2
+
+
+class TestAttemptsThatCameEarly:
+    """Of a running run a higher attempt has come, and waits for its end."""
+
+    def install_other(self, shop: Shop, change: Any) -> None:
+        document = json.loads(shop.document)
+        change(document["jobs"])
+        shop.document = json.dumps(document)
+        shop.register("w1", release="r2")
+        merged = policies.merged([shop.document])
+        assert shop.ledger.install("r2", merged.cap, merged.jobs)
+
+    def test_a_replacement_whose_job_is_gone_ends_as_revoked(self, shop: Shop):
+        shop.install({"a": {"cap": 1}, "b": {}})
+        assert shop.come("r", "a") == "start"
+        assert shop.come("r", "b", attempt=1 << 20) == "wait"
+        self.install_other(shop, lambda jobs: jobs.pop("b"))
+        shop.end("r", "ignored", free=0)
+        assert shop.come("r2", "a") == "start"
+        assert shop.ledger.ending("r")[0] == "revoked"
+
+    def test_a_retry_of_a_job_that_lost_its_keys_is_not_lost_with_them(self, shop: Shop):
+        shop.install({"a": {"cap": 1, "keyed": True}})
+        assert shop.come("r", "a", key="t1") == "start"
+        assert shop.come("r", "a", key="t1", attempt=1) == "wait"
+        self.install_other(shop, lambda jobs: jobs["a"].update(keyed=False))
+        [start] = shop.turn(ends={"r": "retry"}, free=1).starts
+        assert start.id == "r"
+
+    def test_one_that_is_over_before_the_attempt_before_it_ends_the_run(self, shop: Shop):
+        shop.install({"a": {}, "j": {"deps": [{"job": "a", "on": "idle"}]}})
+        assert shop.come("r", "a") == "start"
+        shop.ledger.finish([("r", 1)])
+        shop.end("r", "retry", free=0)
+        assert shop.come("j1", "j") == "start"
+        assert shop.redis.keys(f"{PREFIX}r:r") == []

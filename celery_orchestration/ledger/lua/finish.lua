@@ -21,6 +21,9 @@ for i = 2, #ARGV, 2 do
     end
     r.a = a
     forget(r, true)
+  elseif r and r.st == 'running' and a > r.a then
+    -- The next attempt of a run is over before the end of this one is told: settle() looks here.
+    call('SET', P .. 'd:' .. r.id, int(a), 'PX', G.done_ms)
   end
 end
 hand_over(16)

@@ -61,14 +61,29 @@ local function forget(r, marker)
   if marker then call('SET', P .. 'd:' .. r.id, int(r.a), 'PX', G.done_ms) end
 end
 
+-- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'crashed'): an ending.
+local function ending(r, why)
+  r.st = 'ending'
+  r.why = why
+  call('ZADD', P .. 'gr', int(G.clk + GRANT_MS), r.id)
+  save_run(r)
+end
+
 -- r is over and its record gone: if a higher attempt waited for it, that goes to the gate. `sd`: the run as a whole
 -- still counts as started.
 local function promote(r, sd)
   if not r.behind then return end
   local x = load_run(r.id, 'x:')
   call('RENAME', P .. 'x:' .. r.id, P .. 'r:' .. r.id)
-  x.sd = sd
   local j = job(x.job)
+  if not j then
+    -- No release has its job any more.
+    call('ZREM', P .. 'wait', x.id)
+    if x.ex then call('ZREM', P .. 'due', x.id) end
+    return ending(x, 'revoked')
+  end
+  x.sd = sd
+  if not j.keyed then x.key = '' end
   enqueue(j, x)
   refresh(j)
 end
@@ -93,14 +108,6 @@ local function withdraw(j, r)
     free(j, r.key)
   end
   refresh(j)
-end
-
--- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'crashed'): an ending.
-local function ending(r, why)
-  r.st = 'ending'
-  r.why = why
-  call('ZADD', P .. 'gr', int(G.clk + GRANT_MS), r.id)
-  save_run(r)
 end
 
 -- A running run came back without an outcome: its process died (counted) or never began it (not counted).
@@ -149,6 +156,12 @@ local function settle(id, fence, outcome, after)
   if outcome == 'retry' then
     if r.behind then
       give_way(j, r)
+    elseif (tonumber(call('GET', P .. 'd:' .. id) or '') or -1) > r.a then
+      -- Its next attempt is over already: it was revoked, or had expired.
+      ended(j, r, nil)
+      forget(r, false)
+      refresh_dependents(j)
+      after[#after + 1] = j
     else
       r.st, r.own, r.fence = 'retrying', nil, nil
       save_run(r)
