@@ -40,7 +40,8 @@ def test_a_retry_that_expired_before_it_came_leaves_nothing_behind(stage: Stage)
         stage.send(stage.jobs.expiring, 0.7, expires=0.6)
     until(lambda: len({event.run for event in stage.history.ended(f"{APP}.expiring")}) >= 4)
     stage.send(stage.jobs.after_expiring).get(timeout=10)
-    stage.all_well()
+    # Not what became of their results: Celery may store RETRY after REVOKED, of plain tasks as well.
+    until(lambda: stage.ledger.keys("{faults}:r:*") == [])
 
 
 @pytest.mark.parametrize("bad", ["priority", "key"])
