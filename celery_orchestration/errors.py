@@ -35,3 +35,10 @@ class LedgerRefused(LedgerError, click.ClickException):
 
     def __init__(self, message: str) -> None:
         click.ClickException.__init__(self, message)
+
+
+class UnknownJob(OrchestrationError, click.ClickException):
+    """Nobody has brought a job of this name."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)

@@ -96,6 +96,7 @@ def _stricter(older: Document, newer: Document) -> Document:
     return {
         **newer,
         "cap": min((cap for cap, _ in limits), default=None),
+        "max_failures": min((doc["max_failures"] for doc in (older, newer) if doc["max_failures"]), default=None),
         "keyed": bool(limits) and all(keyed for _, keyed in limits),
         "deps": ordered([*older["deps"], *newer["deps"]]),
         "blocks": sorted({*older["blocks"], *newer["blocks"]}),

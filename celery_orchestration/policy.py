@@ -39,7 +39,6 @@ from celery_orchestration.errors import ConfigurationError
 #: What a later version brings: delete a line here when it does. Without values, all are refused.
 NOT_AVAILABLE: dict[str, tuple[object, ...]] = {
     "mode": ("continuous",),
-    "max_consecutive_failures": (),
     "cool_down_seconds": (),
     "when_disabled": (),
     "overlap": (),
@@ -420,6 +419,7 @@ class Policy(JobOptions):
             "blocks": list(self.blocked),
             "on_crash": self.on_crash,
             "max_recoveries": self.max_recoveries,
+            "max_failures": self.max_consecutive_failures,
             "priority": int(self.priority),
             "pool": self.pool,
             "recurring": self.recurring,

@@ -36,6 +36,8 @@ class Outcome:
     id: str
     fence: str
     outcome: str
+    #: What failed, for people.
+    note: str = ""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,14 @@ class Start:
 
 
 @dataclass(slots=True)
+class Disabled:
+    """A job that failures have disabled."""
+
+    job: str
+    why: str
+
+
+@dataclass(slots=True)
 class Ending:
     """A run that ends without having run: Celery has to be told."""
 
@@ -94,6 +104,7 @@ class Turn:
     answers: list[Answer]
     grants: list[Grant]
     starts: list[Start]
+    disabled: list[Disabled]
 
 
 @dataclass(slots=True)
@@ -106,6 +117,7 @@ class Sweep:
     live_releases: str
     installed_releases: str
     served: list[str]
+    disabled: list[Disabled]
 
 
 @dataclass(frozen=True)
@@ -228,7 +240,7 @@ class Ledger:
         return self._wire.socket
 
     def sweep(self, worker: str, number: int, interval_ms: int, limit: int = 64) -> Sweep:
-        more, grants, endings, dead, recovered, live, installed, served = self._call(
+        more, grants, endings, dead, recovered, live, installed, served, disabled = self._call(
             "sweep", (worker, number, interval_ms, limit)
         )
         return Sweep(
@@ -240,6 +252,7 @@ class Ledger:
             _text(live),
             _text(installed),
             [_text(one) for one in served],
+            [Disabled(keys.decode_job(_text(d[0])), _text(d[1])) for d in disabled],
         )
 
     def cancel(self, worker: str, number: int, why: str, ids: Sequence[str]) -> tuple[list[Ending], list[Grant]]:
@@ -273,6 +286,23 @@ class Ledger:
     def is_current(self, id: str, fence: str) -> bool:
         return bool(self._call("current", (id, fence)))
 
+    # ----------------------------------------------------------------- people
+
+    def switch(self, job: str, on: bool, who: str, why: str) -> list[Grant] | None:
+        """None if the ledger does not know the job."""
+        found, grants = self._call("switch", (keys.encode_job(job), "on" if on else "off", who, why))
+        return _grants(grants) if _text(found) == "ok" else None
+
+    def pause(self, paused: bool, who: str, why: str) -> list[Grant]:
+        return _grants(self._call("pause", (int(paused), who, why)))
+
+    def cancel_by_hand(self, who: str, id: str) -> tuple[list[Ending], list[Grant]]:
+        endings, grants = self._call("cancel", (who, "", "revoked", id))
+        return _endings(endings), _grants(grants)
+
+    def audit(self, count: int) -> list[str]:
+        return [_text(one) for one in self._call("audit", (count,))]
+
     # ------------------------------------------------------------------ inside
 
     def _call(self, verb: str, args: Sequence[Argument]) -> Any:
@@ -287,7 +317,7 @@ def _turn_args(
 ) -> list[Argument]:
     args: list[Argument] = [worker, number, mode, free, len(outcomes)]
     for o in outcomes:
-        args += (o.id, o.fence, o.outcome)
+        args += (o.id, o.fence, o.outcome, o.note)
     args.append(len(arrivals))
     for a in arrivals:
         expires = "" if a.expires_ms is None else a.expires_ms
@@ -296,7 +326,7 @@ def _turn_args(
 
 
 def _turn(reply: Any) -> Turn:
-    waiting, more, outcomes, answers, grants, starts = reply
+    waiting, more, outcomes, answers, grants, starts, disabled = reply
     return Turn(
         waiting,
         more == 1,
@@ -304,6 +334,7 @@ def _turn(reply: Any) -> Turn:
         [_answer(one) for one in answers],
         _grants(grants),
         [Start(_text(s[0]), _text(s[1]), s[2]) for s in starts],
+        [Disabled(keys.decode_job(_text(d[0])), _text(d[1])) for d in disabled],
     )
 
 

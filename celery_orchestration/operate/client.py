@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery
 
 from celery_orchestration import queues
-from celery_orchestration.errors import LedgerUnavailable
-from celery_orchestration.ledger import Ledger
+from celery_orchestration.envelope import Envelope
+from celery_orchestration.errors import LedgerUnavailable, UnknownJob
+from celery_orchestration.ledger import Grant, Ledger
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate import reasons
-from celery_orchestration.operate.models import JobStatus, QueueStatus, RunStatus, Status, WorkerStatus
-from celery_orchestration.policy import Priority
+from celery_orchestration.operate.models import (
+    Change,
+    Disabled,
+    JobStatus,
+    QueueStatus,
+    RunStatus,
+    Status,
+    WorkerStatus,
+)
+from celery_orchestration.policy import Priority, show, suggest
 from celery_orchestration.task import jobs_of, read_settings
+
+T = TypeVar("T")
 
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
@@ -34,16 +48,78 @@ class Orchestration:
 
     def status(self) -> Status:
         """Jobs, runs, workers and queues, in one round trip."""
-        try:
-            self._ledger.check(self._owner)
-            document = self._ledger.status(MOST_RUNNING, MOST_WAITING)
-        except LedgerUnavailable as exc:
-            raise LedgerUnavailable(f"the ledger at {self._ledger.address} does not answer: {exc}") from exc
+        document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         sent = queues.destinations(self._app, jobs_of(self._app))
         return read(self._settings.namespace, json.loads(document), sent)
 
+    # -- what people change: each is written into the audit -----------------------------------------
+
+    def enable(self, job: str) -> None:
+        """The job runs again: its failures are forgotten, and the runs that were held go, in rank order."""
+        self._switch(job, True, "")
+
+    def disable(self, job: str, reason: str = "") -> None:
+        """No run of the job starts until somebody enables it. What runs goes on."""
+        self._switch(job, False, reason)
+
+    def pause(self, reason: str = "") -> None:
+        """No run of any job starts until somebody resumes. What runs goes on."""
+        self._ask(lambda: self._ledger.pause(True, _me(), reason))
+
+    def resume(self, reason: str = "") -> None:
+        self._hand_over(self._ask(lambda: self._ledger.pause(False, _me(), reason)))
+
+    def cancel(self, run_id: str, terminate: bool = False) -> bool:
+        """Calls a run off that has not started: it ends as revoked. A running one only if `terminate`.
+
+        Returns whether it had not started. How it ended is told to Celery by a worker, within seconds.
+        """
+        endings, grants = self._ask(lambda: self._ledger.cancel_by_hand(_me(), run_id))
+        self._hand_over(grants)
+        if not endings and terminate:
+            self._app.control.revoke(run_id, terminate=True)
+        return bool(endings)
+
+    def audit(self, count: int = 100) -> list[Change]:
+        """Who changed what, the latest first."""
+        found = [json.loads(one) for one in self._ask(lambda: self._ledger.audit(count))]
+        return [Change(**{**one, "at": _when(one["at"]), "about": decode_job(one["about"])}) for one in found]
+
     def close(self) -> None:
         self._ledger.close()
+
+    def _switch(self, job: str, on: bool, why: str) -> None:
+        grants = self._ask(lambda: self._ledger.switch(job, on, _me(), why))
+        if grants is None:
+            known = [one.name for one in self.status().jobs]
+            raise UnknownJob(f"no worker has brought a job {show(job)} yet{suggest(job, known)}")
+        self._hand_over(grants)
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        try:
+            self._ledger.check(self._owner)
+            return call()
+        except LedgerUnavailable as exc:
+            raise LedgerUnavailable(f"the ledger at {self._ledger.address} does not answer: {exc}") from exc
+
+    def _hand_over(self, grants: Sequence[Grant]) -> None:
+        """Publishes them. What does not get published is, by the next sweep."""
+        if not grants:
+            return
+        with self._app.producer_or_acquire() as producer:
+            for grant in grants:
+                found = self._ledger.granted(grant)
+                if found is not None:
+                    queue, message = found
+                    Envelope.unpack(message).publish(producer, queues.declared(self._app, queue), grant.number)
+        self._ledger.published(grants)
+
+
+def _me() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):  # a user id without a name
+        return f"{os.getuid()}@{socket.gethostname()}"
 
 
 def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> Status:
@@ -66,7 +142,7 @@ def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]
 
     waits = []
     for wait in found["waits"] or ():
-        words = [decode_job(word) if index == 1 else word for index, word in enumerate(wait["reason"])]
+        words = _words(wait["reason"])
         waits.append(_run(wait, now, workers, reasons.sentence(words, holder)))
     slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
     to_queue = Counter(wait.queue for wait in waits)
@@ -88,6 +164,13 @@ def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]
         queues=all_queues,
         problems=_problems(all_queues, found, sent),
     )
+
+
+def _words(reason: Sequence[str]) -> list[str]:
+    if reason[0] == "disabled":
+        off = json.loads(reason[1])
+        return ["disabled", f"{off['why']} ({off['by']})" if off["why"] else f"by {off['by']}"]
+    return [decode_job(word) if index == 1 else word for index, word in enumerate(reason)]
 
 
 def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> list[str]:
@@ -123,9 +206,19 @@ def _job(job: Mapping[str, Any]) -> JobStatus:
         last_end=_when(job.get("ended")),
         last_outcome=None if job.get("ended") is None else "succeeded" if job.get("succeeded") else "failed",
         last_success=_when(job.get("succeeded_at")),
-        disabled_because=job.get("off") or None,
+        failures=job.get("fails") or 0,
+        max_consecutive_failures=job.get("fmax"),
+        last_error=job.get("err") or None,
+        disabled=_disabled(job.get("off")),
         would_have_waited=job.get("observed") or {},
     )
+
+
+def _disabled(off: str | None) -> Disabled | None:
+    if not off:
+        return None
+    found = json.loads(off)
+    return Disabled(by=found["by"], why=found["why"], at=_when(found["at"]))
 
 
 def _run(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None) -> RunStatus:

@@ -15,6 +15,22 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+class Disabled(Model):
+    by: str = Field(description="'failures', or the person who did it")
+    why: str
+    at: datetime
+
+
+class Change(Model):
+    """An entry of the audit: somebody changed something."""
+
+    at: datetime
+    who: str
+    what: Literal["enable", "disable", "pause", "resume", "cancel"]
+    about: str = Field(description="a job, or the id of a run")
+    why: str
+
+
 class JobStatus(Model):
     """A job: what it is doing, and how its last run ended."""
 
@@ -29,7 +45,10 @@ class JobStatus(Model):
     last_end: datetime | None
     last_outcome: Literal["succeeded", "failed"] | None
     last_success: datetime | None
-    disabled_because: str | None
+    failures: int = Field(description="in a row")
+    max_consecutive_failures: int | None
+    last_error: str | None
+    disabled: Disabled | None
     would_have_waited: dict[str, int] = Field(description="observe mode: reason, and how often")
 
 

@@ -8,6 +8,7 @@ _DEPENDENCY = {
     "unknown": "no worker has brought that job yet",
     "never": "it has never ended",
     "failed": "its last run failed",
+    "disabled": "it is disabled",
     "old": "its last run is too long ago",
     "stale": "it has not ended since this job's last start",
 }

@@ -333,6 +333,8 @@ class Gate:
                 starting.append((handed_over, start.fence))
         if turn.grants:
             self._side.publisher.publish(turn.grants)
+        if turn.disabled:
+            self._side.disabled(turn.disabled)
         return starting, slots
 
     def _begin(self, starting: list[tuple[OrchestratedRequest, str]], slots: int) -> None:
@@ -454,7 +456,7 @@ class Gate:
         """A run is over and its code gone. From any thread."""
         if self.runs.get(request.id) is request:
             del self.runs[request.id]
-        self._told.append((Outcome(request.id, request.fence or "", outcome), then))
+        self._told.append((Outcome(request.id, request.fence or "", outcome, request.note), then))
         self._side.in_loop(self._ended)
 
     def tell(self, outcome: Outcome) -> None:

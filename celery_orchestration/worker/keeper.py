@@ -155,6 +155,8 @@ class Keeper(threading.Thread):
                 logger.warning("%d runs of dead workers go back to their queues", swept.recovered)
             side.publisher.publish(swept.grants)
             side.publisher.end(swept.endings)
+            if swept.disabled:
+                side.disabled(swept.disabled)
             self.install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)
             if not swept.more:

@@ -67,6 +67,7 @@ def _entry(job: Mapping[str, Any], conflicts: Any, dependents: Any, known: Mappi
         "depd": sorted(encode_job(name) for name in dependents),
         "crash": job["on_crash"],
         "recmax": job["max_recoveries"],
+        "fmax": job["max_failures"],
     }
     entry["hash"] = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
     return entry

@@ -24,6 +24,9 @@ from celery_orchestration.ledger import keys
 if TYPE_CHECKING:
     from celery_orchestration.worker.gate import Gate
 
+#: Characters of an error that are kept.
+LONGEST_NOTE = 300
+
 #: The gates of this process, by worker name. There is one, but for tests that run workers in threads.
 gates: dict[str, Gate] = {}
 
@@ -40,6 +43,8 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     fence: str | None = None
     #: How the run ends, if that was decided before its code was gone.
     verdict: str | None = None
+    #: What failed, for people.
+    note = ""
     #: Whether its code is gone: the function returned, or its process died.
     returned = False
     #: Whether the gate was told that the run is over; it is told once.
@@ -100,6 +105,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         exc = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
         if self.void:
             return self._leave_quietly()
+        self.note = _note_of(exc)
 
         def as_celery_does() -> None:
             super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
@@ -195,6 +201,15 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         task_ready(self)
         self.acknowledge()
         self.settle("returned")
+
+
+def _note_of(exc: BaseException) -> str:
+    """Whatever a user's exception makes of itself."""
+    try:
+        text = f"{type(exc).__name__}: {exc}"
+    except Exception:
+        text = type(exc).__name__
+    return text[:LONGEST_NOTE].encode("utf-8", "replace").decode()
 
 
 def _outcome_of(exc: BaseException) -> str:

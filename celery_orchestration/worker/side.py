@@ -10,7 +10,7 @@ import inspect
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -23,9 +23,10 @@ from kombu.serialization import prepare_accept_content
 from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.graph import Graph
-from celery_orchestration.ledger import Ledger, Presence
+from celery_orchestration.ledger import Disabled, Ledger, Presence
 from celery_orchestration.ledger.keys import encode_job
 from celery_orchestration.policy import Policy, Priority
+from celery_orchestration.signals import job_disabled
 from celery_orchestration.task import jobs_of, settings_of
 from celery_orchestration.worker import internals, policies
 from celery_orchestration.worker.gate import Gate
@@ -219,6 +220,11 @@ class WorkerSide:
                 dispatcher.send(type, uuid=id, **fields)
 
         self.in_loop(send)
+
+    def disabled(self, jobs: Sequence[Disabled]) -> None:
+        for job in jobs:
+            logger.error("Job %s is disabled: %s", job.job, job.why)
+            job_disabled.send(sender=job.job, why=job.why)
 
     def give_up(self, why: str) -> None:
         """The ledger must not be used by this worker, and it turned out only now."""

@@ -92,8 +92,8 @@ def refusal(run: Callable[..., Any]) -> Callable[..., str]:
             "job 'shop.fetch': max_running should be greater than or equal to 1, not 0",
         ),
         (
-            "@job(max_consecutive_failures=3)\ndef fetch(): ...",
-            "job 'shop.fetch': max_consecutive_failures is not available in this version",
+            "@job(cool_down_seconds=3)\ndef fetch(): ...",
+            "job 'shop.fetch': cool_down_seconds is not available in this version",
         ),
         (
             "@job(max_running=1)\ndef fetch(): ...\n@job(depends_on=['shop.fetsh'])\ndef process(): ...",

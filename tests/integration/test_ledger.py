@@ -32,6 +32,7 @@ class Shop:
         documents = {
             name: {
                 **{"cap": None, "keyed": False, "deps": [], "blocks": [], "on_crash": "requeue", "max_recoveries": 2},
+                **{"max_failures": None},
                 **job,
             }
             for name, job in jobs.items()
@@ -447,3 +448,77 @@ class TestAttemptsThatCameEarly:
         shop.end("r", "retry", free=0)
         assert shop.come("j1", "j") == "start"
         assert shop.redis.keys(f"{PREFIX}r:r") == []
+
+
+class TestFailures:
+    def fail(self, shop: Shop, id: str, outcome: str = "failed") -> Turn:
+        assert shop.come(id, "j") == "start"
+        return shop.turn(ends={id: outcome})
+
+    def test_a_job_is_disabled_by_so_many_failures_in_a_row(self, shop: Shop):
+        shop.install({"j": {"max_failures": 3}})
+        assert [self.fail(shop, f"r{n}").disabled for n in range(2)] == [[], []]
+        [disabled] = self.fail(shop, "r2").disabled
+        assert disabled.job == "j"
+        assert disabled.why.startswith("3 failures in a row")
+        assert shop.come("r3", "j") == "wait"
+
+    @pytest.mark.parametrize("outcome", ["succeeded", "ignored", "rejected", "revoked", "returned", "retry"])
+    def test_only_success_begins_anew(self, shop: Shop, outcome: str):
+        shop.install({"j": {"max_failures": 2}})
+        self.fail(shop, "r1")
+        assert self.fail(shop, "r2", outcome).disabled == []
+        assert bool(self.fail(shop, "r3").disabled) == (outcome != "succeeded")
+
+    def test_what_runs_when_a_job_is_disabled_goes_on_and_may_fail_too(self, shop: Shop):
+        shop.install({"j": {"max_failures": 1}})
+        for id in ("r1", "r2"):
+            assert shop.come(id, "j") == "start"
+        assert len(shop.turn(ends={"r1": "failed"}).disabled) == 1
+        assert shop.turn(ends={"r2": "failed"}).disabled == [], "once is enough"
+
+    def test_enabling_lets_go_what_was_held_in_rank_order(self, shop: Shop):
+        shop.install({"j": {"cap": 1, "max_failures": 1}})
+        self.fail(shop, "r0")
+        assert shop.come("low", "j", priority=0) == "wait"
+        assert shop.come("high", "j", priority=2) == "wait"
+        grants = shop.ledger.switch("j", True, "me", "")
+        assert [grant.id for grant in grants] == ["high"]
+
+    def test_enabling_forgets_the_failures(self, shop: Shop):
+        shop.install({"j": {"max_failures": 2}})
+        self.fail(shop, "r1")
+        shop.ledger.switch("j", True, "me", "")
+        assert self.fail(shop, "r2").disabled == []
+
+    def test_a_job_that_a_person_disabled_waits_and_bars_nobody(self, shop: Shop):
+        shop.install({"j": {}, "k": {"blocks": ["j"]}})
+        assert shop.ledger.switch("j", False, "me", "a look at it") == []
+        assert shop.come("j1", "j") == "wait"
+        assert shop.come("k1", "k") == "start"
+
+    def test_a_job_that_nobody_brought_cannot_be_switched(self, shop: Shop):
+        shop.install({"j": {}})
+        assert shop.ledger.switch("k", False, "me", "") is None
+
+    def test_nothing_starts_while_everything_is_paused(self, shop: Shop):
+        shop.install({"j": {}})
+        shop.ledger.pause(True, "me", "")
+        assert [shop.come(id, "j") for id in ("r1", "r2")] == ["wait", "wait"]
+        assert sorted(grant.id for grant in shop.ledger.pause(False, "me", "")) == ["r1", "r2"]
+
+    def test_every_change_by_hand_is_written_down(self, shop: Shop):
+        shop.install({"j": {"max_failures": 1}})
+        self.fail(shop, "r1")
+        shop.ledger.switch("j", True, "me", "mended")
+        shop.ledger.pause(True, "me", "night")
+        shop.ledger.pause(True, "you", "too")
+        shop.come("r2", "j")
+        shop.ledger.cancel_by_hand("me", "r2")
+        entries = [json.loads(one) for one in shop.ledger.audit(10)]
+        assert [(one["who"], one["what"], one["about"]) for one in entries] == [
+            ("me", "cancel", "r2"),
+            ("me", "pause", ""),
+            ("me", "enable", "j"),
+            ("failures", "disable", "j"),
+        ]

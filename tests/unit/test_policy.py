@@ -278,7 +278,6 @@ class TestOptions:
         ("option", "value"),
         [
             ("mode", "continuous"),
-            ("max_consecutive_failures", 5),
             ("cool_down_seconds", 5),
             ("when_disabled", "hold"),
             ("overlap", "skip"),
@@ -460,6 +459,7 @@ class TestDocument:
             "blocks": ["shop.y", "shop.z"],
             "on_crash": "fail",
             "max_recoveries": 0,
+            "max_failures": 5,
             "priority": 3,
             "pool": "images",
             "recurring": True,

@@ -2,13 +2,16 @@
 --
 -- cancel: runs that have not started end as revoked. A running one is left alone.
 --
--- ARGV  worker, number of the call, why, ids...
+-- ARGV  worker, or who (a person) if the number is '', number of the call, why, ids...
 -- Returns  { { endings: {id, why} to carry out }, { granted: {id, grant number} to publish } }
 -- Errors   UNKNOWNWORKER
 -- Called again with the same number it gives the same answer.
-local before, problem = replayed(ARGV[1], 'cancel', ARGV[2])
-if problem then return problem end
-if before then return before end
+local by_hand = ARGV[2] == ''
+if not by_hand then
+  local before, problem = replayed(ARGV[1], 'cancel', ARGV[2])
+  if problem then return problem end
+  if before then return before end
+end
 
 local endings = {}
 for i = 4, #ARGV do
@@ -21,8 +24,10 @@ for i = 4, #ARGV do
     ending(r, ARGV[3])
     refresh_dependents(j)
     endings[#endings + 1] = { id, ARGV[3] }
+    if by_hand then audit(ARGV[1], 'cancel', id, r.job) end
   end
 end
 hand_over(16)
 flush()
+if by_hand then return { endings, HAND.grants } end
 return remember({ endings, HAND.grants })

@@ -4,7 +4,7 @@
 -- that have no runs go away.
 --
 -- ARGV  releases they were merged from, global cap or '', jobs (JSON: name -> {hash, cap, keyed, conf, deps, depd,
---       crash, recmax}; conf, deps and depd only name jobs that are in it, or, for deps, external ones)
+--       crash, recmax, fmax}; conf, deps and depd only name jobs that are in it, or, for deps, external ones)
 -- Returns  'ok' | 'stale' (other releases are live now: merge again; nothing changed)
 -- Called again: the same.
 
@@ -64,6 +64,7 @@ for name, p in pairs(wanted) do
   local j = job(name)
   if not j or j.hash ~= p.hash then
     if type(p.cap) ~= 'number' then p.cap = nil end
+    if type(p.fmax) ~= 'number' then p.fmax = nil end
     for _, dep in ipairs(p.deps) do
       if type(dep.max_age_ms) ~= 'number' then dep.max_age_ms = nil end
     end

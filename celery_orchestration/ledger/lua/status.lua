@@ -27,7 +27,7 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   local h = j.w > 0 and head(j)
   if h then oldest = load_run(h.id).enq end
   jobs[#jobs + 1] = { name = name, cap = j.cap, keyed = j.keyed, running = j.n, busy = j.busy, waiting = j.w,
-    off = j.off, succeeded = j.ok, ended = j.ends_at, begun = j.begun and math.floor(j.begun / 1000),
+    off = j.off, fails = j.fails, fmax = j.fmax, err = j.err, succeeded = j.ok, ended = j.ends_at, begun = j.begun and math.floor(j.begun / 1000),
     succeeded_at = j.good and math.floor(j.good / 1000), oldest = oldest, observed = pairs_of(P .. 'ob:' .. name) }
 end
 

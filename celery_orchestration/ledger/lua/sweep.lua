@@ -7,7 +7,7 @@
 -- Returns  { more (1: call again at once), { granted: {id, grant number} to publish },
 --            { endings: {id, why} to carry out }, { names of workers found dead }, count of runs recovered,
 --            releases of the live workers, releases the installed policies were merged from,
---            { queues that live workers serve } }
+--            { queues that live workers serve }, { jobs that failures disabled: {name, why} } }
 -- Errors   UNKNOWNWORKER
 -- Called again with the same number it gives the same answer.
 --
@@ -82,4 +82,4 @@ if call('ZCARD', P .. 'wait') > 0 then hand_over(limit) end
 more = more or HAND.more or #due == limit or #late == limit
 flush()
 return remember({ more and 1 or 0, HAND.grants, endings, dead_names, recovered, live_releases(),
-  call('HGET', P .. 'g', 'releases') or '', call('HKEYS', P .. 'slots') })
+  call('HGET', P .. 'g', 'releases') or '', call('HKEYS', P .. 'slots'), DISABLED })

@@ -4,7 +4,7 @@
 -- the gate for runs that arrived, in this order, so that a run never waits for one that is over.
 --
 -- ARGV  worker, number of the call, mode ('enforce' | 'observe'), free slots offered,
---       count of outcomes, then for each: id, fence, outcome
+--       count of outcomes, then for each: id, fence, outcome, what failed or ''
 --         outcome: succeeded | failed | ignored | rejected | revoked | retry | requeued (back in the broker's queue)
 --                  | crashed (its process died) | returned (never begun)
 --       count of arrivals, then for each: id, attempt, job, room key, priority, grant number or '', expires (ms) or '',
@@ -13,7 +13,8 @@
 --            { outcome's answer: ok | refused (void fence, nothing changed) | requeued | superseded | dead },
 --            { arrival's answer: {start, fence} | {start, fence, reason...} (observe: would have waited)
 --                              | {wait} | {drop, why} | {unknown} (no policy for this job: register again) },
---            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} } }
+--            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} },
+--            { jobs that failures disabled: {name, why} } }
 -- Errors   UNKNOWNWORKER
 -- Called again with the same number it gives the same answer.
 
@@ -30,8 +31,8 @@ HAND.here = { worker = worker, free = tonumber(ARGV[4]), queues = SESSION.queues
 local settled, arrivals, admitted = {}, {}, {}
 local at = 6
 for i = 1, tonumber(ARGV[5]) do
-  settled[i] = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], HAND.after)
-  at = at + 3
+  settled[i] = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], HAND.after)
+  at = at + 4
 end
 for i = 1, tonumber(ARGV[at]) do
   local v = at + 10 * i - 9
@@ -149,5 +150,5 @@ if waiting > 0 and #arrivals > 0 then
   waiting = call('ZCARD', P .. 'wait')
 end
 flush()
-local reply = remember({ waiting, HAND.more and 1 or 0, settled, admitted, HAND.grants, HAND.starts })
-return { reply[1], reply[2], reply[3], reply[4], reply[5], starts_with_messages(reply[6]) }
+local reply = remember({ waiting, HAND.more and 1 or 0, settled, admitted, HAND.grants, HAND.starts, DISABLED })
+return { reply[1], reply[2], reply[3], reply[4], reply[5], starts_with_messages(reply[6]), reply[7] }

@@ -6,17 +6,24 @@ local function age_ms(t)
 end
 
 -- Rule 4. Returns nil if every dependency of j is met, else which one is not and how:
--- {dependency, 'unknown' | 'busy' | 'never' | 'failed' | 'old' | 'stale'}.
+-- {dependency, 'unknown' | 'busy' | 'disabled' | 'never' | 'failed' | 'old' | 'stale'}.
 local function unmet(j)
   for _, dep in ipairs(j.deps) do
     local d = job(dep.job)
     if not d then return { dep.job, 'unknown' } end
     if d.busy > 0 then return { dep.job, 'busy' } end
     if dep.on ~= 'idle' then
-      if not d.ended then return { dep.job, 'never' } end
-      if dep.on == 'success' and d.ok ~= true then return { dep.job, 'failed' } end
-      if dep.max_age_ms and age_ms(d.ended) > dep.max_age_ms then return { dep.job, 'old' } end
-      if dep.fresh and j.begun and d.ended <= j.begun then return { dep.job, 'stale' } end
+      local how = nil
+      if not d.ended then
+        how = 'never'
+      elseif dep.on == 'success' and d.ok ~= true then
+        how = 'failed'
+      elseif dep.max_age_ms and age_ms(d.ended) > dep.max_age_ms then
+        how = 'old'
+      elseif dep.fresh and j.begun and d.ended <= j.begun then
+        how = 'stale'
+      end
+      if how then return { dep.job, d.off and 'disabled' or how } end
     end
   end
   return nil

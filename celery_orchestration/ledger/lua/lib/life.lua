@@ -40,13 +40,25 @@ local function ungrant(r)
   r.gn, r.dest = nil, nil
 end
 
--- A run that started has ended. ok: true succeeded, false failed, nil: it counts neither way.
-local function ended(j, r, ok)
+-- Jobs that failures have disabled in this call: { name, why }.
+local DISABLED = {}
+
+-- A run that started has ended. ok: true succeeded, false failed, nil: it counts neither way. note: what failed.
+local function ended(j, r, ok, note)
   if ok ~= nil then
     j.ok = ok
     j.ended = tick()
     j.ends_at = NOW
-    if ok then j.good = j.ended end
+    if ok then
+      j.good, j.fails = j.ended, 0
+    else
+      j.fails, j.err = (j.fails or 0) + 1, note
+      if j.fmax and j.fails >= j.fmax and not j.off then
+        local why = j.fails .. ' failures in a row, the last: ' .. (note or '?')
+        switch_off(j, 'failures', why)
+        DISABLED[#DISABLED + 1] = { j.name, why }
+      end
+    end
   end
   if r.sd then
     r.sd = false
@@ -124,7 +136,7 @@ local function recover(j, r, counted)
   if counted then
     r.rec = r.rec + 1
     if j.crash == 'fail' or r.rec > j.recmax then
-      ended(j, r, false)
+      ended(j, r, false, 'its process or worker died')
       refresh_dependents(j)
       refresh(j)
       return 'dead'
@@ -139,7 +151,7 @@ end
 -- outcomes 'crashed' and 'returned', what recover says. Jobs that ended are noted in `after`.
 local SUCCEEDED = { succeeded = true, failed = false }
 
-local function settle(id, fence, outcome, after)
+local function settle(id, fence, outcome, note, after)
   local r = load_run(id)
   if not r or r.st ~= 'running' or r.fence ~= fence then return 'refused' end
   local j = job(r.job)
@@ -168,7 +180,7 @@ local function settle(id, fence, outcome, after)
       call('HDEL', P .. 'r:' .. id, 'm')
     end
   else
-    ended(j, r, SUCCEEDED[outcome])
+    ended(j, r, SUCCEEDED[outcome], note)
     forget(r, outcome ~= 'requeued')
     promote(r, false)
     refresh_dependents(j)

@@ -9,7 +9,7 @@
 --                          policies were merged from)
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
---                          off: why it is disabled
+--                          off: by whom, why and since when it is disabled (JSON)
 --   r:<id>           hash  a run. s: its record, packed; m: its message, opaque
 --   x:<id>           hash  a higher attempt of a running run: it waits for the attempt before it
 --   d:<id>           str   done-marker: the highest attempt that ended (the only keys with a TTL)
@@ -32,6 +32,7 @@
 --   wr:<worker>      set   its running runs
 --   wn               hash  worker name -> worker, the latest that registered
 --   rel              hash  release -> its policies (JSON); relseq zset: releases by first sight; rj:<release> set of jobs
+--   audit            list  who changed what when (JSON), the latest first; bounded
 --   ob:<job>         hash  observe mode: reason -> how often a run would have waited for it
 --
 -- States of a run: waiting, granted (holds room, to be published), queued (published), running, retrying (its
@@ -76,9 +77,11 @@ local J = {}
 
 -- A job, or nil if the ledger has no policy for it.
 --   cap, keyed: how many runs at once, by room key; conf: jobs it conflicts with; deps, depd: its dependencies and
---   dependents; crash, recmax: what happens to a run that crashed; hash: of the policy
+--   dependents; crash, recmax: what happens to a run that crashed; hash: of the policy; fmax: how many failures in a
+--   row disable it
 --   n: room taken; busy: runs started and not ended; w: runs in its lanes, wk: of these judged; ok, ended, good, begun: how the last run
---   ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set it is in
+--   ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set it is in;
+--   fails: failures in a row, err: the last one
 local function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
@@ -88,9 +91,10 @@ local function job(name)
     return nil
   end
   j = { name = name, blk = tonumber(v[3]) or 0, off = v[4] or nil }
-  j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash = cmsgpack.unpack(v[1])
+  j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax = cmsgpack.unpack(v[1])
   if v[2] then
-    j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at = cmsgpack.unpack(v[2])
+    j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err =
+      cmsgpack.unpack(v[2])
   else
     j.n, j.busy, j.w, j.wk = 0, 0, 0, 0
   end
@@ -99,7 +103,8 @@ local function job(name)
 end
 
 local function save_policy(name, p)
-  call('HSET', P .. 'j:' .. name, 'p', cmsgpack.pack(p.cap, p.keyed, p.conf, p.deps, p.depd, p.crash, p.recmax, p.hash))
+  call('HSET', P .. 'j:' .. name, 'p', cmsgpack.pack(p.cap, p.keyed, p.conf, p.deps, p.depd, p.crash, p.recmax, p.hash,
+    p.fmax))
   J[name] = nil
 end
 
@@ -107,7 +112,7 @@ local function flush()
   for name, j in pairs(J) do
     if j and j.dirty then
       call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's',
-        cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at))
+        cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err))
       j.dirty = false
     end
   end
@@ -115,6 +120,18 @@ local function flush()
     call('HSET', P .. 'g', 'tick', int(G.tick), 'seq', int(G.seq), 'total', G.total)
     G.dirty = false
   end
+end
+
+-- Who changed what: for people.
+local function audit(who, what, about, why)
+  call('LPUSH', P .. 'audit', cjson.encode({ at = NOW, who = who, what = what, about = about, why = why }))
+  call('LTRIM', P .. 'audit', 0, 999)
+end
+
+local function switch_off(j, who, why)
+  j.off = cjson.encode({ by = who, why = why, at = NOW })
+  call('HSET', P .. 'j:' .. j.name, 'off', j.off)
+  audit(who, 'disable', j.name, why)
 end
 
 -- Those of the given jobs that have runs in their lanes.

@@ -1,0 +1,22 @@
+-- uses: records gate room life hand_over
+--
+-- switch: a person turns a job on or off. On: its failures are forgotten, and what was held goes, in rank order.
+--
+-- ARGV  job, 'on' | 'off', who, why
+-- Returns  { 'ok' | 'unknown', { granted: {id, grant number} for the caller to publish } }
+-- Called again: the same; what was granted and not published is granted again by a sweep.
+local name, on, who, why = ARGV[1], ARGV[2] == 'on', ARGV[3], ARGV[4]
+local j = job(name)
+if not j then return { 'unknown', {} } end
+if on then
+  if j.off then audit(who, 'enable', name, why) end
+  j.off, j.fails, j.dirty = nil, 0, true
+  call('HDEL', P .. 'j:' .. name, 'off')
+else
+  switch_off(j, who, why)
+end
+refresh(j)
+refresh_dependents(j)
+hand_over(64)
+flush()
+return { 'ok', HAND.grants }

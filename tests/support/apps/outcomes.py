@@ -1,0 +1,53 @@
+"""Jobs that fail until they are mended. Configured by the environment, like ``plain``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+
+from celery_orchestration import Dependency, OrchestratedTask
+from celery_orchestration.signals import job_disabled
+from support.history import recorded
+
+app = Celery(
+    "outcomes",
+    broker=os.environ.get("TEST_BROKER", "memory://"),
+    backend=os.environ.get("TEST_BACKEND", "cache+memory://"),
+)
+app.conf.broker_connection_retry_on_startup = True
+app.conf.orchestration_lease_seconds = 3
+app.conf.orchestration_sweep_seconds = 1
+
+SCRATCH = Path(os.environ.get("TEST_SCRATCH", "/nonexistent"))
+
+
+class Evil(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+@app.task(base=OrchestratedTask, bind=True, max_running=1, max_consecutive_failures=3)
+def fragile(self: Task, note: Any = None) -> Any:
+    with recorded(self, note=note):
+        if not (SCRATCH / "mended").exists():
+            raise ConnectionError("no route to \x1b[31mhost\ud800")
+    return note
+
+
+@app.task(base=OrchestratedTask, bind=True, max_consecutive_failures=1)
+def evil(self: Task) -> None:
+    raise Evil
+
+
+@app.task(base=OrchestratedTask, bind=True, depends_on=[Dependency("support.apps.outcomes.fragile")])
+def follower(self: Task) -> str:
+    with recorded(self):
+        return "followed"
+
+
+@job_disabled.connect
+def note_disabled(sender: str, why: str, **_: Any) -> None:
+    (SCRATCH / f"disabled-{sender.rpartition('.')[2]}").write_text(why)
