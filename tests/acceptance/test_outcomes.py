@@ -48,6 +48,7 @@ def site(
     env = {"TEST_SCRATCH": str(tmp_path)}
     process = worker(broker, APP, env=env)
     site = Site(load_app(broker, APP, env=env), process, history, tmp_path)
+    until(lambda: site.orchestration.status().jobs)
     yield site
     site.orchestration.close()
 
@@ -62,9 +63,8 @@ def test_a_job_that_keeps_failing_is_disabled_and_says_why(site: Site) -> None:
     assert f"Job {FRAGILE} is disabled: 3 failures in a row" in site.process.log()
     # What is asked for meanwhile is held, and dependents explain themselves with it.
     held, follows = site.jobs.fragile.delay("held"), site.jobs.follower.delay()
-    waits = until(lambda: {run.id: run for run in site.orchestration.status().waits if run.reason}.keys() >= {
-        held.id, follows.id
-    } and {run.id: run.reason for run in site.orchestration.status().waits})  # fmt: skip
+    until(lambda: site.orchestration.status().waiting == 2)
+    waits = {run.id: run.reason for run in site.orchestration.status().waits}
     assert waits[held.id].startswith("the job is disabled: 3 failures in a row")
     assert waits[follows.id] == f"waiting for {FRAGILE}: it is disabled"
 
@@ -123,5 +123,5 @@ def test_a_run_that_waits_is_called_off(site: Site) -> None:
 
 
 def test_an_unknown_job_is_named_with_a_suggestion(site: Site) -> None:
-    with pytest.raises(UnknownJob, match="did you mean 'support.apps.outcomes.fragile'"):
+    with pytest.raises(UnknownJob, match=r"did you mean 'support\.apps\.outcomes\.fragile'"):
         site.orchestration.enable("support.apps.outcomes.fragil")

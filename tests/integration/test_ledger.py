@@ -114,9 +114,12 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.finish([("b", 0)]) == []
     assert json.loads(shop.ledger.status(10, 10))["total"] == 0
     assert shop.ledger.releases("r1") == [shop.document]
+    assert shop.ledger.switch("one", False, "me", "") == shop.ledger.switch("one", True, "me", "") == []
+    assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
+    assert len(shop.ledger.audit(10)) == 4
     assert shop.ledger.leave("w1") == []
     used = {"turn", "register", "install", "beat", "current", "granted", "published", "sweep", "cancel", "ending"}
-    assert set(verbs()) == used | {"finish", "status", "releases", "leave"}
+    assert set(verbs()) == used | {"finish", "status", "releases", "leave", "switch", "pause", "audit"}
 
 
 def test_every_verb_has_a_contract():
