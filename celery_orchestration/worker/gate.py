@@ -510,8 +510,8 @@ class Gate:
         for request in requests:
             request.settle("returned")
 
-    def unaccepted(self) -> list[OrchestratedRequest]:
-        return [request for request in self.runs.values() if request.time_start is None and request.stage != "reserved"]
+    def in_pool(self) -> list[OrchestratedRequest]:
+        return [request for request in self.runs.values() if request.stage != "reserved"]
 
     def _fail(self, request: OrchestratedRequest, exc: Exception) -> None:
         task_ready(request)

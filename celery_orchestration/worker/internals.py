@@ -95,12 +95,12 @@ def _nothing() -> None:
 def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[list[Any]], None]) -> None:
     """Keeps runs from vanishing when the broker connection is lost.
 
-    Consumer.on_close calls pool.flush(), which forgets every job that no child has accepted yet, without a callback:
-    Celery counts on the broker to deliver it again. But some of them were written to a child already and will run
-    there, unheard. So after flush: what a child has (or is getting) is known to the pool again, and what never left
-    the main process is given to `lost`.
+    Consumer.on_close calls pool.flush(), which forgets every job that no child has accepted yet (before Celery 5.7 also
+    those that run), without a callback: Celery counts on the broker to deliver it again. But some of them were written
+    to a child already and will run there, unheard. So after flush: what a child has (or is getting) is known to the
+    pool again, and what never left the main process is given to `lost`.
 
-    `ours` gives the requests that were handed to the pool and are not accepted.
+    `ours` gives the requests that were handed to the pool.
     """
     inner, flush = pool._pool, pool.flush
     if not hasattr(inner, "outbound_buffer") or hasattr(flush, "guarded"):
@@ -112,9 +112,9 @@ def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[li
         flush()
         gone = []
         for req, job in jobs:
-            if job is None or (id(job) in buffered and not job._accepted):
+            if req.time_start is None and (job is None or (id(job) in buffered and not job._accepted)):
                 gone.append(req)
-            elif not job.ready():
+            elif job is not None and not job.ready():
                 inner._cache.setdefault(job._job, job)
         lost(gone)
 

@@ -116,7 +116,7 @@ class WorkerSide:
             slots = CountedSlots(pool.limit or controller.concurrency)
         self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
         self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
-        internals.guard_flush(pool, self.gate.unaccepted, self._flushed)
+        internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
 
