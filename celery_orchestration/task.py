@@ -228,6 +228,11 @@ def read_settings(app: Celery) -> Settings:
     return Settings.read(conf, os.environ, app.main)
 
 
+def owner_of(app: Celery) -> str:
+    """Whose ledger it is: an app's, by its main name."""
+    return app.main or "__main__"
+
+
 def jobs_of(app: Celery) -> dict[str, Policy]:
     """The policies of an app's jobs, by name."""
     tasks = {name: task for name, task in app.tasks.items() if isinstance(task, OrchestratedTask)}

@@ -252,7 +252,7 @@ class Ledger:
             _text(live),
             _text(installed),
             [_text(one) for one in served],
-            [Disabled(keys.decode_job(_text(d[0])), _text(d[1])) for d in disabled],
+            _disabled(disabled),
         )
 
     def cancel(self, worker: str, number: int, why: str, ids: Sequence[str]) -> tuple[list[Ending], list[Grant]]:
@@ -334,7 +334,7 @@ def _turn(reply: Any) -> Turn:
         [_answer(one) for one in answers],
         _grants(grants),
         [Start(_text(s[0]), _text(s[1]), s[2]) for s in starts],
-        [Disabled(keys.decode_job(_text(d[0])), _text(d[1])) for d in disabled],
+        _disabled(disabled),
     )
 
 
@@ -373,3 +373,7 @@ def _grants(parts: list[Any]) -> list[Grant]:
 
 def _endings(parts: list[Any]) -> list[Ending]:
     return [Ending(_text(p[0]), _text(p[1])) for p in parts]
+
+
+def _disabled(parts: list[Any]) -> list[Disabled]:
+    return [Disabled(keys.decode_job(_text(p[0])), _text(p[1])) for p in parts]

@@ -29,7 +29,7 @@ from celery_orchestration.operate.models import (
     WorkerStatus,
 )
 from celery_orchestration.policy import Priority, show, suggest
-from celery_orchestration.task import jobs_of, read_settings
+from celery_orchestration.task import jobs_of, owner_of, read_settings
 
 T = TypeVar("T")
 
@@ -44,10 +44,9 @@ class Orchestration:
         self._app = app
         self._settings = read_settings(app)
         self._ledger = Ledger.of(app, self._settings)
-        self._owner = app.main or "__main__"
 
     def status(self) -> Status:
-        """Jobs, runs, workers and queues, in one round trip."""
+        """Jobs, runs, workers and queues, as one script saw them."""
         document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         sent = queues.destinations(self._app, jobs_of(self._app))
         return read(self._settings.namespace, json.loads(document), sent)
@@ -97,7 +96,7 @@ class Orchestration:
 
     def _ask(self, call: Callable[[], T]) -> T:
         try:
-            self._ledger.check(self._owner)
+            self._ledger.check(owner_of(self._app))
             return call()
         except LedgerUnavailable as exc:
             raise LedgerUnavailable(f"the ledger at {self._ledger.address} does not answer: {exc}") from exc

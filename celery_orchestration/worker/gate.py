@@ -506,7 +506,7 @@ class Gate:
                 pass
 
     def returned(self, requests: Iterable[OrchestratedRequest]) -> None:
-        """The pool forgot these before a child had them."""
+        """No code of these runs, or none any more: they go back."""
         for request in requests:
             request.settle("returned")
 
@@ -568,8 +568,7 @@ class Gate:
 
     def return_all(self) -> None:
         """The execution pool is down: no code of ours runs any more."""
-        for request in list(self.runs.values()):
-            request.settle("returned")
+        self.returned(list(self.runs.values()))
 
     def wait_told(self, deadline: float) -> bool:
         """Waits until every outcome was told to the ledger."""

@@ -95,15 +95,14 @@ class Publisher(threading.Thread):
             try:
                 *_, errand = self._errands.get_nowait()
             except Empty:
-                published = self._confirm(published)
+                self._confirm(published)
                 *_, errand = self._errands.get()
             if not isinstance(errand, Grant) or len(published) >= MOST_UNCONFIRMED:
-                published = self._confirm(published)
+                self._confirm(published)
             if errand is None:
                 break
             if self._do(errand) and isinstance(errand, Grant):
                 published.append(errand)
-        self._confirm(published)
         self._disconnect()
         self._ledger.close()
 
@@ -158,14 +157,15 @@ class Publisher(threading.Thread):
         envelope.publish(self._producer, queues.declared(app, queue), grant)
         return True
 
-    def _confirm(self, published: list[Grant]) -> list[Grant]:
-        """Returns the list of those that are not confirmed: none."""
-        if published:
-            try:
-                self._ledger.published(published)
-            except LedgerError as exc:
-                logger.warning("%d runs were published, but the ledger does not know: %s", len(published), exc)
-        return []
+    def _confirm(self, published: list[Grant]) -> None:
+        """Tells the ledger of these, and empties the list."""
+        if not published:
+            return
+        try:
+            self._ledger.published(published)
+        except LedgerError as exc:
+            logger.warning("%d runs were published, but the ledger does not know: %s", len(published), exc)
+        published.clear()
 
     def _disconnect(self) -> None:
         connection, self._producer, self._connection = self._connection, None, None

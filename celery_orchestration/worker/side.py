@@ -27,7 +27,7 @@ from celery_orchestration.ledger import Disabled, Ledger, Presence
 from celery_orchestration.ledger.keys import encode_job
 from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.signals import job_disabled
-from celery_orchestration.task import jobs_of, settings_of
+from celery_orchestration.task import jobs_of, owner_of, settings_of
 from celery_orchestration.worker import internals, policies
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.keeper import Keeper
@@ -75,15 +75,11 @@ class WorkerSide:
     def check_ledger(self) -> None:
         """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
         try:
-            self.ledger.check(self.owner)
+            self.ledger.check(owner_of(self.app))
         except LedgerRefused:
             raise
         except LedgerError as exc:
             logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
-
-    @property
-    def owner(self) -> str:
-        return self.app.main or "__main__"
 
     # -- a connection to the broker -----------------------------------------------------------------
 
@@ -203,7 +199,7 @@ class WorkerSide:
             release=self.release.name,
             mode=self.settings.mode,
             lease_ms=int(self.settings.lease_seconds * 1000),
-            owner=self.owner,
+            owner=owner_of(self.app),
             done_ms=int(max(2 * visibility, 3600) * 1000),
             policies=self.release.document,
             jobs=tuple(self.encoded.values()),

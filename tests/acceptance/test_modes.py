@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from celery_orchestration.envelope import HEADER
-from celery_orchestration.operate import JobStatus, Orchestration, Status
+from celery_orchestration.operate import JobStatus
 from support.history import History
+from support.invariants import status_of
 from support.servers import RabbitServer, RedisServer
 from support.wait import stays, until
 from support.workers import Broker, WorkerProcess, run_celery
@@ -30,16 +31,8 @@ def env(mode: str | None = None, **settings: Any) -> dict[str, str]:
     return variables if mode is None else {**variables, "CELERY_ORCHESTRATION_MODE": mode}
 
 
-def status(jobs: ModuleType) -> Status:
-    found = Orchestration(jobs.app)
-    try:
-        return found.status()
-    finally:
-        found.close()
-
-
 def job(jobs: ModuleType, name: str) -> JobStatus:
-    return next(job for job in status(jobs).jobs if job.name == NAME(name))
+    return next(job for job in status_of(jobs.app).jobs if job.name == NAME(name))
 
 
 # -- enforce
@@ -54,7 +47,7 @@ def test_enforcing_runs_wait(
     gate = tmp_path / "go"
     for _ in range(2):
         jobs.exclusive.delay(until=str(gate))
-    until(lambda: status(jobs).waiting == 1)
+    until(lambda: status_of(jobs.app).waiting == 1)
     until(lambda: len(history.started()) == 1)
 
 
@@ -74,7 +67,7 @@ def test_observing_everything_runs_at_once_and_what_would_have_waited_is_recorde
     gate = tmp_path / "go"
     results = [jobs.exclusive.delay(until=str(gate)) for _ in range(3)]
     until(lambda: len(history.started()) == 3)
-    found = status(jobs)
+    found = status_of(jobs.app)
     assert (found.running, found.waiting) == (3, 0)
     assert [worker.mode for worker in found.workers] == ["observe"]
     [(reason, count)] = job(jobs, "exclusive").would_have_waited.items()
@@ -94,7 +87,7 @@ def test_runs_left_waiting_are_let_go_when_an_observing_worker_comes(
     jobs = _with_waiting_runs(redis_broker, worker, load_app, history, tmp_path)
     worker(redis_broker, APP, name="observing", concurrency=4, env=env("observe"))
     until(lambda: len(history.started()) == 4, 5, "everything runs at once")
-    assert status(jobs).waiting == 0
+    assert status_of(jobs.app).waiting == 0
 
 
 def test_runs_left_waiting_are_let_go_when_an_observing_worker_has_something_to_do(
@@ -108,7 +101,7 @@ def test_runs_left_waiting_are_let_go_when_an_observing_worker_has_something_to_
         return len(history.started(NAME("exclusive"))) == 4
 
     until(all_run_at_once, 10)
-    assert status(jobs).waiting == 0
+    assert status_of(jobs.app).waiting == 0
 
 
 def _with_waiting_runs(
@@ -119,7 +112,7 @@ def _with_waiting_runs(
     jobs = load_app(redis_broker, APP)
     for _ in range(4):
         jobs.exclusive.delay(until=str(tmp_path / "go"))
-    until(lambda: status(jobs).waiting == 3)
+    until(lambda: status_of(jobs.app).waiting == 3)
     until(lambda: len(history.started()) == 1)
     return jobs
 

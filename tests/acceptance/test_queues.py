@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.operate import Orchestration, Status
 from support.history import History, most_at_once, overlaps
+from support.invariants import status_of, waiting
 from support.wait import stays, until
 from support.workers import Broker, WorkerProcess
 
@@ -26,18 +26,6 @@ LoadApp = Callable[..., ModuleType]
 
 def conf(**settings: Any) -> dict[str, str]:
     return {"TEST_CONF": json.dumps(settings)}
-
-
-def status(jobs: ModuleType) -> Status:
-    found = Orchestration(jobs.app)
-    try:
-        return found.status()
-    finally:
-        found.close()
-
-
-def waiting(jobs: ModuleType) -> int:
-    return status(jobs).waiting
 
 
 def starts(history: History, *names: str) -> list[str]:
@@ -97,8 +85,8 @@ def test_waiting_runs_start_in_the_order_of_their_priority(
     for round_ in range(2):
         for priority in priorities:
             results.append(jobs.exclusive.apply_async((0, f"{priority} {round_}"), priority=priority))
-            until(lambda: waiting(jobs) == len(results))
-    waits = status(jobs).waits
+            until(lambda: waiting(jobs.app) == len(results))
+    waits = status_of(jobs.app).waits
     assert [run.priority for run in waits] == [p for p in reversed(priorities) for _ in range(2)]
     gate.touch()
     for result in results:
@@ -122,7 +110,7 @@ def test_a_handed_over_run_does_not_stand_behind_a_backlog(
     jobs.exclusive.apply_async(kwargs={"until": str(gate)}, queue="elsewhere")
     until(history.started)
     second = jobs.exclusive.delay(note="second")
-    until(lambda: waiting(jobs) == 1)
+    until(lambda: waiting(jobs.app) == 1)
     for _ in range(200):
         getattr(jobs, backlog).delay(0.02)
     until(lambda: history.started(NAME(backlog)))
@@ -145,7 +133,7 @@ def test_a_handed_over_run_does_not_wait_in_a_busy_worker_while_another_has_slot
     until(lambda: len(history.started()) == 7)
     worker(broker, APP, name="idle", pool="threads", concurrency=6)
     results = [jobs.keyed.delay(number) for number in range(6)]
-    until(lambda: waiting(jobs) == 6)
+    until(lambda: waiting(jobs.app) == 6)
     gate.touch()
     until(lambda: all(result.ready() for result in results), 8, "all have run")
 
@@ -166,7 +154,7 @@ def test_a_job_on_the_users_route_goes_back_to_its_own_queue(
     first = jobs.where.apply_async(kwargs={"until": str(gate)}, queue="elsewhere", exchange="", routing_key="elsewhere")
     until(history.started)
     second = jobs.where.delay()
-    [run] = until(lambda: status(jobs).waits)
+    [run] = until(lambda: status_of(jobs.app).waits)
     assert (run.id, run.queue) == (second.id, "own")
     gate.touch()
     assert first.get(timeout=10) == ["", "elsewhere"]
@@ -187,7 +175,7 @@ def test_a_worker_serves_only_the_queues_it_was_given(
     assert jobs.image.delay(note=1).get(timeout=10) == 1
     assert jobs.high.delay(note=2).get(timeout=10) == 2
     stays(lambda: len(history.started()) == 2, 0.3)
-    [found] = status(jobs).workers
+    [found] = status_of(jobs.app).workers
     assert sorted(found.queues) == ["default.granted", "default.high", "images.granted", "images.low"]
     assert not any(result.ready() for result in unserved)
 
@@ -198,7 +186,7 @@ def test_a_waiting_run_that_no_worker_serves_is_a_problem(
 ) -> None:
     images, jobs, first, second = _two_images(redis_broker, worker, load_app, history, tmp_path)
     worker(redis_broker, APP, name="default")
-    until(lambda: status(jobs).problems == [])
+    until(lambda: status_of(jobs.app).problems == [])
     images.signal(15)  # a warm shutdown: the first run may end, the second is not begun
     images.wait_for_log("Warm shutdown")
     # What it asked the broker for before must have been answered: see the test after this one.
@@ -207,11 +195,11 @@ def test_a_waiting_run_that_no_worker_serves_is_a_problem(
     (tmp_path / "go").touch()
     first.get(timeout=10)
     images.stop()
-    problem = until(lambda: [found for found in status(jobs).problems if "handed over" in found])
+    problem = until(lambda: [found for found in status_of(jobs.app).problems if "handed over" in found])
     assert re.fullmatch(r"no live worker serves queue images\.\w+, where runs are to be handed over.*", problem[0])
     worker(redis_broker, APP, name="images", queues=["images.low"])
     assert second.get(timeout=10) == "second"
-    until(lambda: status(jobs).problems == [])
+    until(lambda: status_of(jobs.app).problems == [])
 
 
 @pytest.mark.slow
@@ -244,7 +232,7 @@ def _two_images(
     first = jobs.image.delay(until=str(tmp_path / "go"))
     until(history.started)
     second = jobs.image.delay(note="second")
-    until(lambda: waiting(jobs) == 1)
+    until(lambda: waiting(jobs.app) == 1)
     return images, jobs, first, second
 
 
@@ -254,7 +242,7 @@ def test_a_job_whose_queue_no_worker_serves_is_a_problem(
     worker(redis_broker, APP)
     jobs = load_app(redis_broker, APP)
     jobs.image.delay()
-    [problem] = until(lambda: status(jobs).problems)
+    [problem] = until(lambda: status_of(jobs.app).problems)
     assert problem == f"no live worker serves queue images.low, where {NAME('image')} is sent"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,26 +24,6 @@ from celery_orchestration.queues import (
 )
 
 DEFAULTS = ["default.critical", "default.high", "default.normal", "default.low"]
-
-
-@pytest.fixture
-def new_app() -> Iterator[Callable[..., Celery]]:
-    apps = []
-
-    def make(**conf: Any) -> Celery:
-        app = Celery("shop", broker="memory://", set_as_current=False)
-        app.conf.update(conf)
-        apps.append(app)
-        return app
-
-    yield make
-    for app in apps:
-        app.close()
-
-
-@pytest.fixture
-def app(new_app: Callable[..., Celery]) -> Celery:
-    return new_app()
 
 
 def job(app: Celery, name: str = "shop.job", **options: Any) -> Any:

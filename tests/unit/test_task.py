@@ -24,26 +24,6 @@ BOOKKEEPING |= {"request", "_default_request", "_decorated_fun"}
 
 
 @pytest.fixture
-def new_app() -> Iterator[Callable[..., Celery]]:
-    apps = []
-
-    def make(main: str = "shop", **conf: Any) -> Celery:
-        app = Celery(main, broker="memory://", backend="cache+memory://", set_as_current=False)
-        app.conf.update(conf)
-        apps.append(app)
-        return app
-
-    yield make
-    for app in apps:
-        app.close()
-
-
-@pytest.fixture
-def app(new_app: Callable[..., Celery]) -> Celery:
-    return new_app()
-
-
-@pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError(f"connects: {args}")
