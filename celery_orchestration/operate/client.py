@@ -17,10 +17,11 @@ from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import LedgerUnavailable, UnknownJob
 from celery_orchestration.ledger import Grant, Ledger
-from celery_orchestration.ledger.keys import decode_job
+from celery_orchestration.ledger.keys import decode_job, retries
 from celery_orchestration.operate import reasons
 from celery_orchestration.operate.models import (
     Change,
+    Death,
     Disabled,
     JobStatus,
     QueueStatus,
@@ -156,10 +157,13 @@ def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]
         running=found["total"],
         max_running=found.get("cap"),
         waiting=found["waiting"],
+        later=found["later"],
+        dead_letters=found["letters"],
         jobs=sorted((_job(job) for job in found["jobs"] or ()), key=lambda job: job.name),
         runs=runs,
         waits=waits,
         workers=sorted((_worker(worker, now) for worker in workers.values()), key=lambda worker: worker.name),
+        died=[Death(**{**one, "at": _when(one["at"])}) for one in map(json.loads, found["gone"] or ())],
         queues=all_queues,
         problems=_problems(all_queues, found, sent),
     )
@@ -169,6 +173,8 @@ def _words(reason: Sequence[str]) -> list[str]:
     if reason[0] == "disabled":
         off = json.loads(reason[1])
         return ["disabled", f"{off['why']} ({off['by']})" if off["why"] else f"by {off['by']}"]
+    if reason[0] == "due":
+        return ["due", _when(int(reason[1])).astimezone().strftime("%Y-%m-%d %H:%M:%S")]
     return [decode_job(word) if index == 1 else word for index, word in enumerate(reason)]
 
 
@@ -200,15 +206,20 @@ def _job(job: Mapping[str, Any]) -> JobStatus:
         max_running=job.get("cap"),
         keyed=job["keyed"],
         waiting=job["waiting"],
+        later=job["later"],
         oldest_arrival=_when(job.get("oldest")),
         last_start=_when(job.get("begun")),
         last_end=_when(job.get("ended")),
         last_outcome=None if job.get("ended") is None else "succeeded" if job.get("succeeded") else "failed",
         last_success=_when(job.get("succeeded_at")),
+        last_seconds=job["took"] / 1000 if "took" in job else None,
         failures=job.get("fails") or 0,
         max_consecutive_failures=job.get("fmax"),
         last_error=job.get("err") or None,
         disabled=_disabled(job.get("off")),
+        probe=job.get("probe"),
+        next_probe=_when(job.get("cools")),
+        dead_letters=job["letters"],
         would_have_waited=job.get("observed") or {},
     )
 
@@ -228,7 +239,7 @@ def _run(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: s
         state=run["state"],
         key=run["key"],
         priority=Priority(run["priority"]).label,
-        retries=run["attempt"] & ((1 << 20) - 1),
+        retries=retries(run["attempt"]),
         worker=worker["name"] if worker else None,
         queue=run["queue"],
         fence=int(run["fence"]) if run.get("fence") else None,
@@ -256,6 +267,8 @@ def _worker(worker: Mapping[str, Any], now: int) -> WorkerStatus:
         execution_pool=worker["kind"],
         slots=worker["slots"],
         running=worker["running"],
+        done=worker["done"],
+        failed=worker["failed"],
         queues=worker["queues"] or [],
         mode=worker["mode"],
         since=_when(worker["since"]),

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 JobState = Literal["idle", "running", "waiting", "disabled"]
-RunState = Literal["waiting", "granted", "queued", "running", "ending", "behind", "retrying"]
+RunState = Literal["later", "waiting", "granted", "queued", "running", "ending", "behind", "retrying", "released"]
 
 
 class Model(BaseModel):
@@ -40,15 +40,20 @@ class JobStatus(Model):
     max_running: int | None
     keyed: bool = Field(description="max_running counts per room key")
     waiting: int
+    later: int = Field(description="runs that are not due yet, or wait to be tried alone")
     oldest_arrival: datetime | None = Field(description="arrival of the waiting run that goes first")
     last_start: datetime | None
     last_end: datetime | None
     last_outcome: Literal["succeeded", "failed"] | None
     last_success: datetime | None
+    last_seconds: float | None = Field(description="how long the last run took")
     failures: int = Field(description="in a row")
     max_consecutive_failures: int | None
     last_error: str | None
     disabled: Disabled | None
+    probe: str | None = Field(description="while disabled: the run that tries whether it works again; '' if one may")
+    next_probe: datetime | None
+    dead_letters: int
     would_have_waited: dict[str, int] = Field(description="observe mode: reason, and how often")
 
 
@@ -80,10 +85,20 @@ class WorkerStatus(Model):
     execution_pool: str
     slots: int
     running: int
+    done: int = Field(description="runs that ended there")
+    failed: int = Field(description="of these, the ones that failed for good")
     queues: list[str]
     mode: str
     since: datetime
     last_beat: datetime
+
+
+class Death(Model):
+    """A worker that died."""
+
+    name: str
+    at: datetime
+    runs: int = Field(description="runs that it had")
 
 
 class QueueStatus(Model):
@@ -102,9 +117,12 @@ class Status(Model):
     running: int
     max_running: int | None
     waiting: int
+    later: int = Field(description="runs that are not due yet")
+    dead_letters: int
     jobs: list[JobStatus]
     runs: list[RunStatus] = Field(description="runs that hold room")
     waits: list[RunStatus] = Field(description="runs that wait, in rank order; the first ones if there are many")
     workers: list[WorkerStatus]
+    died: list[Death] = Field(description="workers that died, the latest first")
     queues: list[QueueStatus]
     problems: list[str] = Field(description="what an operator should know")

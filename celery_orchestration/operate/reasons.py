@@ -24,6 +24,8 @@ _RULES = {
     "behind": "waiting behind a run of {0} that came first",
     "attempt": "waiting for the attempt before it to end",
     "slot": "waiting for a free slot on queue {0}",
+    "due": "not to start before {0}",
+    "alone": "waiting to be tried alone on a worker, after its workers died",
 }
 
 
