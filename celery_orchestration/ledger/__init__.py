@@ -320,6 +320,37 @@ class Ledger:
         endings, grants = self._call("cancel", (who, "", "revoked", id))
         return _endings(endings), _grants(grants)
 
+    def history(self, job: str, count: int) -> list[str] | None:
+        """None if the ledger does not know the job."""
+        found = self._call("history", (keys.encode_job(job), count))
+        return None if found is None else [_text(one) for one in found]
+
+    def letters(self, job: str, skip: int, count: int) -> list[tuple[str, bool]]:
+        found = self._call("letters", (keys.encode_job(job), skip, count))
+        return [(_text(info), bool(revoked)) for info, revoked in found]
+
+    def letter(self, id: str) -> tuple[str, bool, bytes] | None:
+        found = self._call("letter", (id,))
+        return (_text(found[0]), bool(found[1]), found[2]) if found else None
+
+    def requeue(self, who: str, id: str, new_id: str, attempt: int, message: bytes) -> tuple[str, list[Grant]]:
+        what, grants = self._call("requeue", (who, id, new_id, attempt, message))
+        return _text(what), _grants(grants)
+
+    def purge(self, who: str, ids: Sequence[str]) -> int:
+        count: int = self._call("purge", (who, *ids))
+        return count
+
+    def release(self, who: str, most: int) -> list[tuple[str, str, bytes]]:
+        return [(_text(id), _text(queue), message) for id, queue, message in self._call("release", (who, most))]
+
+    def released(self, ids: Sequence[str]) -> int:
+        count: int = self._call("released", ids)
+        return count
+
+    def note(self, who: str, what: str, about: str, why: str) -> None:
+        self._call("note", (who, what, about, why))
+
     def audit(self, count: int) -> list[str]:
         return [_text(one) for one in self._call("audit", (count,))]
 

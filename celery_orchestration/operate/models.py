@@ -26,9 +26,81 @@ class Change(Model):
 
     at: datetime
     who: str
-    what: Literal["enable", "disable", "pause", "resume", "cancel"]
-    about: str = Field(description="a job, or the id of a run")
+    what: Literal["enable", "disable", "pause", "resume", "cancel", "trigger", "release", "requeue", "purge"]
+    about: str = Field(description="a job, the id of a run, or how many of what")
     why: str
+
+
+class Cancelled(Model):
+    run_id: str
+    had_not_started: bool = Field(description="it was called off before it started; else it is running, or over")
+
+
+class Triggered(Model):
+    run_id: str
+    job: str
+    forced: bool
+
+
+class Released(Model):
+    count: int = Field(description="runs that were published past the gate")
+
+
+class Requeued(Model):
+    runs: dict[str, str] = Field(description="ids of dead letters, and of the runs they have become")
+    left: dict[str, str] = Field(description="ids of those that could not be requeued, and why")
+
+
+class Purged(Model):
+    count: int
+
+
+class Ended(Model):
+    """How a run ended."""
+
+    id: str
+    job: str
+    outcome: str
+    retries: int
+    key: str
+    arrived: datetime
+    started: datetime | None
+    ended: datetime
+    seconds: float | None = Field(description="how long it ran")
+    waited_seconds: float
+    waited_for: str | None = Field(description="what it waited for first")
+    worker: str | None
+    fence: int | None
+    recoveries: int
+    error: str | None
+
+
+class DeadLetter(Model):
+    """A run that failed for good, kept with its message."""
+
+    id: str
+    job: str
+    at: datetime
+    error: str
+    traceback: str
+    retries: int
+    key: str
+    queue: str
+    arrived: datetime
+    worker: str | None
+    recoveries: int
+    revoked: bool = Field(description="its id was revoked meanwhile: requeued, it gets a new one")
+
+
+class Letter(DeadLetter):
+    """A dead letter with what can be told of its message without reading its body."""
+
+    args: str | None = Field(description="arguments, as Celery shows them")
+    named_args: str | None
+    headers: dict[str, str]
+    content_type: str | None
+    content_encoding: str | None
+    body_bytes: int
 
 
 class JobStatus(Model):

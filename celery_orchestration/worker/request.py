@@ -59,8 +59,9 @@ class Timeless:
         if request.gate is None:
             self._consumer.qos.increment_eventually()
             return self._consumer.timer.call_at(eta, function, args, **options)
-        if not request.grant and eta > time.time():
-            request.gate.put_off(request, eta)
+        seconds = eta - monotonic()  # kombu's timers go by the monotonic clock
+        if not request.grant and seconds > 0:
+            request.gate.put_off(request, time.time() + seconds)
         elif bucket:
             self._consumer._limit_task(request, *bucket)
         else:

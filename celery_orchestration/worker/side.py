@@ -209,6 +209,8 @@ class WorkerSide:
         )
 
     def priority_of(self, request: OrchestratedRequest, policy: Policy) -> int:
+        if request.request_dict.get(queues.FORCE_HEADER):
+            return queues.FORCED
         moved = request.request_dict.get(queues.PRIORITY_HEADER)
         return int(Priority.parse(moved)) if moved else int(policy.priority)
 

@@ -79,6 +79,12 @@ local function known(id, a, gn, name)
     if done and tonumber(done) >= a then return { 'drop', 'ended' } end
     return nil
   end
+  if r.st == 'released' then
+    -- Somebody published it past the gate, and here it is all the same.
+    call('ZREM', P .. 'released', id)
+    forget(r, false)
+    return nil
+  end
   if a < r.a then return { 'drop', 'superseded' } end
   if a == r.a then
     if (r.st == 'granted' or r.st == 'queued') and gn and gn == r.gn then

@@ -27,6 +27,7 @@
 --   later            zset  runs that are not to start before a time, by that (ms)
 --   due              zset  waiting runs that expire, by time (ms)
 --   cool             zset  jobs that failures have disabled and that get a probe run, by time (ms)
+--   released         zset  runs that are being published past the gate, by rank
 --   alone            hash  runs that took their workers down too often -> the worker kept free for it, or ''
 --   gr               zset  granted runs, endings not carried out yet and runs whose retry has not arrived, by
 --                          deadline (ledger clock)
