@@ -110,6 +110,8 @@ class Turn:
     endings: list[Ending]
     #: Seconds until something is due, or None.
     due: float | None
+    #: How much was due now.
+    woken: int
 
 
 @dataclass(slots=True)
@@ -378,7 +380,7 @@ def _turn_args(
 
 
 def _turn(reply: Any) -> Turn:
-    waiting, more, outcomes, answers, grants, starts, disabled, endings, due = reply
+    waiting, more, outcomes, answers, grants, starts, disabled, endings, due, woken = reply
     return Turn(
         waiting,
         more == 1,
@@ -389,6 +391,7 @@ def _turn(reply: Any) -> Turn:
         _disabled(disabled),
         _endings(endings),
         _due(due),
+        woken,
     )
 
 

@@ -315,7 +315,8 @@ def test_a_forced_run_passes_a_pause_but_not_the_room(site: Site) -> None:
     running = [site.jobs.breaker.delay(n) for n in range(2)]
     until(lambda: len(site.history.running(BREAKER)) == 2)
     site.orchestration.pause()
-    forced = site.result(json.loads(site.celery("trigger", BREAKER, "--args", '["now"]', "--force", "--json").stdout)["run_id"])
+    sent = site.celery("trigger", BREAKER, "--args", '["now"]', "--force", "--json")
+    forced = site.result(json.loads(sent.stdout)["run_id"])
     until(lambda: site.orchestration.status().waiting == 1)
     assert site.orchestration.status().waits[0].priority == "forced"
     (site.scratch / "hold").unlink()

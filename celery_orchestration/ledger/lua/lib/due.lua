@@ -25,12 +25,13 @@ local function come_due(r)
   refresh(j)
 end
 
--- Returns { endings: {id, why} to carry out }, and whether there is more.
+-- Returns { endings: {id, why} to carry out }, whether there is more, and how much was due.
 local function wake(limit)
-  local endings, more = {}, false
+  local endings, more, count = {}, false, 0
   local function up_to_now(what, most)
     local found = call('ZRANGEBYSCORE', P .. what, '-inf', int(NOW), 'LIMIT', 0, most)
     more = more or #found == most
+    count = count + #found
     return found
   end
   for _, id in ipairs(up_to_now('due', limit)) do
@@ -63,5 +64,5 @@ local function wake(limit)
     local first = call('ZRANGE', P .. what, 0, 0, 'WITHSCORES')
     if first[1] then look_at(tonumber(first[2])) end
   end
-  return endings, more
+  return endings, more, count
 end
