@@ -32,8 +32,8 @@ from support.workers import Broker
 NAME = f"{FAULTS}.{{}}".format
 RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
 #: Verbs that no worker calls in the course of its work (test_ledger.py calls them twice).
-PEOPLES = {"status", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge", "release", "released"}
-PEOPLES |= {"note", "retrying"}
+PEOPLES = {"status", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
+PEOPLES |= {"release", "released", "note", "retrying"}
 PRIORITIES = ("low", "normal", "high")
 
 

@@ -9,6 +9,7 @@ end
 local function come_due(r)
   local j = job(r.job)
   no_longer_put_off(j, r)
+  if not j.keyed then r.key = '' end -- a release may have changed that
   if not r.sd and r.rank >= 0 then
     -- As if it arrived now. A retry keeps its rank.
     G.seq = G.seq + 1
