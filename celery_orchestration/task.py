@@ -13,13 +13,15 @@ from typing import Any, ClassVar
 
 from celery import Celery, Task
 from celery.app.annotations import resolve_all
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, TimeLimitExceeded
 from celery.schedules import maybe_schedule
 from celery.utils.log import get_logger
 
+from celery_orchestration import progress
 from celery_orchestration.envelope import ADMITTED, FENCE
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Ledger
+from celery_orchestration.limits import Clock, Run, clocks
 from celery_orchestration.policy import Policy, Priority, Settings, read_options
 from celery_orchestration.queues import PRIORITY_HEADER, install_route
 
@@ -170,6 +172,17 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         fence = (self.request.properties or {}).get(FENCE)
         return int(fence) if fence else None
 
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """How far this run has come, for ``status``: so many of so many (None: nobody knows), and a few words.
+
+        Say it as often as you like: it is told to the ledger a few times a second, and never waits for it. Outside a
+        worker nothing happens.
+        """
+        said = progress.said(done, total, note)
+        if self.fence is not None:
+            app = self.app
+            progress.reporter(app, lambda: _ledger_of(app)).say(_run_of(self), said)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.request.called_directly or self.fence is None:
             return super().__call__(*args, **kwargs)
@@ -177,20 +190,29 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         try:
             result = super().__call__(*args, **kwargs)
         except Ignore:
+            clocks.stop(_run_of(self))
             raise
         except BaseException:
             self._refuse_if_void()
+            self._stop_clock()
             raise
         self._refuse_if_void()
+        self._stop_clock()
         return result
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_if_void()
-        return super().retry(*args, **kwargs)
+        clock = self._stop_clock()  # its time cannot be over when its next attempt is under way
+        result = super().retry(*args, **kwargs)
+        self._go_on(clock)
+        return result
 
     def replace(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_if_void()
-        return super().replace(*args, **kwargs)
+        clock = self._stop_clock()
+        result = super().replace(*args, **kwargs)
+        self._go_on(clock)
+        return result
 
     def add_to_chord(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_if_void()
@@ -198,7 +220,9 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
     def _refuse_if_void(self) -> None:
         """A run that was admitted more than half a lease ago may have lost it: then it stores no result and calls
-        nobody back."""
+        nobody back. Neither does one whose time is over."""
+        if clocks.is_over(_run_of(self)):
+            raise Ignore(f"the time of run {self.request.id} is over, it has failed")
         admitted = (self.request.properties or {}).get(ADMITTED)
         if admitted is None or monotonic() - admitted < settings_of(self.app).lease_seconds / 2:
             return
@@ -209,6 +233,24 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             return
         if not current:
             raise Ignore(f"run {self.request.id} lost its lease, another one has started since")
+
+    def _stop_clock(self) -> Clock | None:
+        """Where the execution pool has no time limits: the code has returned. Raises if that is too late."""
+        clock = clocks.stop(_run_of(self))
+        if clock is None:
+            if clocks.is_over(_run_of(self)):
+                raise Ignore(f"the time of run {self.request.id} is over, it has failed")
+        elif monotonic() > clock.ends:
+            raise TimeLimitExceeded(clock.limit)
+        return clock
+
+    def _go_on(self, clock: Clock | None) -> None:
+        if clock is not None:
+            clocks.go_on(_run_of(self), clock)
+
+
+def _run_of(task: OrchestratedTask) -> Run:
+    return str(task.request.id), str((task.request.properties or {}).get(FENCE) or "")
 
 
 def settings_of(app: Celery) -> Settings:
@@ -240,6 +282,11 @@ def jobs_of(app: Celery) -> dict[str, Policy]:
     if mistakes:
         raise ConfigurationError("\n".join(mistakes))
     return {name: task.orchestration for name, task in tasks.items() if task.orchestration is not None}
+
+
+def limits_of(app: Celery) -> dict[str, tuple[float | None, float | None]]:
+    """Hard and soft time limit of each job, where Celery looks for them."""
+    return {name: (app.tasks[name].time_limit, app.tasks[name].soft_time_limit) for name in jobs_of(app)}
 
 
 _local = threading.local()

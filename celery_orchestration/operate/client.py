@@ -18,20 +18,23 @@ from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import LedgerUnavailable, UnknownJob
 from celery_orchestration.ledger import Grant, Ledger
 from celery_orchestration.ledger.keys import decode_job
+from celery_orchestration.limits import sentence
 from celery_orchestration.operate import reasons
 from celery_orchestration.operate.models import (
     Change,
     Disabled,
     JobStatus,
+    Progress,
     QueueStatus,
     RunStatus,
     Status,
     WorkerStatus,
 )
 from celery_orchestration.policy import Priority, show, suggest
-from celery_orchestration.task import jobs_of, owner_of, read_settings
+from celery_orchestration.task import jobs_of, limits_of, owner_of, read_settings
 
 T = TypeVar("T")
+Limit = tuple[float | None, float | None]
 
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
@@ -49,7 +52,7 @@ class Orchestration:
         """Jobs, runs, workers and queues, as one script saw them."""
         document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         sent = queues.destinations(self._app, jobs_of(self._app))
-        return read(self._settings.namespace, json.loads(document), sent)
+        return read(self._settings.namespace, json.loads(document), sent, limits_of(self._app))
 
     # -- what people change: each is written into the audit -----------------------------------------
 
@@ -121,10 +124,12 @@ def _me() -> str:
         return f"{os.getuid()}@{socket.gethostname()}"
 
 
-def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> Status:
+def read(
+    namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
+) -> Status:
     """The ledger's document as a model. Lua's empty tables come as {} where a list is meant.
 
-    `sent`: the queues that jobs are sent to, each with its jobs.
+    `sent`: the queues that jobs are sent to, each with its jobs. `limits`: of jobs, hard and soft.
     """
     now = found["now"]
     workers = {worker["id"]: worker for worker in found["workers"] or ()}
@@ -136,7 +141,8 @@ def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]
         if run is None:
             return ""
         if run.state == "running":
-            return f"running on {run.worker} for {run.seconds:.0f} s"
+            past = ", past its time limit" if run.timed_out else ""
+            return f"running on {run.worker} for {run.seconds:.0f} s{past}"
         return f"about to start for {run.seconds:.0f} s"
 
     waits = []
@@ -161,7 +167,7 @@ def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]
         waits=waits,
         workers=sorted((_worker(worker, now) for worker in workers.values()), key=lambda worker: worker.name),
         queues=all_queues,
-        problems=_problems(all_queues, found, sent),
+        problems=[*_problems(all_queues, found, sent), *_unkept_limits(found, sent, limits)],
     )
 
 
@@ -180,6 +186,19 @@ def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Map
     if found["paused"]:
         problems.append("everything is paused")
     return problems
+
+
+def _unkept_limits(
+    found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
+) -> list[str]:
+    """Limits of jobs on workers whose execution pool does not keep them."""
+    served: dict[str, set[str]] = {}
+    for worker in found["workers"] or ():
+        if not _is_lost(worker, found["now"]):
+            jobs = {job for queue in worker["queues"] or () for job in sent.get(queue, ())}
+            served.setdefault(worker["kind"], set()).update(jobs)
+    problems = [sentence(kind, {job: limits[job] for job in jobs & limits.keys()}) for kind, jobs in served.items()]
+    return sorted(problem for problem in problems if problem)
 
 
 def _unserved(queue: QueueStatus, jobs: list[str]) -> str:
@@ -238,7 +257,13 @@ def _run(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: s
         seconds=max(0.0, (now - run["since"]) / 1000),
         expires=_when(run.get("expires")),
         reason=reason,
+        timed_out=_when((run.get("over") or {}).get("at")),
+        progress=_progress(run.get("progress")),
     )
+
+
+def _progress(found: Mapping[str, Any] | None) -> Progress | None:
+    return Progress(**json.loads(found["what"]), at=_when(found["at"])) if found else None
 
 
 def _is_lost(worker: Mapping[str, Any], now: int) -> bool:

@@ -16,7 +16,7 @@ from celery.utils.log import get_logger
 
 from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
-from celery_orchestration.ledger import Grant, Outcome, UnknownWorker
+from celery_orchestration.ledger import Grant, Outcome, Over, UnknownWorker
 from celery_orchestration.worker import policies
 from celery_orchestration.worker.line import LONGEST_WAIT, Patience
 
@@ -44,6 +44,7 @@ class Keeper(threading.Thread):
         self._cancelling: list[str] = []
         self._finished: deque[tuple[str, int]] = deque()
         self._failed: deque[Outcome] = deque()
+        self._over: deque[Over] = deque()
         self._beat_at = self._sweep_at = 0.0
         #: Queues of our jobs that no live worker serves, since when; said: those the log knows of.
         self._unserved: dict[str, float] = {}
@@ -67,6 +68,10 @@ class Keeper(threading.Thread):
     def fail(self, id: str, fence: str) -> None:
         """A run that was handed over to this worker cannot be begun at all."""
         self._failed.append(Outcome(id, fence, "failed"))
+        self._wake.set()
+
+    def over(self, run: Over) -> None:
+        self._over.append(run)
         self._wake.set()
 
     def stop(self) -> None:
@@ -187,6 +192,9 @@ class Keeper(threading.Thread):
             side.publisher.publish(self._ledger.finish(runs))
             for _ in runs:
                 self._finished.popleft()
+        while self._over:
+            self._ledger.over(self._over[0])
+            self._over.popleft()
         while self._failed:
             side.gate.tell(self._failed.popleft())
 

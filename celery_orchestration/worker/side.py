@@ -25,12 +25,14 @@ from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.graph import Graph
 from celery_orchestration.ledger import Disabled, Ledger, Presence
 from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.limits import CANNOT_INTERRUPT, sentence
 from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.signals import job_disabled
-from celery_orchestration.task import jobs_of, owner_of, settings_of
+from celery_orchestration.task import jobs_of, limits_of, owner_of, settings_of
 from celery_orchestration.worker import internals, policies
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.keeper import Keeper
+from celery_orchestration.worker.limits import Limits
 from celery_orchestration.worker.line import Line
 from celery_orchestration.worker.loop import DirectLoop, HubLoop
 from celery_orchestration.worker.publisher import Publisher
@@ -81,6 +83,19 @@ class WorkerSide:
         except LedgerError as exc:
             logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
 
+    @property
+    def kind(self) -> str:
+        """The execution pool, by the name of its module in Celery."""
+        return str(self.controller.pool_cls.__module__.rpartition(".")[2])
+
+    def check_limits(self) -> None:
+        """Says which jobs have limits that the execution pool does not keep."""
+        here = {job for queue, jobs in self.destinations.items() if queue in self.presence().queues for job in jobs}
+        limits = limits_of(self.app)
+        problem = sentence(self.kind, {job: limits[job] for job in here & limits.keys()})
+        if problem:
+            logger.warning("The %s", problem)
+
     # -- a connection to the broker -----------------------------------------------------------------
 
     def connected(self, consumer: Any) -> None:
@@ -99,6 +114,7 @@ class WorkerSide:
             self.message_consumers.append(self._consume(consumer))
         consumer.on_task_message.add(self.gate.reserved)
         if first:
+            self.check_limits()
             for thread in (self.line, self.keeper, self.publisher):
                 thread.start()
             self._running = True
@@ -111,6 +127,8 @@ class WorkerSide:
         else:
             slots = CountedSlots(pool.limit or controller.concurrency)
         self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
+        if self.kind in CANNOT_INTERRUPT:
+            self.gate.limits = Limits(self, self._loop)
         self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
@@ -194,7 +212,7 @@ class WorkerSide:
             host=socket.gethostname(),
             pid=os.getpid(),
             slots=controller.max_concurrency or controller.concurrency,
-            kind=controller.pool_cls.__module__.rpartition(".")[2],
+            kind=self.kind,
             queues=tuple(dict.fromkeys(served)),
             release=self.release.name,
             mode=self.settings.mode,

@@ -123,11 +123,20 @@ local function withdraw(j, r)
 end
 
 -- A running run came back without an outcome: its process died (counted) or never began it (not counted).
--- Returns 'requeued', 'superseded' or 'dead'; the caller ends a dead one.
+-- Returns 'requeued', 'superseded' or 'dead'; the caller ends a dead one. Or 'failed': its time was over, it has ended.
 local function recover(j, r, counted)
+  local over = noted(r, 'o')
   call('SREM', P .. 'wr:' .. r.own, r.id)
   r.own, r.fence = nil, nil
   free(j, r.key)
+  if over and over.more then
+    ended(j, r, false, over.what)
+    forget(r, true)
+    promote(r, false)
+    refresh_dependents(j)
+    refresh(j)
+    return 'failed'
+  end
   if r.behind then
     give_way(j, r)
     refresh(j)
