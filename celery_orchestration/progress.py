@@ -43,8 +43,10 @@ def said(done: Any, total: Any = None, note: Any = "") -> str:
 def _number(name: str, value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"progress: {name} should be a number, not {type(value).__name__}")
+    if isinstance(value, numbers.Integral) and 0 <= int(value) <= LARGEST:
+        return int(value)
     try:
-        number = int(value) if isinstance(value, numbers.Integral) and abs(value) <= LARGEST else float(value)
+        number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number) or number < 0:

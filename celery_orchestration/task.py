@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -223,15 +224,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         nobody back. Neither does one whose time is over."""
         if clocks.is_over(_run_of(self)):
             raise Ignore(f"the time of run {self.request.id} is over, it has failed")
-        admitted = (self.request.properties or {}).get(ADMITTED)
-        if admitted is None or monotonic() - admitted < settings_of(self.app).lease_seconds / 2:
-            return
-        try:
-            current = _ledger_of(self.app).is_current(self.request.id, str(self.fence))
-        except LedgerError as exc:
-            logger.warning("Run %s cannot see whether its lease holds: %s", self.request.id, exc)
-            return
-        if not current:
+        if lost_lease(self.app, _run_of(self), self.request.properties or {}):
             raise Ignore(f"run {self.request.id} lost its lease, another one has started since")
 
     def _stop_clock(self) -> Clock | None:
@@ -251,6 +244,18 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
 def _run_of(task: OrchestratedTask) -> Run:
     return str(task.request.id), str((task.request.properties or {}).get(FENCE) or "")
+
+
+def lost_lease(app: Celery, run: Run, properties: Mapping[str, Any]) -> bool:
+    """As far as the ledger can be asked; a run that was admitted less than half a lease ago has it."""
+    admitted = properties.get(ADMITTED)
+    if admitted is None or monotonic() - admitted < settings_of(app).lease_seconds / 2:
+        return False
+    try:
+        return not _ledger_of(app).is_current(*run)
+    except LedgerError as exc:
+        logger.warning("Run %s cannot see whether its lease holds: %s", run[0], exc)
+        return False
 
 
 def settings_of(app: Celery) -> Settings:

@@ -102,9 +102,8 @@ def _runs(runs: Sequence[RunStatus], most: int) -> RenderableType:
         for run in runs[:most]
     ]
     columns = ("run", "job", "state", "worker", "for", "progress")
-    if not any(run.progress for run in runs[:most]):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return Group(_table("running", columns, rows), *_rest(len(runs), most))
+    shown = len(columns) if any(run.progress for run in runs[:most]) else len(columns) - 1
+    return Group(_table("running", columns[:shown], [row[:shown] for row in rows]), *_rest(len(runs), most))
 
 
 #: Up to so many, "3/10" says more than "30 %"; characters of a note that fit into a table.

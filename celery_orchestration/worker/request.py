@@ -23,6 +23,7 @@ from celery.worker.strategy import default
 from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
 from celery_orchestration.ledger import keys
 from celery_orchestration.limits import Run, clocks
+from celery_orchestration.task import lost_lease
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.gate import Gate
@@ -131,7 +132,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
 
         if isinstance(exc, TimeLimitExceeded):
-            return self._on_hard_limit(as_celery_does)
+            return self._leave_quietly() if self._lost_lease() else self._on_hard_limit(as_celery_does)
         self.returned = True
         if isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt):
             return self._on_process_lost(as_celery_does)
@@ -139,6 +140,12 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         if isinstance(exc, Terminated) and self._already_cancelled and not self._already_revoked:
             outcome = "returned"  # cancelled by Celery itself (lost connection, cold shutdown): back to its queue
         return self._settle_after(as_celery_does, outcome)
+
+    def _lost_lease(self) -> bool:
+        """A worker that stood still may see that a run's time is over before it hears that its lease is lost."""
+        if not self.void and self.fence is not None:
+            self.void = lost_lease(self.app, self.run, self._request_dict.get("properties") or {})
+        return self.void
 
     def _settle_after(self, step: Callable[[], None], outcome: str) -> None:
         """The run is over even if Celery cannot store how it ended."""
@@ -185,7 +192,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     def time_is_over(self, limit: float) -> None:
         """In the event loop, where the execution pool cannot interrupt it: it has failed. Its room is free when its
         code has returned, and what that says then is refused."""
-        if self.settled or self.void:
+        if self.settled or self._lost_lease():
             return
         self.over, self.verdict = True, "failed"
         logger.error(
@@ -206,7 +213,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         self.gate.over(self)  # type: ignore[union-attr]
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        if not soft and self.void:
+        if not soft and (self.void or (self.verdict is None and self._lost_lease())):
             return self._leave_quietly()
         if not soft and self.verdict is None:
             self.returned = True  # gevent: the function was left by an exception; prefork calls on_failure before this
