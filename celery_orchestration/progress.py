@@ -37,7 +37,8 @@ def said(done: Any, total: Any = None, note: Any = "") -> str:
     if not isinstance(note, str):
         raise TypeError(f"progress: note should be a string, not {type(note).__name__}")
     values = {"done": _number("done", done), "total": None if total is None else _number("total", total)}
-    return json.dumps({**values, "note": note[:LONGEST_NOTE].encode("utf-8", "replace").decode()})
+    note = note[:LONGEST_NOTE].encode("utf-8", "replace").decode()
+    return json.dumps({**values, "note": note}, ensure_ascii=False)
 
 
 def _number(name: str, value: Any) -> int | float:

@@ -343,6 +343,7 @@ class Gate:
     def _begin(self, starting: list[tuple[OrchestratedRequest, str]], slots: int) -> None:
         for request, fence in starting:
             request.start(fence)
+            self.voided([request.id])  # an earlier start of it, if that was here
             self.runs[request.id] = request
             if self.stopping:
                 request.settle("returned")

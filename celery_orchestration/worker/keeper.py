@@ -30,7 +30,8 @@ UNSERVED_SECONDS = 30.0
 
 
 class Keeper(threading.Thread):
-    def __init__(self, side: WorkerSide) -> None:
+    def __init__(self, side: WorkerSide, before: Keeper | None = None) -> None:
+        """`before`: the one whose place it takes."""
         super().__init__(name="orchestration-keeper", daemon=True)
         self._side = side
         self._ledger = side.ledger.line()
@@ -46,6 +47,13 @@ class Keeper(threading.Thread):
         self._failed: deque[Outcome] = deque()
         self._over: deque[Over] = deque()
         self._beat_at = self._sweep_at = 0.0
+        self._alive_at = monotonic()
+        if before is not None:
+            self._revoked, self._finished = before._revoked, before._finished
+            self._failed, self._over = before._failed, before._over
+            self._cancelling = list(before._cancelling)
+            # Whatever calls it was in the midst of: these are others.
+            self._sweeps, self._cancels = before._sweeps + 1, before._cancels + 1
         #: Queues of our jobs that no live worker serves, since when; said: those the log knows of.
         self._unserved: dict[str, float] = {}
         self._said: set[str] = set()
@@ -78,10 +86,15 @@ class Keeper(threading.Thread):
         self._stopped = True
         self._wake.set()
 
+    def silent_for(self) -> float:
+        """Seconds since it last went about its round, with or without success."""
+        return monotonic() - self._alive_at
+
     # -- the thread ---------------------------------------------------------------------------------
 
     def run(self) -> None:
         while not self._stopped:
+            self._alive_at = monotonic()
             self._wake.clear()
             try:
                 self._round()

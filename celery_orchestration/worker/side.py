@@ -38,6 +38,7 @@ from celery_orchestration.worker.loop import DirectLoop, HubLoop
 from celery_orchestration.worker.publisher import Publisher
 from celery_orchestration.worker.request import OrchestratedRequest, gates
 from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots
+from celery_orchestration.worker.watch import Watch
 
 logger = get_logger(__name__)
 
@@ -50,6 +51,7 @@ class WorkerSide:
     line: Line
     keeper: Keeper
     publisher: Publisher
+    watch: Watch
 
     def __init__(self, controller: Any) -> None:
         self.app: Celery = controller.app
@@ -115,7 +117,7 @@ class WorkerSide:
         consumer.on_task_message.add(self.gate.reserved)
         if first:
             self.check_limits()
-            for thread in (self.line, self.keeper, self.publisher):
+            for thread in (self.line, self.keeper, self.publisher, self.watch):
                 thread.start()
             self._running = True
 
@@ -130,6 +132,7 @@ class WorkerSide:
         if self.kind in CANNOT_INTERRUPT:
             self.gate.limits = Limits(self, self._loop)
         self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
+        self.watch = Watch(self)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
@@ -200,6 +203,13 @@ class WorkerSide:
         else:
             self._loop.call(function)
 
+    def replace_keeper(self) -> None:
+        """Should the one that is stuck ever go on, it ends."""
+        stuck = self.keeper
+        stuck.stop()
+        self.keeper = Keeper(self, stuck)
+        self.keeper.start()
+
     # -- what others ask ----------------------------------------------------------------------------
 
     def presence(self) -> Presence:
@@ -261,6 +271,7 @@ class WorkerSide:
         self.gate.return_all()
         if not self.gate.wait_told(deadline):
             logger.error("The ledger does not answer: outcomes are lost, their runs will be recovered and run again")
+        self.watch.stop()
         self.line.stop()
         self.keeper.stop()
         self.keeper.join(max(0.1, deadline - monotonic()))

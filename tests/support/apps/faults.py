@@ -107,6 +107,13 @@ def flaky(self: Task, failures: int = 1, countdown: float = 0) -> Any:
     return self.request.retries
 
 
+@job()
+def telling(self: Task, note: Any = None) -> Any:
+    """Tells how far it is."""
+    self.progress(1, 2, "halfway")
+    return work(self, 1, note)
+
+
 # -- code that does not end when it is told to
 
 

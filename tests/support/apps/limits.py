@@ -143,3 +143,19 @@ def nonsense(self: Task) -> str:
     except ValueError as exc:
         return str(exc)
     return "accepted"
+
+
+@job()
+def talking(self: Task, name: str) -> float:
+    """Says something all the time, and returns the longest that took."""
+    longest = 0.0
+    with recorded(self):
+        number = 0
+        while not scratch(name).exists():
+            number += 1
+            began = time.monotonic()
+            self.progress(number)
+            longest = max(longest, time.monotonic() - began)
+            scratch(f"said-{self.request.id}").write_text(str(number))
+            time.sleep(0.01)
+    return longest
