@@ -143,7 +143,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     def _lost_lease(self) -> bool:
         """A worker that stood still may see that a run's time is over before it hears that its lease is lost."""
-        if not self.void and self.fence is not None:
+        if not self.void and self.gate is not None and not self.gate.closed and self.fence is not None:
             self.void = lost_lease(self.app, self.run, self._request_dict.get("properties") or {})
         return self.void
 
