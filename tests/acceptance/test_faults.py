@@ -173,9 +173,11 @@ def test_a_worker_with_a_free_slot_takes_the_run_that_it_lost_itself(stage_on, r
     first = stage.started(result)
     # It sweeps, but serves nothing.
     stage.worker(pool, queues=["nothing"])
-    (stage.scratch / "stuck").touch()
+    for name in ("stuck", "breathless"):
+        (stage.scratch / name).touch()
     second = stage.started(result, 2)
     assert second.start.worker == first.start.worker
+    (stage.scratch / "breathless").unlink()
     until(lambda: f"Run {result.id} of job {NAME('held')} lost its lease" in lost.log(), message="it is told")
     if pool == "prefork":
         until(lambda: first.start.pid not in lost.pids() or stage.starts(result)[0].end, message="it is cancelled")
