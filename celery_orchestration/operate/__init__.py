@@ -2,24 +2,42 @@
 
 from celery_orchestration.operate.client import Orchestration
 from celery_orchestration.operate.models import (
+    Cancelled,
     Change,
+    DeadLetter,
+    Death,
     Disabled,
+    Ended,
     JobStatus,
+    Letter,
     Progress,
+    Purged,
     QueueStatus,
+    Released,
+    Requeued,
     RunStatus,
     Status,
+    Triggered,
     WorkerStatus,
 )
 
 __all__ = [
+    "Cancelled",
     "Change",
+    "DeadLetter",
+    "Death",
     "Disabled",
+    "Ended",
     "JobStatus",
+    "Letter",
     "Orchestration",
     "Progress",
+    "Purged",
     "QueueStatus",
+    "Released",
+    "Requeued",
     "RunStatus",
     "Status",
+    "Triggered",
     "WorkerStatus",
 ]

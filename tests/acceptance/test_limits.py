@@ -68,7 +68,7 @@ def test_a_thread_over_its_limit_has_failed_and_keeps_its_room_until_it_returns(
     stage.wait_waiting(1)
     with pytest.raises(TimeLimitExceeded):
         over.get(timeout=10)
-    assert time.monotonic() > first.start.monotonic + 1
+    assert time.monotonic() > first.start.monotonic + 0.7  # its clock began a moment before
     shown = until(lambda: is_timed_out(stage, over))
     assert (shown.state, shown.fence) == ("running", first.start.fence)
     until(lambda: [event.note for event in called_back(stage)] == [over.id])
@@ -249,7 +249,7 @@ def test_gevent_interrupts_at_the_hard_limit(stage):
     stage.all_well()
     end = stage.starts(over)[0].end
     assert end.outcome == "Timeout"
-    assert first.start.monotonic + 1 <= end.monotonic <= second.start.monotonic
+    assert first.start.monotonic + 0.7 < end.monotonic <= second.start.monotonic  # its clock began a moment before
     assert not (stage.scratch / f"soft-{over.id}").exists()
     assert "TimeLimitExceeded" in job(stage, "hearing").last_error
     stage.ran_once([over, waits])
