@@ -11,9 +11,10 @@ order in which it meets them:
    whole message is kept in the ledger (``envelope``), the broker's copy is acknowledged, and the run **waits**.
 4. A run ends: ``worker.request`` hears it, the gate tells the ledger in its next turn, and the room goes to the
    waiting runs that may start. They are **handed over**: started in the slot that just came free, or published by
-   ``worker.publisher``.
-5. ``worker.keeper`` renews the lease, and sweeps: runs of workers that died go back to their queues, what got lost
-   is published again, what expired ends.
+   ``worker.publisher``. Until then it may tell its ``progress``; its time may be over before it ends, which
+   ``limits`` and ``worker.limits`` see to where the execution pool cannot.
+5. ``worker.keeper`` (``worker.watch`` looks after it) renews the lease, and sweeps: runs of workers that died go back
+   to their queues, what got lost is published again, what expired ends.
 
 ``operate`` shows all this to people and their scripts, ``cli`` on the terminal.
 """

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any, ClassVar
 
 from celery import Celery, Task
 from celery.app.annotations import resolve_all
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, TimeLimitExceeded
 from celery.schedules import maybe_schedule
 from celery.utils.log import get_logger
 
+from celery_orchestration import progress
 from celery_orchestration.envelope import ADMITTED, FENCE
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Ledger
+from celery_orchestration.limits import Clock, Run, clocks
 from celery_orchestration.policy import Policy, Priority, Settings, read_options
 from celery_orchestration.queues import PRIORITY_HEADER, install_route
 
@@ -170,6 +173,17 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         fence = (self.request.properties or {}).get(FENCE)
         return int(fence) if fence else None
 
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """How far this run has come, for ``status``: so many of so many (None: nobody knows), and a few words.
+
+        Say it as often as you like: it is told to the ledger a few times a second, and never waits for it. Outside a
+        worker nothing happens.
+        """
+        said = progress.said(done, total, note)
+        if self.fence is not None:
+            app = self.app
+            progress.reporter(app, lambda: _ledger_of(app)).say(_run_of(self), said)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.request.called_directly or self.fence is None:
             return super().__call__(*args, **kwargs)
@@ -177,20 +191,29 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         try:
             result = super().__call__(*args, **kwargs)
         except Ignore:
+            clocks.stop(_run_of(self))
             raise
         except BaseException:
             self._refuse_if_void()
+            self._stop_clock()
             raise
         self._refuse_if_void()
+        self._stop_clock()
         return result
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_if_void()
-        return super().retry(*args, **kwargs)
+        clock = self._stop_clock()  # its time cannot be over when its next attempt is under way
+        result = super().retry(*args, **kwargs)
+        self._go_on(clock)
+        return result
 
     def replace(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_if_void()
-        return super().replace(*args, **kwargs)
+        clock = self._stop_clock()
+        result = super().replace(*args, **kwargs)
+        self._go_on(clock)
+        return result
 
     def add_to_chord(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_if_void()
@@ -198,17 +221,41 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
     def _refuse_if_void(self) -> None:
         """A run that was admitted more than half a lease ago may have lost it: then it stores no result and calls
-        nobody back."""
-        admitted = (self.request.properties or {}).get(ADMITTED)
-        if admitted is None or monotonic() - admitted < settings_of(self.app).lease_seconds / 2:
-            return
-        try:
-            current = _ledger_of(self.app).is_current(self.request.id, str(self.fence))
-        except LedgerError as exc:
-            logger.warning("Run %s cannot see whether its lease holds: %s", self.request.id, exc)
-            return
-        if not current:
+        nobody back. Neither does one whose time is over."""
+        if clocks.is_over(_run_of(self)):
+            raise Ignore(f"the time of run {self.request.id} is over, it has failed")
+        if lost_lease(self.app, _run_of(self), self.request.properties or {}):
             raise Ignore(f"run {self.request.id} lost its lease, another one has started since")
+
+    def _stop_clock(self) -> Clock | None:
+        """Where the execution pool has no time limits: the code has returned. Raises if that is too late."""
+        clock = clocks.stop(_run_of(self))
+        if clock is None:
+            if clocks.is_over(_run_of(self)):
+                raise Ignore(f"the time of run {self.request.id} is over, it has failed")
+        elif monotonic() > clock.ends:
+            raise TimeLimitExceeded(clock.limit)
+        return clock
+
+    def _go_on(self, clock: Clock | None) -> None:
+        if clock is not None:
+            clocks.go_on(_run_of(self), clock)
+
+
+def _run_of(task: OrchestratedTask) -> Run:
+    return str(task.request.id), str((task.request.properties or {}).get(FENCE) or "")
+
+
+def lost_lease(app: Celery, run: Run, properties: Mapping[str, Any]) -> bool:
+    """As far as the ledger can be asked; a run that was admitted less than half a lease ago has it."""
+    admitted = properties.get(ADMITTED)
+    if admitted is None or monotonic() - admitted < settings_of(app).lease_seconds / 2:
+        return False
+    try:
+        return not _ledger_of(app).is_current(*run)
+    except LedgerError as exc:
+        logger.warning("Run %s cannot see whether its lease holds: %s", run[0], exc)
+        return False
 
 
 def settings_of(app: Celery) -> Settings:
@@ -240,6 +287,11 @@ def jobs_of(app: Celery) -> dict[str, Policy]:
     if mistakes:
         raise ConfigurationError("\n".join(mistakes))
     return {name: task.orchestration for name, task in tasks.items() if task.orchestration is not None}
+
+
+def limits_of(app: Celery) -> dict[str, tuple[float | None, float | None]]:
+    """Hard and soft time limit of each job, where Celery looks for them."""
+    return {name: (app.tasks[name].time_limit, app.tasks[name].soft_time_limit) for name in jobs_of(app)}
 
 
 _local = threading.local()

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celery_orchestration.operate.models import DeadLetter, Ended, Letter, RunStatus, Status
+from celery_orchestration.operate.models import DeadLetter, Ended, Letter, Progress, RunStatus, Status
 
 _COLOURS = {
     "running": "green",
@@ -22,6 +22,7 @@ _COLOURS = {
     "disabled": "red",
     "lost": "red",
     "failed": "red",
+    "timed out": "red",
     "crashed": "red",
     "succeeded": "green",
 }
@@ -89,7 +90,7 @@ def render(status: Status, rows: int = 20) -> Group:
 
 
 #: Columns that give way in a narrow terminal: by wrapping, or by being cut.
-_WRAPPED, _CUT = ("why", "queues"), ("job", "worker")
+_WRAPPED, _CUT = ("why", "queues", "progress"), ("job", "worker")
 _NUMBERS = ("running", "waiting", "for", "last ended", "took", "waited", "done", "failed")
 
 
@@ -141,13 +142,33 @@ def _runs(runs: Sequence[RunStatus], most: int) -> RenderableType:
         (
             _plain(run.id[:8]),
             _plain(run.job),
-            _state(run.state),
+            _state("timed out" if run.timed_out else run.state),
             _plain(run.worker or f"queue {run.queue}"),
             _seconds(run.seconds),
+            _plain(_progress(run.progress)),
         )
         for run in runs[:most]
     ]
-    return Group(_table("running", ("run", "job", "state", "worker", "for"), rows), *_rest(len(runs), most))
+    columns = ("run", "job", "state", "worker", "for", "progress")
+    shown = len(columns) if any(run.progress for run in runs[:most]) else len(columns) - 1
+    return Group(_table("running", columns[:shown], [row[:shown] for row in rows]), *_rest(len(runs), most))
+
+
+#: Up to so many, "3/10" says more than "30 %"; characters of a note that fit into a table.
+_COUNTED, _NOTE = 100, 60
+
+
+def _progress(progress: Progress | None) -> str:
+    if progress is None:
+        return ""
+    done, total, note = progress.done, progress.total, progress.note
+    if total is None:
+        far = f"{done:g}" if isinstance(done, float) else str(done)
+    elif isinstance(done, int) and isinstance(total, int) and total <= _COUNTED:
+        far = f"{done}/{total}"
+    else:
+        far = f"{100 * done / total:.0f} %" if total else "100 %"
+    return f"{far} {note if len(note) <= _NOTE else note[:_NOTE] + '…'}".strip()
 
 
 def _waits(status: Status, most: int) -> RenderableType:

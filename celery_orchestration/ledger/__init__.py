@@ -22,7 +22,19 @@ from celery_orchestration.ledger.scripts import script
 from celery_orchestration.ledger.wire import Argument, Wire
 from celery_orchestration.policy import Settings
 
-__all__ = ["Answer", "Arrival", "Grant", "Ledger", "Outcome", "Presence", "Start", "Sweep", "Turn", "UnknownWorker"]
+__all__ = [
+    "Answer",
+    "Arrival",
+    "Grant",
+    "Ledger",
+    "Outcome",
+    "Over",
+    "Presence",
+    "Start",
+    "Sweep",
+    "Turn",
+    "UnknownWorker",
+]
 
 
 class UnknownWorker(LedgerError):
@@ -39,6 +51,17 @@ class Outcome:
     #: What failed, for people, and where.
     note: str = ""
     traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The time of a run is over, and its code goes on."""
+
+    id: str
+    fence: str
+    note: str
+    #: Whether Celery knows that it failed; else its message goes back to the broker when its code returns.
+    failed: bool
 
 
 @dataclass(slots=True)
@@ -283,6 +306,16 @@ class Ledger:
     def finish(self, runs: Sequence[tuple[str, int]]) -> list[Grant]:
         """Celery knows how these runs (id, attempt) ended without having run."""
         return _grants(self._call("finish", ["", *(part for run in runs for part in run)])[0])
+
+    def over(self, run: Over) -> bool:
+        """False if the run has ended meanwhile, or its fence is void."""
+        return bool(self._call("over", (run.id, run.fence, run.note, int(run.failed))))
+
+    def progress(self, said: Iterable[tuple[str, str, str]]) -> int:
+        """Of each run id, fence and a JSON text of at most :data:`keys.LONGEST_PROGRESS` bytes. Returns how many of
+        them are current."""
+        count: int = self._call("progress", [part for one in said for part in one])
+        return count
 
     # ---------------------------------------------------------------- reading
 

@@ -15,6 +15,8 @@ OLDEST_SCHEMA = 1
 
 LONGEST_NAME = 200
 LONGEST_ROOM_KEY = 120
+#: Bytes; progress.lua knows it too.
+LONGEST_PROGRESS = 2000
 
 
 def prefix(namespace: str, global_keyprefix: str = "") -> str:

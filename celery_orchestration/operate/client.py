@@ -31,7 +31,7 @@ from celery_orchestration.operate.models import (
     Triggered,
 )
 from celery_orchestration.policy import show, suggest
-from celery_orchestration.task import jobs_of, owner_of, read_settings
+from celery_orchestration.task import jobs_of, limits_of, owner_of, read_settings
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Orchestration:
         """Jobs, runs, workers and queues, as one script saw them."""
         document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         sent = queues.destinations(self._app, jobs_of(self._app))
-        return reading.status(self._settings.namespace, json.loads(document), sent)
+        return reading.status(self._settings.namespace, json.loads(document), sent, limits_of(self._app))
 
     def history(self, job: str, count: int = 100) -> list[Ended]:
         """How the last runs of a job ended, the latest first."""

@@ -129,6 +129,15 @@ class JobStatus(Model):
     would_have_waited: dict[str, int] = Field(description="observe mode: reason, and how often")
 
 
+class Progress(Model):
+    """How far a run has come, as its code says it."""
+
+    done: int | float
+    total: int | float | None = Field(description="None: nobody knows")
+    note: str
+    at: datetime
+
+
 class RunStatus(Model):
     """A run that the ledger knows and that has not ended."""
 
@@ -147,6 +156,10 @@ class RunStatus(Model):
     seconds: float = Field(description="how long it has been in this state")
     expires: datetime | None
     reason: str | None = Field(description="why it waits")
+    timed_out: datetime | None = Field(
+        default=None, description="when its time limit passed: it has failed, its room is free when its code returns"
+    )
+    progress: Progress | None = None
 
 
 class WorkerStatus(Model):

@@ -11,6 +11,7 @@ from typing import Any
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger.keys import decode_job, retries
+from celery_orchestration.limits import sentence
 from celery_orchestration.operate import reasons
 from celery_orchestration.operate.models import (
     Change,
@@ -20,6 +21,7 @@ from celery_orchestration.operate.models import (
     Ended,
     JobStatus,
     Letter,
+    Progress,
     QueueStatus,
     RunStatus,
     Status,
@@ -27,11 +29,15 @@ from celery_orchestration.operate.models import (
 )
 from celery_orchestration.policy import Priority, show
 
+Limit = tuple[float | None, float | None]
 
-def status(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> Status:
+
+def status(
+    namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
+) -> Status:
     """The ledger's document as a model. Lua's empty tables come as {} where a list is meant.
 
-    `sent`: the queues that jobs are sent to, each with its jobs.
+    `sent`: the queues that jobs are sent to, each with its jobs. `limits`: of jobs, hard and soft.
     """
     now = found["now"]
     workers = {worker["id"]: worker for worker in found["workers"] or ()}
@@ -43,7 +49,8 @@ def status(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str
         if run is None:
             return ""
         if run.state == "running":
-            return f"running on {run.worker} for {run.seconds:.0f} s"
+            past = ", past its time limit" if run.timed_out else ""
+            return f"running on {run.worker} for {run.seconds:.0f} s{past}"
         if run.state in ("retrying", "later"):
             return f"to be tried again, for {run.seconds:.0f} s"
         return f"about to start for {run.seconds:.0f} s"
@@ -75,7 +82,7 @@ def status(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str
         workers=sorted((_worker(worker, now) for worker in workers.values()), key=lambda worker: worker.name),
         died=[Death(**{**one, "at": _when(one["at"])}) for one in map(json.loads, found["gone"] or ())],
         queues=all_queues,
-        problems=_problems(all_queues, found, sent),
+        problems=[*_problems(all_queues, found, sent), *_unkept_limits(found, sent, limits)],
     )
 
 
@@ -96,6 +103,19 @@ def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Map
     if found["paused"]:
         problems.append("everything is paused")
     return problems
+
+
+def _unkept_limits(
+    found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
+) -> list[str]:
+    """Limits of jobs on workers whose execution pool does not keep them."""
+    served: dict[str, set[str]] = {}
+    for worker in found["workers"] or ():
+        if not _is_lost(worker, found["now"]):
+            jobs = {job for queue in worker["queues"] or () for job in sent.get(queue, ())}
+            served.setdefault(worker["kind"], set()).update(jobs)
+    problems = [sentence(kind, {job: limits[job] for job in jobs & limits.keys()}) for kind, jobs in served.items()]
+    return sorted(problem for problem in problems if problem)
 
 
 def _unserved(queue: QueueStatus, jobs: list[str]) -> str:
@@ -159,7 +179,13 @@ def _run(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: s
         seconds=max(0.0, (now - run["since"]) / 1000),
         expires=_when(run.get("expires")),
         reason=reason,
+        timed_out=_when((run.get("over") or {}).get("at")),
+        progress=_progress(run.get("progress")),
     )
+
+
+def _progress(found: Mapping[str, Any] | None) -> Progress | None:
+    return Progress(**json.loads(found["what"]), at=_when(found["at"])) if found else None
 
 
 def _is_lost(worker: Mapping[str, Any], now: int) -> bool:

@@ -31,9 +31,10 @@ from celery.worker.strategy import proto1_to_proto2
 
 from celery_orchestration import queues
 from celery_orchestration.envelope import HEADER, Envelope
-from celery_orchestration.ledger import Arrival, Outcome, Start, Turn, keys
+from celery_orchestration.ledger import Arrival, Outcome, Over, Start, Turn, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.acks import Acks
+from celery_orchestration.worker.limits import Limits
 from celery_orchestration.worker.loop import Loop
 from celery_orchestration.worker.request import OrchestratedRequest
 from celery_orchestration.worker.slots import Slots
@@ -131,6 +132,8 @@ class Gate:
         self._limited: set[OrchestratedRequest] = set()
         #: Whether handed-over runs are shared, because there was no slot for them here.
         self._sharing = False
+        #: Where the execution pool has no time limits.
+        self.limits: Limits | None = None
         self.closed = True
         self.stopping = False
         #: Runs that wait in the ledger, as of the last turn.
@@ -398,6 +401,7 @@ class Gate:
     def _begin(self, starting: list[tuple[OrchestratedRequest, str]], slots: int) -> None:
         for request, fence in starting:
             request.start(fence)
+            self.voided([request.id])  # an earlier start of it, if that was here
             self.runs[request.id] = request
             if self.stopping:
                 request.settle("returned")
@@ -542,6 +546,10 @@ class Gate:
         if process is None or internals.is_gone(process) or self.stopping:
             return then()
         return self._loop.later(GONE_INTERVAL, lambda: self.when_gone(process, then))
+
+    def over(self, request: OrchestratedRequest) -> None:
+        """Its time is over, and Celery was told; its code goes on."""
+        self._side.keeper.over(Over(request.id, request.fence or "", request.note, request.afterwards is None))
 
     def ended_unstarted(self, request: OrchestratedRequest) -> None:
         """Celery found a message revoked or expired, and told everybody: the ledger must not keep its run."""

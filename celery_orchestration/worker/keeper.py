@@ -16,7 +16,7 @@ from celery.utils.log import get_logger
 
 from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
-from celery_orchestration.ledger import Grant, Outcome, UnknownWorker
+from celery_orchestration.ledger import Grant, Outcome, Over, UnknownWorker
 from celery_orchestration.worker import policies
 from celery_orchestration.worker.line import LONGEST_WAIT, Patience
 
@@ -30,7 +30,8 @@ UNSERVED_SECONDS = 30.0
 
 
 class Keeper(threading.Thread):
-    def __init__(self, side: WorkerSide) -> None:
+    def __init__(self, side: WorkerSide, before: Keeper | None = None) -> None:
+        """`before`: the one whose place it takes."""
         super().__init__(name="orchestration-keeper", daemon=True)
         self._side = side
         self._ledger = side.ledger.line()
@@ -44,7 +45,15 @@ class Keeper(threading.Thread):
         self._cancelling: list[str] = []
         self._finished: deque[tuple[str, int]] = deque()
         self._failed: deque[Outcome] = deque()
+        self._over: deque[Over] = deque()
         self._beat_at = self._sweep_at = 0.0
+        self._alive_at = monotonic()
+        if before is not None:
+            self._revoked, self._finished = before._revoked, before._finished
+            self._failed, self._over = before._failed, before._over
+            self._cancelling = list(before._cancelling)
+            # Whatever calls it was in the midst of: these are others.
+            self._sweeps, self._cancels = before._sweeps + 1, before._cancels + 1
         # A sweep may advance the ledger clock by two of these: leases of the living must not end by that.
         self._sweep_seconds = min(side.settings.sweep_seconds, side.settings.lease_seconds / 6)
         #: Queues of our jobs that no live worker serves, since when; said: those the log knows of.
@@ -71,14 +80,23 @@ class Keeper(threading.Thread):
         self._failed.append(Outcome(id, fence, "failed"))
         self._wake.set()
 
+    def over(self, run: Over) -> None:
+        self._over.append(run)
+        self._wake.set()
+
     def stop(self) -> None:
         self._stopped = True
         self._wake.set()
+
+    def silent_for(self) -> float:
+        """Seconds since it last went about its round, with or without success."""
+        return monotonic() - self._alive_at
 
     # -- the thread ---------------------------------------------------------------------------------
 
     def run(self) -> None:
         while not self._stopped:
+            self._alive_at = monotonic()
             self._wake.clear()
             try:
                 self._round()
@@ -191,6 +209,9 @@ class Keeper(threading.Thread):
             side.publisher.publish(self._ledger.finish(runs))
             for _ in runs:
                 self._finished.popleft()
+        while self._over:
+            self._ledger.over(self._over[0])
+            self._over.popleft()
         while self._failed:
             side.gate.tell(self._failed.popleft())
 

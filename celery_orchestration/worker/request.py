@@ -14,17 +14,23 @@ from functools import wraps
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from billiard.einfo import ExceptionWithTraceback
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery import states
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.utils.log import get_logger
 from celery.worker.request import Request, task_ready
 from celery.worker.state import task_reserved
 from celery.worker.strategy import default
 
 from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
 from celery_orchestration.ledger import keys
+from celery_orchestration.limits import Run, clocks
+from celery_orchestration.task import lost_lease
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.gate import Gate
+
+logger = get_logger(__name__)
 
 #: Characters of an error that are kept.
 LONGEST_NOTE = 300
@@ -86,6 +92,10 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     settled = False
     #: Another run of it has started since: whatever this one says is refused.
     void = False
+    #: Its time limit has passed where its code cannot be interrupted: Celery was told, the room is kept.
+    over = False
+    #: What is done when the ledger knows that it is over.
+    afterwards: Callable[[str], None] | None = None
     #: Grant number of a handed-over message.
     grant = ""
     origin: dict[str, Any] | None = None
@@ -119,6 +129,10 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     def attempt(self) -> int:
         return keys.attempt(self.replaced_task_nesting or 0, self._request_dict.get("retries") or 0)
 
+    @property
+    def run(self) -> Run:
+        return self.id, self.fence or ""
+
     def envelope(self) -> Envelope:
         return Envelope.of(self._message, self.origin)
 
@@ -127,20 +141,27 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         properties = self._request_dict.get("properties") or {}
         self._request_dict["properties"] = {**properties, FENCE: fence, ADMITTED: monotonic()}
 
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        super().on_accepted(pid, time_accepted)
+        if self.gate is not None and self.gate.limits is not None and self.fence is not None:
+            self.gate.limits.begun(self)
+
     # -- the run is over ----------------------------------------------------------------------------
 
     def settle(self, outcome: str, then: Callable[[str], None] | None = None) -> None:
         """Tells the gate, once, that the run is over and its code gone. `then` gets the ledger's answer."""
         if self.gate is not None and self.fence is not None and not self.settled:
             self.settled = True
-            self.gate.settle(self, self.verdict or outcome, then)
+            if self.gate.limits is not None:
+                clocks.forget(self.run)
+            self.gate.settle(self, self.verdict or outcome, then or self.afterwards)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         if self.gate is None or self.fence is None:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         exc = exc_info.exception
         exc = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
-        if self.void:
+        if self.void or self.over:
             return self._leave_quietly()
         self.note, self.traceback = _note_of(exc), _text_of(getattr(exc_info, "traceback", ""))[-LONGEST_TRACEBACK:]
 
@@ -148,7 +169,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
 
         if isinstance(exc, TimeLimitExceeded):
-            return self._on_hard_limit(as_celery_does)
+            return self._leave_quietly() if self._lost_lease() else self._on_hard_limit(as_celery_does)
         self.returned = True
         if isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt):
             return self._on_process_lost(as_celery_does)
@@ -156,6 +177,12 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         if isinstance(exc, Terminated) and self._already_cancelled and not self._already_revoked:
             outcome = "returned"  # cancelled by Celery itself (lost connection, cold shutdown): back to its queue
         return self._settle_after(as_celery_does, outcome)
+
+    def _lost_lease(self) -> bool:
+        """A worker that stood still may see that a run's time is over before it hears that its lease is lost."""
+        if not self.void and self.gate is not None and not self.gate.closed and self.fence is not None:
+            self.void = lost_lease(self.app, self.run, self._request_dict.get("properties") or {})
+        return self.void
 
     def _settle_after(self, step: Callable[[], None], outcome: str) -> None:
         """The run is over even if Celery cannot store how it ended."""
@@ -199,12 +226,39 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             self.verdict = "retry"
         return retried
 
+    def time_is_over(self, limit: float) -> None:
+        """In the event loop, where the execution pool cannot interrupt it: it has failed. Its room is free when its
+        code has returned, and what that says then is refused."""
+        if self.settled or self._lost_lease():
+            return
+        self.over, self.verdict = True, "failed"
+        logger.error(
+            "Hard time limit (%ss) exceeded for %s[%s]: it has failed; its code cannot be interrupted, its room is "
+            "free when that returns",
+            *(limit, self.name, self.id),
+        )
+        exc = TimeLimitExceeded(limit)
+        self.note, info = _note_of(exc), _raised(exc)
+        try:
+            super().on_failure(info)
+            if self.afterwards is None:
+                # As Celery does since 5.7 where it can kill the run.
+                self.task.on_failure(exc, self.id, self.args, self.kwargs, info)
+                self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, info)
+        except Exception:
+            logger.exception("Celery could not be told that run %s is over its time limit", self.id)
+        self.gate.over(self)  # type: ignore[union-attr]
+
     def on_timeout(self, soft: bool, timeout: float) -> None:
+        if not soft and (self.void or (self.verdict is None and self._lost_lease())):
+            return self._leave_quietly()
         if not soft and self.verdict is None:
             self.returned = True  # gevent: the function was left by an exception; prefork calls on_failure before this
+            self.note = _note_of(TimeLimitExceeded(timeout))
         super().on_timeout(soft, timeout)
         if self.returned:
             self.settle("failed")
+        return None
 
     def acknowledge(self) -> None:
         if self.gate is None or self.acknowledged or not self.gate.acknowledge(self):
@@ -217,10 +271,11 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         # The broker may deliver it again at once: the ledger must have let go of it before. But of a run that was
         # handed over it has the only copy: that stays, and waits.
         self.verdict = "requeued" if self._message.channel is not None else "returned"
-        self.gate.when_gone(
-            None if self.returned else self.gate.process_of(self),
-            lambda: self.settle("requeued", lambda _: super(OrchestratedRequest, self).reject(requeue)),
-        )
+        self.afterwards = lambda _: super(OrchestratedRequest, self).reject(requeue)
+        if not self.over:  # else its code goes on
+            self.gate.when_gone(
+                None if self.returned else self.gate.process_of(self), lambda: self.settle("requeued")
+            )
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         super()._announce_revoked(reason, terminated, signum, expired)
@@ -234,10 +289,18 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
                 self.settle("revoked")  # found revoked before it was given to the execution pool
 
     def _leave_quietly(self) -> None:
-        """Neither result nor callbacks nor events: somebody else has this run."""
+        """Neither result nor callbacks nor events: somebody else has this run, or Celery knows how it ended."""
         task_ready(self)
-        self.acknowledge()
+        if self.afterwards is None:
+            self.acknowledge()
         self.settle("returned")
+
+
+def _raised(exc: Exception) -> ExceptionInfo:
+    try:
+        raise exc  # noqa: TRY301  (for its traceback)
+    except Exception:
+        return ExceptionInfo()
 
 
 def _note_of(exc: BaseException) -> str:
@@ -279,7 +342,7 @@ def _settling(on_success: Callable[..., Any]) -> Callable[..., Any]:
         if self.gate is None or self.fence is None:
             return on_success(self, failed__retval__runtime, **kwargs)
         self.returned = True
-        if self.void:
+        if self.void or self.over:
             return self._leave_quietly()
         if not isinstance(failed__retval__runtime, tuple):
             return self.on_failure(failed__retval__runtime)  # threads: SystemExit in a task, as an ExceptionInfo

@@ -25,17 +25,20 @@ from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.graph import Graph
 from celery_orchestration.ledger import Disabled, Ledger, Presence
 from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.limits import CANNOT_INTERRUPT, sentence
 from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.signals import job_disabled
-from celery_orchestration.task import jobs_of, owner_of, settings_of
+from celery_orchestration.task import jobs_of, limits_of, owner_of, settings_of
 from celery_orchestration.worker import internals, policies
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.keeper import Keeper
+from celery_orchestration.worker.limits import Limits
 from celery_orchestration.worker.line import Line
 from celery_orchestration.worker.loop import DirectLoop, HubLoop
 from celery_orchestration.worker.publisher import Publisher
 from celery_orchestration.worker.request import OrchestratedRequest, gates
 from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots
+from celery_orchestration.worker.watch import Watch
 
 logger = get_logger(__name__)
 
@@ -48,6 +51,7 @@ class WorkerSide:
     line: Line
     keeper: Keeper
     publisher: Publisher
+    watch: Watch
 
     def __init__(self, controller: Any) -> None:
         self.app: Celery = controller.app
@@ -81,6 +85,19 @@ class WorkerSide:
         except LedgerError as exc:
             logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
 
+    @property
+    def kind(self) -> str:
+        """The execution pool, by the name of its module in Celery."""
+        return str(self.controller.pool_cls.__module__.rpartition(".")[2])
+
+    def check_limits(self) -> None:
+        """Says which jobs have limits that the execution pool does not keep."""
+        here = {job for queue, jobs in self.destinations.items() if queue in self.presence().queues for job in jobs}
+        limits = limits_of(self.app)
+        problem = sentence(self.kind, {job: limits[job] for job in here & limits.keys()})
+        if problem:
+            logger.warning("The %s", problem)
+
     # -- a connection to the broker -----------------------------------------------------------------
 
     def connected(self, consumer: Any) -> None:
@@ -99,7 +116,8 @@ class WorkerSide:
             self.message_consumers.append(self._consume(consumer))
         consumer.on_task_message.add(self.gate.reserved)
         if first:
-            for thread in (self.line, self.keeper, self.publisher):
+            self.check_limits()
+            for thread in (self.line, self.keeper, self.publisher, self.watch):
                 thread.start()
             self._running = True
 
@@ -111,7 +129,10 @@ class WorkerSide:
         else:
             slots = CountedSlots(pool.limit or controller.concurrency)
         self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
+        if self.kind in CANNOT_INTERRUPT:
+            self.gate.limits = Limits(self, self._loop)
         self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
+        self.watch = Watch(self)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
@@ -182,6 +203,13 @@ class WorkerSide:
         else:
             self._loop.call(function)
 
+    def replace_keeper(self) -> None:
+        """Should the one that is stuck ever go on, it ends."""
+        stuck = self.keeper
+        stuck.stop()
+        self.keeper = Keeper(self, stuck)
+        self.keeper.start()
+
     # -- what others ask ----------------------------------------------------------------------------
 
     def presence(self) -> Presence:
@@ -194,7 +222,7 @@ class WorkerSide:
             host=socket.gethostname(),
             pid=os.getpid(),
             slots=controller.max_concurrency or controller.concurrency,
-            kind=controller.pool_cls.__module__.rpartition(".")[2],
+            kind=self.kind,
             queues=tuple(dict.fromkeys(served)),
             release=self.release.name,
             mode=self.settings.mode,
@@ -248,6 +276,7 @@ class WorkerSide:
         self.gate.return_all()
         if not self.gate.wait_told(deadline):
             logger.error("The ledger does not answer: outcomes are lost, their runs will be recovered and run again")
+        self.watch.stop()
         self.line.stop()
         self.keeper.stop()
         self.keeper.join(max(0.1, deadline - monotonic()))

@@ -31,9 +31,9 @@ from support.workers import Broker
 
 NAME = f"{FAULTS}.{{}}".format
 RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
-#: Verbs that no worker calls in the course of its work (test_ledger.py calls them twice).
-PEOPLES = {"status", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
-PEOPLES |= {"release", "released", "note", "retrying"}
+#: Verbs that no worker calls in the course of its work: test_ledger.py calls them twice.
+ELSEWHERE = {"status", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
+ELSEWHERE |= {"release", "released", "note", "retrying", "over"}
 PRIORITIES = ("low", "normal", "high")
 
 
@@ -129,6 +129,88 @@ def test_children_that_outlive_their_worker_change_nothing(stage):
     assert result.get(timeout=10) == second.start.fence
     stage.all_well(void={first.start.execution})
     assert [event.note for event in stage.history.started(NAME("noted"))] == [[second.start.fence]]
+
+
+# -- 3: the heartbeat stands still, and nothing else does
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_whose_heartbeat_is_stuck_counts_as_lost(stage_on, redis_broker, pool):
+    """Its run starts elsewhere; it is cancelled where it can be, and whatever comes of it is refused."""
+    stage = stage_on(redis_broker, "support.apps.stuck")
+    lost = stage.worker(pool, concurrency=1, env={"TEST_STICK": "1"})
+    result = stage.send(stage.jobs.held, "run", link=stage.jobs.noted.s())
+    first = stage.started(result)
+    waiter = stage.send(stage.jobs.held, "waiter")
+    stage.worker(pool)
+    (stage.scratch / "stuck").touch()
+    second = stage.started(result, 2)
+    assert second.start.worker != first.start.worker
+
+    def is_gone() -> bool:
+        return first.start.pid not in lost.pids() or stage.starts(result)[0].end is not None
+
+    until(lambda: f"Run {result.id} of job {NAME('held')} lost its lease" in lost.log(), message="it is told")
+    assert "the keeper is stuck" in lost.log()
+    if pool == "prefork":
+        until(is_gone, message="it is cancelled")
+    (stage.scratch / f"run.{first.start.pid}").touch()
+    until(is_gone, message="it ends")
+    until(lambda: len(status_of(stage.app).workers) == 2, message="its worker takes part again")
+    (stage.scratch / "stuck").unlink()
+    stays(lambda: result.state == "PENDING" and not stage.starts(waiter) and len(stage.starts(result)) == 2, 1)
+    stage.release("run")
+    assert result.get(timeout=10) == second.start.fence
+    stage.release("waiter")
+    stage.all_well(void={first.start.execution})
+    stage.ran_once([waiter])
+    assert [event.note for event in stage.history.started(NAME("noted"))] == [[second.start.fence]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_with_a_free_slot_takes_the_run_that_it_lost_itself(stage_on, redis_broker, pool):
+    """Its heartbeat was stuck, its event loop was not: the first start is void all the same."""
+    stage = stage_on(redis_broker, "support.apps.stuck")
+    lost = stage.worker(pool, env={"TEST_STICK": "1"})
+    result = stage.send(stage.jobs.held, "run", link=stage.jobs.noted.s())
+    first = stage.started(result)
+    # It sweeps, but serves nothing.
+    stage.worker(pool, queues=["nothing"])
+    for name in ("stuck", "breathless"):
+        (stage.scratch / name).touch()
+    second = stage.started(result, 2)
+    assert second.start.worker == first.start.worker
+    (stage.scratch / "breathless").unlink()
+    until(lambda: f"Run {result.id} of job {NAME('held')} lost its lease" in lost.log(), message="it is told")
+    if pool == "prefork":
+        until(lambda: first.start.pid not in lost.pids() or stage.starts(result)[0].end, message="it is cancelled")
+    assert result.state == "PENDING"
+    stage.release("run")
+    assert result.get(timeout=10) == second.start.fence
+    stage.all_well(void={first.start.execution})
+    until(lambda: stage.history.ended(NAME("noted")))
+    assert [event.note for event in stage.history.started(NAME("noted"))] == [[second.start.fence]]
+
+
+@pytest.mark.slow
+def test_a_stuck_heartbeat_that_nobody_noticed_harms_no_run(stage_on, redis_broker):
+    """The only worker: nobody could take its lease from it."""
+    stage = stage_on(redis_broker, "support.apps.stuck")
+    lost = stage.worker(env={"TEST_STICK": "1"})
+    result = stage.send(stage.jobs.held, "run")
+    first = stage.started(result)
+    (stage.scratch / "stuck").touch()
+    until(lambda: "the keeper is stuck" in lost.log())
+    assert stage.send(stage.jobs.free, 0, "meanwhile").get(timeout=10) == "meanwhile"
+    (stage.scratch / "stuck").unlink()
+    stays(lambda: len(stage.starts(result)) == 1 and stage.starts(result)[0].end is None, 4)
+    stage.release("run")
+    assert result.get(timeout=10) == first.start.fence
+    stage.all_well()
+    stage.ran_once([result])
+    assert "lost its lease" not in lost.log()
 
 
 # -- 4: Redis dies
@@ -234,6 +316,7 @@ def mixed_work(stage: Stage) -> dict[str, list[Any]]:
         "exclusive": [stage.send(jobs.exclusive, 0, n) for n in range(10)],
         "free": [stage.send(jobs.free, 0, n) for n in range(10)],
         "flaky": [stage.send(jobs.flaky, 2)],
+        "telling": [stage.send(jobs.telling, n) for n in range(3)],
         "refused": [revoked, expired],
     }
     for results in kinds.values():
@@ -257,11 +340,12 @@ EXPECTED = {
     "flaky": [2],
     "free": list(range(10)),
     "refused": ["REVOKED"] * 2,
+    "telling": [0, 1, 2],
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", sorted({*verbs()} - PEOPLES))
+@pytest.mark.parametrize("verb", sorted({*verbs()} - ELSEWHERE))
 def test_a_lost_reply_changes_nothing(stage, proxy: DroppingProxy, verb):
     """Of the first three calls of each verb: they are made again and give the same result."""
     stage.ledger.script_load(script(verb).text)  # or else the reply that it is not known would be lost

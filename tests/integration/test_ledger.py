@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_orchestration.errors import LedgerError, LedgerRefused, LedgerUnavailable
-from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn, UnknownWorker, keys
+from celery_orchestration.ledger import Arrival, Ledger, Outcome, Over, Presence, Turn, UnknownWorker, keys
 from celery_orchestration.ledger.scripts import script, verbs
 from celery_orchestration.worker import policies
 from support.servers import RedisServer, redis_binaries
@@ -27,6 +27,16 @@ class Shop:
         self.ledger = Ledger(redis.ConnectionPool.from_url(server.url()), PREFIX)
         self.number = 0
         self.fences: dict[str, str] = {}
+
+    def note_calls(self) -> None:
+        self.called: set[str] = set()
+        call = self.ledger._call
+
+        def noting(verb: str, args: Any) -> Any:
+            self.called.add(verb)
+            return call(verb, args)
+
+        self.ledger._call = noting  # type: ignore[method-assign]
 
     def install(self, jobs: dict[str, dict[str, Any]], cap: int | None = None, release: str = "r1") -> None:
         documents = {
@@ -99,11 +109,14 @@ def any_redis(request: pytest.FixtureRequest, redis_factory: Callable[..., Redis
 
 def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     shop = Shop(any_redis)
+    shop.note_calls()
     shop.install({"one": {"cap": 1}})
     assert shop.come("a", "one") == "start"
     assert shop.come("b", "one") == "wait"
     assert shop.ledger.beat("w1", 1000, [("a", shop.fences["a"]), ("b", "1")]) == ["b"]
     assert shop.ledger.is_current("a", shop.fences["a"])
+    assert shop.ledger.progress([("a", shop.fences["a"], "{}"), ("b", "1", "{}")]) == 1
+    assert shop.ledger.over(Over("a", shop.fences["a"], "late", failed=True))
     grant = shop.turn(ends={"a": "succeeded"}).grants[0]
     assert shop.ledger.granted(grant) == ("q", b"b")
     assert shop.ledger.published([grant]) == 1
@@ -129,9 +142,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.released(["c"]) == 0
     shop.ledger.note("me", "trigger", "one", "")
     assert shop.ledger.leave("w1") == []
-    used = {"turn", "register", "install", "beat", "current", "granted", "published", "sweep", "cancel", "ending"}
-    used |= {"finish", "status", "releases", "leave", "switch", "pause", "audit", "retrying", "history", "letters"}
-    assert set(verbs()) == used | {"letter", "requeue", "purge", "release", "released", "note"}
+    assert set(verbs()) == shop.called
 
 
 def test_every_verb_has_a_contract():
@@ -597,3 +608,66 @@ class TestRelease:
         assert shop.come("c", "one") == "wait", "a gate that is still there decides again"
         assert shop.ledger.released(["c"]) == 0, "it is the gate's again"
         assert shop.end("a") == ["c"]
+
+
+class TestNotes:
+    """Progress, and that the time of a run is over: of this very start, or of none."""
+
+    def noted(self, shop: Shop, id: str = "a") -> dict[str, Any]:
+        return next(run for run in json.loads(shop.ledger.status(10, 10))["running"] if run["id"] == id)
+
+    def start(self, shop: Shop) -> str:
+        shop.install({"one": {"cap": 1}})
+        assert shop.come("a", "one") == "start"
+        return shop.fences["a"]
+
+    def again(self, shop: Shop, outcome: str = "crashed") -> str:
+        assert [start.id for start in shop.turn(ends={"a": outcome}, free=1).starts] == ["a"]
+        return shop.fences["a"]
+
+    def test_they_are_of_the_current_start_only(self, shop: Shop):
+        old = self.start(shop)
+        assert shop.ledger.progress([("a", old, '{"done":1}')]) == 1
+        assert shop.ledger.over(Over("a", old, "late", failed=False))
+        assert self.noted(shop)["progress"]["what"] == '{"done":1}'
+        assert self.noted(shop)["over"]["what"] == "late"
+        new = self.again(shop)
+        assert not {"progress", "over"} & self.noted(shop).keys()
+        assert shop.ledger.progress([("a", old, "{}")]) == 0
+        assert not shop.ledger.over(Over("a", old, "late", failed=True))
+        assert not {"progress", "over"} & self.noted(shop).keys()
+        assert shop.ledger.progress([("a", new, "{}"), ("gone", new, "{}"), ("a", "x", "{}")]) == 1
+
+    def test_they_are_of_bounded_size(self, shop: Shop):
+        fence = self.start(shop)
+        assert shop.ledger.progress([("a", fence, "x" * keys.LONGEST_PROGRESS)]) == 1
+        assert shop.ledger.progress([("a", fence, "x" * (keys.LONGEST_PROGRESS + 1))]) == 0
+
+    def test_they_go_with_the_run(self, shop: Shop):
+        fence = self.start(shop)
+        shop.ledger.progress([("a", fence, "{}")])
+        shop.ledger.over(Over("a", fence, "late", failed=True))
+        shop.end("a", "failed")
+        assert shop.redis.keys(f"{PREFIX}r:*") == []
+        assert shop.ledger.progress([("a", fence, "{}")]) == 0
+        assert not shop.ledger.over(Over("a", fence, "late", failed=True))
+
+    def test_a_run_that_celery_knows_failed_is_not_recovered(self, shop: Shop):
+        """Its worker died while its code went on. It fails once, and the next one has its room."""
+        fence = self.start(shop)
+        shop.ledger.over(Over("a", fence, "too late", failed=True))
+        assert shop.come("b", "one") == "wait"
+        shop.register("w2")
+        shop.redis.zadd(f"{PREFIX}ws", {"w1": -1})
+        sweep = shop.ledger.sweep("w2", 1, 5000)
+        assert (sweep.dead_workers, sweep.recovered, sweep.endings) == (["w1@host"], 0, [])
+        assert [grant.id for grant in sweep.grants] == ["b"]
+        [job] = json.loads(shop.ledger.status(10, 10))["jobs"]
+        assert (job["fails"], job["err"], job["succeeded"], job["busy"]) == (1, "too late", False, 0)
+        shop.register("w1")
+        assert shop.come("a", "one") == "drop"
+
+    def test_one_whose_message_was_to_go_back_is_recovered(self, shop: Shop):
+        fence = self.start(shop)
+        shop.ledger.over(Over("a", fence, "too late", failed=False))
+        self.again(shop)

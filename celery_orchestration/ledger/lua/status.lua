@@ -45,7 +45,11 @@ for i = 1, #ends, 2 do
     lease = tonumber(v[10]), left = tonumber(ends[i + 1]) - G.clk, done = tonumber(v[11]) or 0, failed = tonumber(v[12]) or 0 }
   for _, run in ipairs(runs) do
     local r = #running < most_running and load_run(run)
-    if r then running[#running + 1] = shown(r) end
+    if r then
+      local one = shown(r)
+      one.over, one.progress = noted(r, 'o'), noted(r, 'p')
+      running[#running + 1] = one
+    end
   end
 end
 

@@ -108,6 +108,13 @@ def flaky(self: Task, failures: int = 1, countdown: float = 0) -> Any:
     return self.request.retries
 
 
+@job()
+def telling(self: Task, note: Any = None) -> Any:
+    """Tells how far it is."""
+    self.progress(1, 2, "halfway")
+    return work(self, 1, note)
+
+
 @job(depends_on=[f"{__name__}.flaky"])
 def after_flaky(self: Task) -> None:
     with recorded(self):

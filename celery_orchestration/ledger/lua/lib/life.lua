@@ -131,7 +131,7 @@ local function bury(j, r, note, trace)
   end
   local key = P .. 'dl:' .. r.id
   call('RENAME', P .. 'r:' .. r.id, key)
-  call('HDEL', key, 'p')
+  call('HDEL', key, 'p', 'o')
   call('HSET', key, 'i', cjson.encode({ id = r.id, job = r.job, at = NOW, error = note or '', traceback = trace or '',
     attempt = r.a, key = r.key, arrived = r.enq, worker = worker_name(r.own) or nil, recoveries = r.rec, queue = r.q }))
   call('ZADD', P .. 'dead', int(NOW), r.id)
@@ -218,14 +218,26 @@ local function no_longer_alone(r)
 end
 
 -- A running run came back without an outcome: its process died (counted), its whole worker did (counted == 'worker'), or
--- it never began (not counted). Returns 'requeued', 'superseded' or 'dead'; the caller buries or ends a dead one.
+-- it never began (not counted). Returns 'requeued', 'superseded' or 'dead'; the caller buries or ends a dead one. Or 'failed':
+-- Celery knew that its time was over, and it has ended.
 local function recover(j, r, counted)
+  local over = noted(r, 'o')
   call('SREM', P .. 'wr:' .. r.own, r.id)
   no_longer_alone(r)
   local own, fence = r.own, r.fence
   r.own, r.fence = nil, nil
   call('HDEL', P .. 'r:' .. r.id, 'p')
   free(j, r.key)
+  if over and over.more then
+    r.own, r.fence = own, fence
+    note_down(j, r, 'failed', over.what, true)
+    ended(j, r, false, over.what)
+    bury(j, r, over.what)
+    promote(r, false)
+    refresh_dependents(j)
+    refresh(j)
+    return 'failed'
+  end
   if r.behind then
     give_way(j, r)
     refresh(j)

@@ -12,7 +12,8 @@
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
 --                          off: by whom, why and since when it is disabled (JSON)
---   r:<id>           hash  a run. s: its record, packed; m: its message, opaque
+--   r:<id>           hash  a run. s: its record, packed; m: its message, opaque; p: its progress, o: that its time is over
+--                          while its code goes on, both packed and of the start whose fence they begin with
 --   x:<id>           hash  a higher attempt of a running run: it waits for the attempt before it
 --   d:<id>           str   done-marker: the highest attempt that ended (the only keys with a TTL)
 --   wait             zset  every run that waits, by rank
@@ -213,4 +214,13 @@ local function save_run(r, prefix, message)
   else
     call('HSET', P .. (prefix or 'r:') .. r.id, 's', s)
   end
+end
+
+-- What was noted about this very start of a run, in field p or o: when (ms), and what; or nil.
+local function noted(r, field)
+  local found = r.fence and call('HGET', P .. 'r:' .. r.id, field)
+  if not found then return nil end
+  local fence, at, what, more = cmsgpack.unpack(found)
+  if fence ~= r.fence then return nil end
+  return { at = at, what = what, more = more }
 end

@@ -1,0 +1,160 @@
+"""``self.progress(done, total, note)``: what a run says about itself is shown by ``status``, and costs it nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult
+
+from celery_orchestration.ledger.scripts import script
+from celery_orchestration.operate import Progress
+from celery_orchestration.progress import EVERY
+from support.invariants import status_of
+from support.proxy import DroppingProxy
+from support.servers import RedisServer
+from support.stage import Stage
+from support.wait import stays, until
+from support.workers import Broker, run_celery
+
+APP = "support.apps.limits"
+
+
+@pytest.fixture
+def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
+    return stage_on(redis_broker, APP)
+
+
+def progress(stage: Stage, result: AsyncResult) -> Progress | None:
+    return next((run.progress for run in status_of(stage.app).runs if run.id == result.id), None)
+
+
+def shown(stage: Stage, *arguments: str) -> str:
+    env = {**stage.env, "COLUMNS": "200"}
+    return run_celery(APP, "orchestration", "status", *arguments, broker=stage.broker, env=env).stdout
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_the_last_that_a_run_said_is_shown(stage: Stage, pool: str) -> None:
+    """However fast it said it, and though it says nothing more."""
+    stage.worker(pool)
+    result = stage.send(stage.jobs.telling, "end", *[(number, 400, f"step {number}") for number in range(399)])
+    found = until(lambda: (one := progress(stage, result)) and one.done == 398 and one)
+    assert (found.total, found.note) == (400, "step 398")
+    assert abs((status_of(stage.app).at - found.at).total_seconds()) < 30
+    assert "100 % step 398" in shown(stage)
+    [run] = json.loads(shown(stage, "--json"))["runs"]
+    assert (run["progress"]["done"], run["progress"]["total"], run["progress"]["note"]) == (398, 400, "step 398")
+    stage.release("end")
+    stage.all_well()
+
+
+def test_runs_of_one_process_are_told_apart(stage: Stage) -> None:
+    stage.worker("threads", concurrency=4)
+    results = [stage.send(stage.jobs.telling, "end", (number, 10, "")) for number in range(4)]
+    until(lambda: [(one := progress(stage, result)) and one.done for result in results] == [0, 1, 2, 3])
+    assert all(f"{number}/10" in shown(stage) for number in range(4))
+    stage.release("end")
+    stage.all_well()
+
+
+def test_what_is_said_in_a_tight_loop_is_told_a_few_times_a_second(stage: Stage, proxy: DroppingProxy) -> None:
+    told = []
+    sha = script("progress").sha.encode()
+    stage.ledger.script_load(script("progress").text)
+    proxy.lose_reply(lambda request: sha in request and told.append(request) is not None)
+    stage.worker(concurrency=1, env={"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)})
+    took = stage.send(stage.jobs.counting, 100_000).get(timeout=60)
+    stage.all_well()
+    assert 1 <= len(told) <= took / EVERY + 2
+
+
+def test_hostile_notes_are_shown_harmlessly(stage: Stage) -> None:
+    stage.worker()
+    note = "\x1b[31mred\x07\r\n\u202eleft [bold]x[/bold] \ud800" + "y" * 5000
+    result = stage.send(stage.jobs.telling, "end", (1.5, None, note.encode("utf-8", "replace").decode()))
+    found = until(lambda: progress(stage, result))
+    assert (found.done, found.total, len(found.note)) == (1.5, None, 200)
+    out = shown(stage)
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(out)
+    assert "1.5 \\x1b[31mred" in out
+    assert "yyyyy" in json.loads(shown(stage, "--json"))["runs"][0]["progress"]["note"]
+    stage.release("end")
+    stage.all_well()
+
+
+def test_nonsense_is_an_error_where_it_is_said(stage: Stage) -> None:
+    stage.worker()
+    said = stage.send(stage.jobs.nonsense).get(timeout=10)
+    assert said == "progress: done should be at least 0 and finite, not nan"
+
+
+def test_a_run_that_starts_again_begins_without_progress(stage: Stage) -> None:
+    process = stage.worker(env={"TEST_LEASE": "60"})
+    result = stage.send(stage.jobs.silent, "end")
+    first = stage.started(result)
+    assert until(lambda: progress(stage, result)).note == "of the first start"
+    process.kill_child(first.start.pid)
+    stage.started(result, 2)
+    until(lambda: [run.state for run in status_of(stage.app).runs] == ["running"])
+    stays(lambda: progress(stage, result) is None, 0.7)
+    stage.release("end")
+    stage.all_well()
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_its_lease_is_not_heard(stage: Stage) -> None:
+    zombie = stage.worker(concurrency=1)
+    result = stage.send(stage.jobs.silent, "end")
+    first = stage.started(result)
+    until(lambda: progress(stage, result))
+    stage.worker(concurrency=1)
+    zombie.pause(whole=False)
+    stage.started(result, 2)
+    # The void one says something more: by a hand that has its fence.
+    ledger = script("progress")
+    count = stage.ledger.eval(ledger.text, 1, "{faults}:", result.id, str(first.start.fence), '{"done":1}')
+    assert count == 0
+    assert progress(stage, result) is None
+    stage.release("end")
+    until(result.ready)
+    zombie.resume()
+    stage.all_well(void={first.start.execution})
+
+
+@pytest.mark.slow
+def test_a_redis_that_is_away_does_not_hold_up_who_says_something(
+    stage_on: Callable[..., Stage], redis_factory: Callable[..., RedisServer], redis_broker: Broker, monkeypatch: Any
+) -> None:
+    """Neither dead nor hanging; when it is back the last value is told."""
+    ledger = redis_factory(name="ledger", appendonly=True)
+    monkeypatch.setenv("CELERY_ORCHESTRATION_REDIS_URL", ledger.url())
+    stage = stage_on(redis_broker, APP, env={"CELERY_ORCHESTRATION_REDIS_URL": ledger.url()})
+    stage.worker("threads", concurrency=2)
+    result = stage.send(stage.jobs.talking, "end")
+    stage.started(result)
+    until(lambda: progress(stage, result))
+
+    def said() -> float:
+        return float((stage.scratch / f"said-{result.id}").read_text() or 0)
+
+    for stop, back in ((ledger.kill, ledger.start), (ledger.process.pause, ledger.process.resume)):
+        stop()
+        before, began = said(), time.monotonic()
+        until(lambda before=before: said() > before + 50)
+        assert time.monotonic() - began < 5
+        back()
+        now = said()
+        until(lambda now=now: (found := _progress_or_none(stage, result)) and found.done > now, 30)
+    stage.release("end")
+    assert result.get(timeout=20) < 1, "seconds that saying it took at most"
+
+
+def _progress_or_none(stage: Stage, result: AsyncResult) -> Any:
+    try:
+        return progress(stage, result)
+    except Exception:
+        return None

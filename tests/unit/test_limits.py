@@ -1,0 +1,68 @@
+"""Clocks of runs that cannot be interrupted, and what is said about it."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+
+from celery_orchestration.limits import Clocks, sentence
+
+RUN = ("id", "7")
+
+
+def ignored(limit: float) -> None: ...
+
+
+def test_who_comes_first_decides() -> None:
+    clocks = Clocks()
+    ends = clocks.start(RUN, 1, ignored)
+    assert clocks.ring(ends - 0.01) == []
+    assert clocks.stop(RUN) is not None
+    assert clocks.ring(ends + 1) == []
+    assert not clocks.is_over(RUN)
+
+    ends = clocks.start(RUN, 1, ignored)
+    [rung] = clocks.ring(ends)
+    assert rung.limit == 1
+    assert clocks.ring(ends + 1) == []
+    assert clocks.stop(RUN) is None
+    assert clocks.is_over(RUN)
+    assert not clocks.is_over(("id", "8"))
+
+
+def test_a_run_that_is_gone_leaves_nothing() -> None:
+    clocks = Clocks()
+    for over in (False, True):
+        clocks.start(RUN, 0 if over else 60, ignored)
+        clocks.ring(monotonic())
+        clocks.forget(RUN)
+        assert not clocks.is_over(RUN)
+        assert clocks.next_end() is None
+        assert clocks.stop(RUN) is None
+
+
+def test_the_next_end_is_the_earliest() -> None:
+    clocks = Clocks()
+    late, early = clocks.start(("a", "1"), 60, ignored), clocks.start(("b", "1"), 5, ignored)
+    assert clocks.next_end() == early
+    clocks.stop(("b", "1"))
+    assert clocks.next_end() == late
+
+
+@pytest.mark.parametrize(
+    ("kind", "limits", "words"),
+    [
+        ("prefork", {"a": (1, 1)}, None),
+        ("custom", {"a": (1, 1)}, None),
+        ("thread", {"a": (None, None)}, None),
+        ("thread", {"a": (1, None)}, "pool threads cannot interrupt a run: over its hard time limit it ends as failed"),
+        ("solo", {"b": (None, 1), "a": (2, 1)}, "(a, b)"),
+        ("eventlet", dict.fromkeys("edcba", (1, None)), "(a, b, c and 2 more)"),
+        ("gevent", {"a": (1, 1), "b": (1, None)}, None),
+        ("gevent", {"a": (None, 1)}, "pool gevent knows no soft time limits, and there is no hard one (a)"),
+    ],
+)
+def test_limits_that_are_not_kept_are_said(kind: str, limits: dict, words: str | None) -> None:
+    said = sentence(kind, limits)
+    assert said == words if words is None else words in said
