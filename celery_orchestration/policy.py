@@ -507,6 +507,8 @@ class Settings(BaseModel):
     lease_seconds: Annotated[float, Field(strict=True, ge=3, le=LONGEST_SECONDS)] = 30
     strict_priority: Annotated[bool, Field(strict=True)] = False
     sweep_seconds: Seconds = 5
+    #: Start even if Redis may evict keys of the ledger.
+    allow_eviction: Annotated[bool, Field(strict=True)] = False
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], env: Mapping[str, str], main: str | None) -> "Settings":

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
+#: How long a status mentions that the ledger may have forgotten something.
+SHOW_EPOCH_MS = 24 * 3600 * 1000
 
 
 class Orchestration:
@@ -179,7 +181,28 @@ def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Map
         problems = [_unserved(queue, sent.get(queue.name, [])) for queue in all_queues if queue.slots == 0]
     if found["paused"]:
         problems.append("everything is paused")
-    return problems
+    return [*problems, *_trouble_with_redis(found)]
+
+
+def _trouble_with_redis(found: Mapping[str, Any]) -> Iterator[str]:
+    policy, epoch = found.get("eviction") or "", found.get("epoch") or {}
+    if policy.startswith("allkeys-"):
+        yield f"Redis may drop parts of the ledger when it is full: its maxmemory-policy is {policy}"
+    if epoch.get("why"):
+        began = int(epoch["name"]) // 1000
+        if epoch["left"] > 0:
+            yield f"{_epoch(epoch, began)}; nothing starts for {epoch['left'] / 1000:.0f} s"
+        elif found["now"] - began < SHOW_EPOCH_MS:
+            yield _epoch(epoch, began)
+
+
+def _epoch(epoch: Mapping[str, Any], began: int) -> str:
+    what = (
+        "was emptied: runs that waited in it are lost"
+        if epoch["why"] == "emptied"
+        else "was restarted or failed over: what it was told just before may be lost"
+    )
+    return f"the ledger {what} (at {_when(began):%Y-%m-%d %H:%M:%S} UTC)"
 
 
 def _unserved(queue: QueueStatus, jobs: list[str]) -> str:

@@ -26,8 +26,8 @@ class Change(Model):
 
     at: datetime
     who: str
-    what: Literal["enable", "disable", "pause", "resume", "cancel"]
-    about: str = Field(description="a job, or the id of a run")
+    what: Literal["enable", "disable", "pause", "resume", "cancel", "epoch"]
+    about: str = Field(description="a job, or the id of a run, or nothing")
     why: str
 
 

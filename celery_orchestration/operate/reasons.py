@@ -15,6 +15,7 @@ _DEPENDENCY = {
 
 
 _RULES = {
+    "epoch": "the ledger may have forgotten something: waiting until the workers have told what they run",
     "paused": "everything is paused",
     "disabled": "the job is disabled: {0}",
     "room": "waiting for room: as many runs of {0} as allowed",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_orchestration.errors import LedgerError, LedgerRefused, LedgerUnavailable
-from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn, UnknownWorker, keys
+from celery_orchestration.errors import LedgerRefused, LedgerUnavailable
+from celery_orchestration.ledger import Arrival, Claim, Ledger, NewEpoch, Outcome, Presence, Turn, UnknownWorker, keys
 from celery_orchestration.ledger.scripts import script, verbs
 from celery_orchestration.worker import policies
 from support.servers import RedisServer, redis_binaries
@@ -117,9 +117,13 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.switch("one", False, "me", "") == shop.ledger.switch("one", True, "me", "") == []
     assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
     assert len(shop.ledger.audit(10)) == 4
-    assert shop.ledger.leave("w1") == []
+    epoch = shop.register("w1").epoch
+    assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("c", "one"), "7")]).answers == ["ok"]
+    shop.ledger.close()
+    assert shop.turn().answers == []  # on a new connection: meets
+    assert len(shop.ledger.leave("w1")) == 0
     used = {"turn", "register", "install", "beat", "current", "granted", "published", "sweep", "cancel", "ending"}
-    assert set(verbs()) == used | {"finish", "status", "releases", "leave", "switch", "pause", "audit"}
+    assert set(verbs()) == used | {"finish", "status", "releases", "leave", "switch", "pause", "audit", "claim", "meet"}
 
 
 def test_every_verb_has_a_contract():
@@ -341,18 +345,8 @@ class TestTrouble:
         with pytest.raises(LedgerUnavailable):
             shop.come("b", "x")
         shop.server.start()
-        assert shop.come("b", "x") == "wait"
-
-    def test_a_full_redis_says_so_and_nothing_is_half_written(self, redis_factory: Callable[..., RedisServer]):
-        shop = Shop(redis_factory())
-        shop.install({"x": {"cap": 1}})
-        assert shop.come("a", "x") == "start"
-        shop.redis.config_set("maxmemory", 1)
-        with pytest.raises(LedgerError):
+        with pytest.raises(NewEpoch):
             shop.come("b", "x")
-        shop.redis.config_set("maxmemory", 0)
-        assert json.loads(shop.ledger.status(9, 9))["waiting"] == 0
-        assert shop.come("b", "x") == "wait"
 
 
 class TestPoliciesChange:

@@ -80,7 +80,7 @@ end
 
 local function hand_over(limit)
   for _ = 1, limit do
-    if G.paused or (G.cap and G.total >= G.cap) then return end
+    if G.clk < G.opens or G.paused or (G.cap and G.total >= G.cap) then return end
     local best = best_after(best_open())
     if not best then return end
     local j = job(best.name)

@@ -6,7 +6,7 @@
 --   g                hash  the ledger itself: schema, owner, tick (last fence), seq (last arrival), clk (ledger
 --                          clock, ms), swept (Redis time of the last sweep, ms), total (room taken), cap (global
 --                          cap), paused, done_ms (life of a done-marker), releases (what the installed
---                          policies were merged from)
+--                          policies were merged from); what epoch.lua keeps
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
 --                          off: by whom, why and since when it is disabled (JSON)
@@ -27,7 +27,8 @@
 --   out              hash  queue -> granted runs that have not started
 --   slots            hash  queue -> slots of the live workers that serve it
 --   ws               zset  live workers by the end of their lease (ledger clock)
---   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms);
+--   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms),
+--                          epoch (the last in which it claimed its runs);
 --                          no:<verb>, reply:<verb>: the last call
 --   wr:<worker>      set   its running runs
 --   wn               hash  worker name -> worker, the latest that registered
@@ -54,7 +55,8 @@ end
 
 local G = {}
 do
-  local v = call('HMGET', P .. 'g', 'tick', 'seq', 'clk', 'total', 'cap', 'paused', 'done_ms')
+  local v = call('HMGET', P .. 'g', 'tick', 'seq', 'clk', 'total', 'cap', 'paused', 'done_ms',
+    'epoch', 'opens')
   G.tick = tonumber(v[1]) or 0
   G.seq = tonumber(v[2]) or 0
   G.clk = tonumber(v[3]) or 0
@@ -62,6 +64,8 @@ do
   G.cap = tonumber(v[5])
   G.paused = v[6] == '1'
   G.done_ms = tonumber(v[7]) or 7200000
+  G.epoch = v[8] or nil
+  G.opens = tonumber(v[9]) or 0
 end
 
 -- Fences and the order of events: always rising, close to Redis's clock in microseconds.

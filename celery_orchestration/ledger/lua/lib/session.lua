@@ -4,12 +4,14 @@
 local SESSION = {}
 
 -- Returns the reply of this very call if it was made before. Errors: UNKNOWNWORKER if the worker is not registered
--- (never was, or its lease ran out).
+-- (never was, or its lease ran out); NEWEPOCH epoch if it has to claim its runs first. But a call that the ledger
+-- remembers it made: its reply holds.
 local function replayed(worker, verb, number)
-  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'no:' .. verb, 'reply:' .. verb, 'rel')
+  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'no:' .. verb, 'reply:' .. verb, 'rel', 'epoch')
   if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
   SESSION.worker, SESSION.verb, SESSION.number, SESSION.queues, SESSION.rel = worker, verb, number, v[1], v[4]
   if v[2] == number then return cmsgpack.unpack(v[3]) end
+  if v[5] and v[5] ~= G.epoch then return nil, redis.error_reply('NEWEPOCH ' .. (G.epoch or '')) end
   return nil
 end
 
