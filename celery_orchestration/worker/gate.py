@@ -502,8 +502,14 @@ class Gate:
 
     def claims(self) -> list[Claim]:
         """What this worker has, for a ledger that may have forgotten it. From any thread."""
-        requests = [*self.runs.copy().values(), *self._untold.copy().values()]
-        return [Claim(self._ask_for(one), one.fence or "") for one in requests if not one.void]
+        found = []
+        for request in (*self.runs.copy().values(), *self._untold.copy().values()):
+            try:
+                if not request.void:
+                    found.append(Claim(self._ask_for(request), request.fence or ""))
+            except Exception:
+                logger.exception("Run %s of job %s cannot be claimed", request.id, request.task.name)
+        return found
 
     def take_a_turn(self) -> None:
         """Even if there is nothing to tell or to ask."""

@@ -398,7 +398,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for worker in sorted(self.model.workers):
             self.ledger.leave(worker)
         left = {key.removeprefix(PREFIX) for key in self.redis.keys("*")}
-        kept = {"g", "jobs", "rel", "relseq", "rj:release", *(f"j:{name}" for name in NAMES)}
+        kept = {"g", "audit", "jobs", "rel", "relseq", "rj:release", *(f"j:{name}" for name in NAMES)}
         assert {key for key in left if not key.startswith("d:")} <= kept
         assert all(self.redis.ttl(f"{PREFIX}{key}") > 0 for key in left if key.startswith("d:"))
 

@@ -194,6 +194,11 @@ class TestANewEpoch:
         assert one.register().closed_ms == LEASE_MS
         pass_time(shop, 10_000)
         assert other.register().closed_ms == 40_000
+        one.meet()
+        pass_time(shop, 39_000)
+        assert one.come("a", "x") == "wait"
+        pass_time(shop, 1000)
+        assert one.sweep() == ["a"]
 
     def test_is_written_down(self, any_redis: RedisServer):
         shop = shop_on(any_redis, {"x": {}})
@@ -269,7 +274,8 @@ class TestAnEmptiedLedger:
         assert int(one.fence) > int(seen)
 
     def test_room_is_taken_beyond_caps_and_blocks_others(self, any_redis: RedisServer):
-        shop = shop_on(any_redis, {"x": {"cap": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"deps": [{"job": "x"}]}})
+        jobs = {"x": {"cap": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"deps": [{"job": "x"}]}}
+        shop = shop_on(any_redis, jobs)
         one, other = worker(shop), worker(shop, "v")
         one.come("a", "x", key="k")
         shop.redis.flushall()
