@@ -174,8 +174,10 @@ class Keeper(threading.Thread):
                 logger.warning("%d runs of dead workers go back to their queues", swept.recovered)
             side.publisher.publish(swept.grants)
             side.publisher.end(swept.endings)
+            side.publisher.retry(swept.retries)
             if swept.disabled:
                 side.disabled(swept.disabled)
+            self._side.in_loop(lambda due=swept.due: side.gate.look_again_in(due))  # type: ignore[misc]
             self.install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)
             if not swept.more:

@@ -90,7 +90,7 @@ class EpochMachine(LedgerMachine):
             # In what was kept it was alive.
             self.redis.zadd(f"{PREFIX}ws", {name: -1})
             del self.model.workers[name]
-            self.model.take_runs(name, counted=True)
+            self.model.take_runs(name, counted="worker")
         self.sweep()
 
     def running(self) -> dict[str, list[Run]]:
@@ -135,7 +135,7 @@ class EpochMachine(LedgerMachine):
             for run in runs
         ]  # fmt: skip
         found = self.ledger.claim(name, epoch, [], claims)
-        expected = [self.model.claim(name, run) for run in runs]
+        expected = [self.model.take_back(name, run) for run in runs]
         back = self.model.return_all_but(name, {run.id for run in runs})
         assert found == Claimed(expected, 0, back)
         assert self.ledger.claim(name, epoch, [], claims) == Claimed(expected, 0, 0)

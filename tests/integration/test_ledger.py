@@ -117,13 +117,27 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.switch("one", False, "me", "") == shop.ledger.switch("one", True, "me", "") == []
     assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
     assert len(shop.ledger.audit(10)) == 4
+    assert shop.ledger.retrying("b") is None
     epoch = shop.register("w1").epoch
     assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("c", "one"), "7")]).answers == ["ok"]
+    shop.fences["c"] = "7"
     shop.ledger.close()
     assert shop.turn().answers == []  # on a new connection: meets
-    assert len(shop.ledger.leave("w1")) == 0
+    assert shop.end("c", "failed", free=0) == []
+    [(_, revoked)] = shop.ledger.letters("one", 0, 9)
+    assert shop.ledger.letter("c") is not None
+    assert not revoked
+    assert shop.ledger.requeue("me", "c", "d", 0, b"d")[0] == "ok"
+    assert shop.ledger.purge("me", ["c"]) == 0
+    assert shop.ledger.release("me", 9) == []
+    assert shop.ledger.released(["d"]) == 0
+    shop.ledger.note("me", "trigger", "one", "")
+    assert len(shop.ledger.history("one", 9) or []) == 3
+    assert shop.ledger.leave("w1") == []
     used = {"turn", "register", "install", "beat", "current", "granted", "published", "sweep", "cancel", "ending"}
-    assert set(verbs()) == used | {"finish", "status", "releases", "leave", "switch", "pause", "audit", "claim", "meet"}
+    assert set(verbs()) == used | {"finish", "status", "releases", "leave", "switch", "pause", "audit", "retrying"} | {
+        *("claim", "meet", "letters", "letter", "requeue", "purge", "release", "released", "note", "history"),
+    }
 
 
 def test_every_verb_has_a_contract():

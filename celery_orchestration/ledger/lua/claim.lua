@@ -4,10 +4,11 @@
 -- unless the ledger knows better. What the ledger takes for running there and is not, goes back to its queue.
 --
 -- ARGV  worker, epoch,
---       count of outcomes that were taken lately, then for each: id, fence, outcome, what failed or ''
+--       count of outcomes that were taken lately, then for each: id, fence, outcome, what failed or '',
+--         traceback or ''
 --         (those that the ledger forgot are taken again)
 --       count of runs, then for each: id, attempt, job, room key, priority, '', expires (ms) or '', own queue,
---         granted queue or '', message, fence
+--         granted queue or '', message, '', fence
 -- Returns  { { of each run: ok | void (ended, superseded, or started elsewhere since) | unknown (no policy) },
 --            count of outcomes taken again, count of runs that go back to their queue }
 -- Errors   UNKNOWNWORKER; NEWEPOCH epoch: another one than told has begun
@@ -25,10 +26,12 @@ local function step_back(r)
   local x = r.behind and load_run(r.id, 'x:') or nil
   if r.st == 'running' then
     call('SREM', P .. 'wr:' .. r.own, r.id)
+    no_longer_alone(r)
     free(j, r.key)
     refresh(j)
   else
     withdraw(j, r)
+    call('ZREM', P .. 'released', r.id)
   end
   return x
 end
@@ -59,7 +62,7 @@ local function claim(id, a, name, key, priority, ex, q, gq, message, fence)
     local x = step_back(r)
     if x and x.a > a then new.behind = true elseif x then drop_behind(x) end
     if r.job == name then
-      new.rank, new.rec, new.enq, new.sd = r.rank, r.rec, r.enq, r.sd
+      new.rank, new.rec, new.enq, new.sd, new.al, new.wf = r.rank, r.rec, r.enq, r.sd, r.al, r.wf
     else
       ended(job(r.job), r, nil)
       refresh_dependents(job(r.job))
@@ -77,18 +80,18 @@ end
 
 local at, again = 4, 0
 for _ = 1, tonumber(ARGV[3]) do
-  local taken = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], HAND.after)
+  local taken = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], HAND.after)
   if taken ~= 'refused' then again = again + 1 end
-  at = at + 4
+  at = at + 5
 end
 
 local answers, has = {}, {}
 for i = 1, tonumber(ARGV[at]) do
-  local v = at + 11 * i - 10
+  local v = at + 12 * i - 11
   local id = ARGV[v]
   has[id] = true
   answers[i] = claim(id, tonumber(ARGV[v + 1]), ARGV[v + 2], ARGV[v + 3], tonumber(ARGV[v + 4]), tonumber(ARGV[v + 6]),
-    ARGV[v + 7], ARGV[v + 8], ARGV[v + 9], tonumber(ARGV[v + 10]))
+    ARGV[v + 7], ARGV[v + 8], ARGV[v + 9], tonumber(ARGV[v + 11]))
 end
 
 local back = 0

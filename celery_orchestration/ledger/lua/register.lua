@@ -4,6 +4,7 @@
 --
 -- ARGV  worker, name, host, pid, slots, kind (execution pool), queues (JSON), release, mode, lease (ms), owner, schema,
 --       oldest schema that works beside ours, life of a done-marker (ms), policies of the release (JSON), their jobs (JSON),
+--       runs and dead letters kept for a job, how long these (ms),
 --       the epoch in which it claimed its runs last ('': it is new), the highest fence it has seen ('': none)
 -- Returns  { releases of the live workers, releases the installed policies were merged from, epoch (another than told:
 --            it has to claim its runs), what began the epoch ('' | emptied | moved), ms until the gate opens }
@@ -19,10 +20,11 @@ local found = tonumber(v[2]) or schema
 if found < oldest or found > schema + 1 then return redis.error_reply('SCHEMA ' .. found) end
 
 make_way()
-local told, lease = ARGV[17] or '', tonumber(ARGV[10])
-G.tick = math.max(G.tick, tonumber(ARGV[18]) or 0)
+local told, lease = ARGV[20] or '', tonumber(ARGV[10])
+G.tick = math.max(G.tick, tonumber(ARGV[21]) or 0)
 enter_epoch(told, lease)
-call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14])
+call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14],
+  'history', ARGV[17], 'letters', ARGV[18], 'letters_ms', ARGV[19])
 if call('HSETNX', P .. 'rel', release, ARGV[15]) == 1 then
   call('ZADD', P .. 'relseq', 'NX', int(tick()), release)
   for _, j in ipairs(cjson.decode(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end
