@@ -49,6 +49,7 @@ def past(words: Sequence[str]) -> str:
     """What a run that is over once waited for."""
     rule, *rest = words
     return {
+        "epoch": "the workers to tell what they run",
         "paused": "everything was paused",
         "disabled": "the job was disabled",
         "global": "room for all jobs",

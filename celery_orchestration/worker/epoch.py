@@ -44,10 +44,9 @@ class Epoch:
 
     def claim(self, ledger: Ledger) -> None:
         """In the line, between two turns."""
-        found = self._registered
-        if found is None or found.epoch == self.name:
+        found, gate = self._registered, self._side.gate
+        if found is None:
             return
-        gate = self._side.gate
         runs = gate.claims()
         claimed = ledger.claim(self._side.worker, found.epoch, list(gate.taken), runs)
         self.name = found.epoch

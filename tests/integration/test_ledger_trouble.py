@@ -200,6 +200,18 @@ class TestANewEpoch:
         pass_time(shop, 1000)
         assert one.sweep() == ["a"]
 
+    def test_who_has_claimed_may_register_as_often_as_he_likes(self, any_redis: RedisServer):
+        """A registration may have been under way while its runs were claimed."""
+        shop = shop_on(any_redis, {"x": {}})
+        one = worker(shop)
+        one.come("a", "x")
+        before = one.epoch
+        restart(shop)
+        one.meet()
+        one.epoch = before
+        one.register()
+        assert one.end("a") == "ok"
+
     def test_is_written_down(self, any_redis: RedisServer):
         shop = shop_on(any_redis, {"x": {}})
         one = worker(shop)
