@@ -67,8 +67,9 @@ def fence_of(stage: Stage, run: str) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("emptied", [flush, restart_empty])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(
+    ("pool", "emptied"), [("prefork", flush), ("prefork", restart_empty), ("threads", restart_empty), ("gevent", flush)]
+)
 def test_an_emptied_ledger_is_noticed_reported_and_healed(apart, ledger: RedisServer, emptied, pool: str):
     stage = apart(ledger)
     workers = [stage.worker(pool) for _ in range(2)]

@@ -186,6 +186,17 @@ class TestANewEpoch:
         assert one.sweep() == ["a"]
         assert other.meet().answers == []
 
+    def test_nobody_is_waited_for_if_nobody_was_there(self, any_redis: RedisServer):
+        """Everything was stopped and started again."""
+        shop = shop_on(any_redis, {"x": {}})
+        worker(shop, "before")
+        shop.ledger.leave("before")
+        restart(shop)
+        one = Worker(shop, "w")
+        found = one.register()
+        assert (found.why, found.closed_ms) == ("moved", 0)
+        assert one.come("a", "x") == "start"
+
     def test_a_longer_lease_is_waited_for_as_well(self, any_redis: RedisServer):
         """Of a worker that an empty ledger did not know."""
         shop = shop_on(any_redis, {"x": {}})

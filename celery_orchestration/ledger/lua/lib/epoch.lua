@@ -26,7 +26,7 @@ local function longest_lease(lease)
   return lease
 end
 
--- lease: of a worker that is not in the ledger yet, or 0.
+-- lease: of a worker that may not be in the ledger, or 0.
 local function declare(why, before, lease)
   make_way()
   G.tick = math.max(G.tick, tonumber(before) or 0)
@@ -70,8 +70,9 @@ local function enter_epoch(told, lease)
     -- It was empty, and a new worker came first.
     return declare('emptied', told, lease)
   end
-  same_epoch(lease)
-  if G.clk < G.opens then
+  -- A new worker has nothing to claim: if nobody else was there, it need not wait.
+  same_epoch(told ~= '' and lease or 0)
+  if told ~= '' and G.clk < G.opens then
     -- It has as long as its lease to claim what it runs.
     G.opens = math.max(G.opens, (tonumber(call('HGET', P .. 'g', 'turned')) or 0) + lease)
     call('HSET', P .. 'g', 'opens', int(G.opens))
