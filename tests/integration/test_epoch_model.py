@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from celery_orchestration.ledger import Arrival, Claim, Claimed, NewEpoch, Presence
-from integration.test_ledger_model import NAMES, PREFIX, QUEUES, SERVED, LedgerMachine, _redis, documents
+from integration.test_ledger_model import NAMES, PREFIX, QUEUES, LedgerMachine, _redis, documents
 from support.model import Model, Past, Run, Worker
 
 __all__ = ["_redis"]
@@ -93,6 +93,18 @@ class EpochMachine(LedgerMachine):
             self.model.take_runs(name, counted="worker")
         self.sweep()
 
+    @rule(data=st.data(), before=st.integers(0, 4), after=st.integers(1, 4))
+    def redis_goes_back(self, data: st.DataObject, before: int, after: int) -> None:
+        """With work before and after what it kept."""
+        self.work(data, before)
+        self.everything_is_kept()
+        self.work(data, after)
+        self.redis_forgets("went back")
+
+    def work(self, data: st.DataObject, turns: int) -> None:
+        for _ in range(turns):
+            self.turn(data, data.draw(st.integers(0, 2)), False)
+
     def running(self) -> dict[str, list[Run]]:
         runs = copy.deepcopy(list(self.model.runs.values()))
         return {name: [run for run in runs if run.worker == name] for name in self.model.workers}
@@ -149,8 +161,6 @@ class EpochMachine(LedgerMachine):
         self.model.closed = False
         self.sweep()
 
-
-assert SERVED
 
 EpochMachine.TestCase.settings = settings(
     max_examples=120,

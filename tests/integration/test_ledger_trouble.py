@@ -463,6 +463,21 @@ class TestALedgerThatForgotItsLastWrites:
         pass_time(shop, LEASE_MS)
         assert one.sweep() == ["a"]
 
+    def test_a_higher_attempt_that_waited_behind_has_started(self, shop: Shop):
+        one = worker(shop)
+        one.come("a", "x")
+        assert one.come("a", "x", attempt=1) == "wait"
+        kept = self.keep(shop)
+        [start] = shop.turn(ends={"a": "retry"}, free=1, worker="w").starts
+        one.runs["a"] = Claim(arrival("a", "x", attempt=1), start.fence)
+        self.go_back(shop, kept)
+        assert one.meet().answers == ["ok"]
+        found = document(shop)
+        assert (found["total"], found["waiting"]) == (1, 0)
+        assert one.end("a") == "ok"
+        assert total(shop) == 0
+        assert shop.redis.keys(f"{PREFIX}[rx]:*") == []
+
     def count_room(self, shop: Shop) -> None:
         """What belongs to the record that was put back."""
         script = """

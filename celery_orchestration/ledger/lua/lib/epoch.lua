@@ -38,7 +38,8 @@ local function declare(why, before, lease)
     'tick', int(G.tick), 'server', run and run .. ' ' .. replid or '')
   -- The last heartbeats may be forgotten, too.
   for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
-    call('ZADD', P .. 'ws', 'XX', 'GT', int(G.clk + (tonumber(call('HGET', P .. 'w:' .. worker, 'lease')) or lease)), worker)
+    local own = tonumber(call('HGET', P .. 'w:' .. worker, 'lease')) or lease
+    call('ZADD', P .. 'ws', 'XX', 'GT', int(G.clk + own), worker)
   end
   audit('ledger', 'epoch', '', why)
 end
@@ -50,7 +51,9 @@ local function same_epoch(lease)
   if not run then return end
   local now, known = run .. ' ' .. replid, call('HGET', P .. 'g', 'server') or ''
   if now == known then return end
-  if known ~= '' and (string.match(known, '^%S+') ~= run or continues) then return declare('moved', G.epoch, lease or 0) end
+  if known ~= '' and (string.match(known, '^%S+') ~= run or continues) then
+    return declare('moved', G.epoch, lease or 0)
+  end
   make_way()
   call('HSET', P .. 'g', 'server', now)
 end
