@@ -34,7 +34,7 @@ def print_status(status: Status, file: IO[str]) -> None:
 def print_history(runs: Sequence[Ended], file: IO[str]) -> None:
     rows = [
         (
-            _plain(run.id[:8]),
+            _plain(run.id),
             _state(run.outcome),
             run.ended.astimezone().strftime("%m-%d %H:%M:%S"),
             "" if run.seconds is None else f"{run.seconds:.1f} s",
@@ -49,19 +49,12 @@ def print_history(runs: Sequence[Ended], file: IO[str]) -> None:
 
 
 def print_letters(letters: Sequence[DeadLetter], total: int, file: IO[str]) -> None:
-    rows = [
-        (
-            _plain(letter.id[:8]),
-            _plain(letter.job),
-            letter.at.astimezone().strftime("%m-%d %H:%M:%S"),
-            _plain(letter.error),
-        )
-        for letter in letters
-    ]
-    if rows:
-        _print(Group(_table("dead letters", ("run", "job", "died", "why"), rows), *_rest(total, len(rows))), file)
-    else:
-        _print(Text("there are no dead letters"), file)
+    """Two lines each: ids are long, and are needed whole."""
+    lines = []
+    for letter in letters:
+        died = letter.at.astimezone().strftime("%m-%d %H:%M:%S")
+        lines += [_plain(f"{letter.id}  {died}  {letter.job}"), _plain(f"    {letter.error}", "red")]
+    _print(Group(*lines, *_rest(total, len(letters))) if lines else Text("there are no dead letters"), file)
 
 
 def print_letter(letter: Letter, file: IO[str]) -> None:

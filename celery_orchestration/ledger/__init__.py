@@ -149,6 +149,8 @@ class Turn:
     endings: list[Ending]
     #: Seconds until something is due, or None.
     due: float | None
+    #: How much was due now.
+    woken: int
 
 
 @dataclass(slots=True)
@@ -450,7 +452,7 @@ def _arrival_args(a: Arrival) -> tuple[Argument, ...]:
 
 
 def _turn(reply: Any) -> Turn:
-    waiting, more, outcomes, answers, grants, starts, disabled, endings, due = reply
+    waiting, more, outcomes, answers, grants, starts, disabled, endings, due, woken = reply
     return Turn(
         waiting,
         more == 1,
@@ -461,6 +463,7 @@ def _turn(reply: Any) -> Turn:
         _disabled(disabled),
         _endings(endings),
         _due(due),
+        woken,
     )
 
 

@@ -39,13 +39,17 @@ def status(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str
 
     def holder(encoded: str) -> str:
         name = decode_job(encoded)
-        run = next((run for run in runs if run.job == name), None)
+        run = next((run for run in (*runs, *put_off) if run.job == name), None)
         if run is None:
             return ""
         if run.state == "running":
             return f"running on {run.worker} for {run.seconds:.0f} s"
+        if run.state in ("retrying", "later"):
+            return f"to be tried again, for {run.seconds:.0f} s"
         return f"about to start for {run.seconds:.0f} s"
 
+    retried = [one for one in found["waits"] or () if one["state"] == "later" and one["started"]]
+    put_off = [_run(one, now, workers, None) for one in retried]
     waits = []
     for wait in found["waits"] or ():
         words = _words(wait["reason"])

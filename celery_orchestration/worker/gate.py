@@ -230,11 +230,11 @@ class Gate:
         self._flush_soon()
 
     def look_again_in(self, seconds: float | None, grace: float = LOOK_GRACE) -> None:
-        """Something is due then. Whoever put it off looks first; the others, should that one be gone, a moment later,
-        and not all at once."""
+        """Something is due then. Whoever put something off, or found something due, looks first; the others a moment
+        later, should that one be gone, and not all at once."""
         if seconds is None or self.stopping:
             return
-        at = time.monotonic() + seconds + (grace * random.uniform(1, 3))
+        at = time.monotonic() + seconds + 0.001 + grace * random.uniform(1, 3)  # the ledger goes by whole milliseconds
         if at < self._look_at - 0.001:
             self._look_at = at
             self._loop.later(at - time.monotonic(), lambda: self._look(at))
@@ -399,7 +399,7 @@ class Gate:
                 starting.append((handed_over, start.fence))
         self._side.publisher.publish(turn.grants)
         self._side.publisher.end(turn.endings)
-        self.look_again_in(turn.due, 0.0 if batch.without_slot else LOOK_GRACE)
+        self.look_again_in(turn.due, 0.0 if batch.without_slot or turn.woken else LOOK_GRACE)
         if turn.disabled:
             self._side.disabled(turn.disabled)
         return starting, slots

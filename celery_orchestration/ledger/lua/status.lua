@@ -19,7 +19,7 @@ end
 local function shown(r)
   return { id = r.id, job = r.job, key = r.key, state = r.st, attempt = r.a, fence = r.fence and int(r.fence),
     worker = r.own, recoveries = r.rec, arrived = r.enq, since = r.at, expires = r.ex, queue = r.dest or r.q,
-    priority = 3 - math.floor(r.rank / CLASS) }
+    priority = 3 - math.floor(r.rank / CLASS), started = r.sd or false }
 end
 
 for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do

@@ -8,7 +8,8 @@
 --            { endings: {id, why} to carry out }, { names of workers found dead }, count of runs recovered,
 --            releases of the live workers, releases the installed policies were merged from,
 --            { queues that live workers serve }, { jobs that failures disabled: {name, why} },
---            { runs whose retry got lost, to be sent again }, ms until something is due, or -1 }
+--            { runs whose retry got lost, to be sent again },
+--            ms until a turn is to be made because something is due, or -1 }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 --
@@ -84,6 +85,7 @@ end
 if call('ZCARD', P .. 'wait') > 0 then hand_over(limit) end
 more = more or HAND.more or more_due or #late == limit
 flush()
+-- Runs that are tried alone are started by turns only.
 return remember({ more and 1 or 0, HAND.grants, endings, dead_names, recovered, live_releases(),
   call('HGET', P .. 'g', 'releases') or '', call('HKEYS', P .. 'slots'), DISABLED, retries,
-  G.next and math.max(0, G.next - NOW) or -1 })
+  G.alone > 0 and 0 or G.next and math.max(0, G.next - NOW) or -1 })

@@ -16,7 +16,7 @@
 --                              | {full} (Redis has no room for more runs: ask again later) },
 --            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} },
 --            { jobs that failures disabled: {name, why} }, { endings: {id, why} to carry out },
---            ms until something is due, or -1 }
+--            ms until something is due, or -1, how much was due now }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 
@@ -69,11 +69,10 @@ local function pump(limit)
   if observe then let_go(limit) else hand_over(limit) end
 end
 
-local endings, more_due = {}, false
-local woken = G.next and G.next <= NOW
-if woken then endings, more_due = wake(64) end
+local endings, more_due, woken = {}, false, 0
+if G.next and G.next <= NOW then endings, more_due, woken = wake(64) end
 if G.alone > 0 or SESSION.alone then try_alone() end
-if #settled > 0 or HAND.here.free > 0 or woken then pump(16) end
+if #settled > 0 or HAND.here.free > 0 or woken > 0 then pump(16) end
 
 -- What the ledger knows of this run already. Returns an answer if that decides, else nil and what the new attempt
 -- inherits from the one before.
@@ -187,6 +186,6 @@ if waiting > 0 and #arrivals > 0 then
 end
 flush()
 local reply = remember({ waiting, (HAND.more or more_due) and 1 or 0, settled, admitted, HAND.grants, HAND.starts, DISABLED,
-  endings, G.next and math.max(0, G.next - NOW) or -1 }, DONE, FAILED)
+  endings, G.next and math.max(0, G.next - NOW) or -1, woken }, DONE, FAILED)
 local starts = starts_with_messages(reply[6])
-return { reply[1], reply[2], reply[3], reply[4], reply[5], starts, reply[7], reply[8], reply[9] }
+return { reply[1], reply[2], reply[3], reply[4], reply[5], starts, reply[7], reply[8], reply[9], reply[10] }

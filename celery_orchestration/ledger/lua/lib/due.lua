@@ -9,6 +9,7 @@ end
 local function come_due(r)
   local j = job(r.job)
   no_longer_put_off(j, r)
+  if not j.keyed then r.key = '' end -- a release may have changed that
   if not r.sd and r.rank >= 0 then
     -- As if it arrived now. A retry keeps its rank.
     G.seq = G.seq + 1
@@ -25,12 +26,13 @@ local function come_due(r)
   refresh(j)
 end
 
--- Returns { endings: {id, why} to carry out }, and whether there is more.
+-- Returns { endings: {id, why} to carry out }, whether there is more, and how much was due.
 local function wake(limit)
-  local endings, more = {}, false
+  local endings, more, count = {}, false, 0
   local function up_to_now(what, most)
     local found = call('ZRANGEBYSCORE', P .. what, '-inf', int(NOW), 'LIMIT', 0, most)
     more = more or #found == most
+    count = count + #found
     return found
   end
   for _, id in ipairs(up_to_now('due', limit)) do
@@ -63,5 +65,5 @@ local function wake(limit)
     local first = call('ZRANGE', P .. what, 0, 0, 'WITHSCORES')
     if first[1] then look_at(tonumber(first[2])) end
   end
-  return endings, more
+  return endings, more, count
 end
