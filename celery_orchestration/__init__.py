@@ -16,6 +16,9 @@ order in which it meets them:
 5. ``worker.keeper`` (``worker.watch`` looks after it) renews the lease, and sweeps: runs of workers that died go back
    to their queues, what got lost is published again, what expired ends.
 
+6. Redis is emptied, restarted or fails over: ``worker.epoch`` claims what this worker runs, and nothing starts for one
+   lease. ``worker.eviction`` refuses a Redis that would drop parts of the ledger.
+
 ``operate`` shows all this to people and their scripts, ``cli`` on the terminal.
 """
 

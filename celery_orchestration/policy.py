@@ -509,6 +509,8 @@ class Settings(BaseModel):
     history: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 100
     dead_letters: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 1000
     dead_letter_seconds: Seconds = 14 * 86400
+    #: Start even if Redis may evict keys of the ledger.
+    allow_eviction: Annotated[bool, Field(strict=True)] = False
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], env: Mapping[str, str], main: str | None) -> "Settings":

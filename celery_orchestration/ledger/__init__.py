@@ -15,7 +15,7 @@ from celery import Celery
 from redis.connection import ConnectionPool
 from redis.exceptions import NoScriptError
 
-from celery_orchestration.errors import LedgerError, LedgerRefused
+from celery_orchestration.errors import LedgerError, LedgerRefused, LedgerUnavailable
 from celery_orchestration.ledger import keys
 from celery_orchestration.ledger.connect import Address, connect, find, key_prefix
 from celery_orchestration.ledger.scripts import script
@@ -25,11 +25,15 @@ from celery_orchestration.policy import Settings
 __all__ = [
     "Answer",
     "Arrival",
+    "Claim",
+    "Claimed",
     "Grant",
     "Ledger",
+    "NewEpoch",
     "Outcome",
     "Over",
     "Presence",
+    "Registered",
     "Start",
     "Sweep",
     "Turn",
@@ -39,6 +43,14 @@ __all__ = [
 
 class UnknownWorker(LedgerError):
     """The worker never registered, or its lease ran out: what it runs is void, and it has to register again."""
+
+
+class NewEpoch(LedgerError):
+    """The ledger may have forgotten something: the worker has to register again, and to claim what it runs."""
+
+    def __init__(self, epoch: str) -> None:
+        super().__init__(f"a new epoch has begun: {epoch}")
+        self.epoch = epoch
 
 
 @dataclass(slots=True)
@@ -82,8 +94,36 @@ class Arrival:
 
 
 @dataclass(slots=True)
+class Claim:
+    """A run that this worker has, in a new epoch."""
+
+    run: Arrival
+    fence: str
+
+
+@dataclass(slots=True)
+class Claimed:
+    #: Of each claim: ok, void, unknown.
+    answers: list[str]
+    #: How many outcomes the ledger had forgotten, and how many runs go back to their queues.
+    told_again: int
+    returned: int
+
+
+@dataclass(slots=True)
+class Registered:
+    #: Releases of the live workers, and those the installed policies were merged from.
+    live: str
+    installed: str
+    epoch: str
+    #: What began the epoch: '' (the ledger was new), emptied, moved (restarted, or failed over).
+    why: str
+    closed_ms: int
+
+
+@dataclass(slots=True)
 class Answer:
-    """What the gate says to an arrival: start (with a fence), wait, drop (why), unknown."""
+    """What the gate says to an arrival: start (with a fence), wait, drop (why), unknown, full."""
 
     what: str
     fence: str = ""
@@ -207,17 +247,39 @@ class Ledger:
         if schema is not None and not keys.OLDEST_SCHEMA <= int(schema) <= keys.SCHEMA + 1:
             _typed(LedgerError(f"SCHEMA {_text(schema)}"), self)
 
-    def register(self, p: Presence) -> tuple[str, str]:
-        """Returns the releases of the live workers, and those the installed policies were merged from."""
-        reply = self._call(
+    def eviction(self) -> str:
+        """Redis's ``maxmemory-policy``, or '' if it may not be asked."""
+        try:
+            found = _text(self._wire.command("INFO", "memory"))
+        except LedgerUnavailable:
+            raise
+        except LedgerError:
+            return ""
+        lines = dict(line.partition(":")[::2] for line in found.splitlines())
+        return lines.get("maxmemory_policy", "")
+
+    def register(self, p: Presence, epoch: str = "", fence: str = "") -> Registered:
+        """`epoch`, `fence`: the last in which this worker claimed its runs, and the highest it has seen."""
+        live, installed, now, why, closed_ms = self._call(
             "register",
             [
                 *(p.worker, p.name, p.host, p.pid, p.slots, p.kind, json.dumps(p.queues), p.release, p.mode),
                 *(p.lease_ms, p.owner, keys.SCHEMA, keys.OLDEST_SCHEMA, p.done_ms, p.policies, json.dumps(p.jobs)),
-                *(p.history, p.letters, p.letters_ms),
+                *(p.history, p.letters, p.letters_ms, epoch, fence),
             ],
         )
-        return _text(reply[0]), _text(reply[1])
+        return Registered(_text(live), _text(installed), _text(now), _text(why), closed_ms)
+
+    def claim(self, worker: str, epoch: str, taken: Sequence[Outcome], runs: Sequence[Claim]) -> Claimed:
+        """`taken`: outcomes that the ledger accepted lately and may have forgotten."""
+        args: list[Argument] = [worker, epoch, len(taken)]
+        for o in taken:
+            args += _outcome_args(o)
+        args.append(len(runs))
+        for one in runs:
+            args += (*_arrival_args(one.run), one.fence)
+        answers, told_again, returned = self._call("claim", args)
+        return Claimed([_text(one) for one in answers], told_again, returned)
 
     def releases(self, names: str) -> list[str]:
         return [_text(one) for one in self._call("releases", (names,))]
@@ -248,6 +310,9 @@ class Ledger:
         outcomes: Sequence[Outcome],
         arrivals: Sequence[Arrival],
     ) -> Turn:
+        if self._wire.fresh:
+            self._call("meet", ())  # a Redis that forgot something must not be asked before that was noticed
+            self._wire.fresh = False
         return _turn(self._call("turn", _turn_args(worker, number, mode, free, outcomes, arrivals)))
 
     def send_turn(
@@ -403,13 +468,21 @@ def _turn_args(
 ) -> list[Argument]:
     args: list[Argument] = [worker, number, mode, free, len(outcomes)]
     for o in outcomes:
-        args += (o.id, o.fence, o.outcome, o.note, o.traceback)
+        args += _outcome_args(o)
     args.append(len(arrivals))
     for a in arrivals:
-        expires = "" if a.expires_ms is None else a.expires_ms
-        eta = "" if a.eta_ms is None else a.eta_ms
-        args += (a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, a.queue, a.granted_queue, a.message, eta)
+        args += _arrival_args(a)
     return args
+
+
+def _outcome_args(o: Outcome) -> tuple[Argument, ...]:
+    return o.id, o.fence, o.outcome, o.note, o.traceback
+
+
+def _arrival_args(a: Arrival) -> tuple[Argument, ...]:
+    expires = "" if a.expires_ms is None else a.expires_ms
+    eta = "" if a.eta_ms is None else a.eta_ms
+    return a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, a.queue, a.granted_queue, a.message, eta
 
 
 def _turn(reply: Any) -> Turn:
@@ -433,6 +506,8 @@ def _typed(exc: LedgerError, ledger: Ledger) -> NoReturn:
     code, _, detail = str(exc).partition(" ")
     if code == "UNKNOWNWORKER":
         raise UnknownWorker(detail) from exc
+    if code == "NEWEPOCH":
+        raise NewEpoch(detail) from exc
     if code == "FOREIGN":
         raise LedgerRefused(
             f"the ledger {ledger.prefix!r} at {ledger.address} belongs to the app {detail!r}: "

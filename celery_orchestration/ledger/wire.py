@@ -8,6 +8,7 @@ done once for every run. A wire belongs to one thread. Whatever goes wrong with 
 """
 
 import os
+import re
 import select
 from collections.abc import Sequence
 from typing import Any
@@ -29,9 +30,9 @@ from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.ledger.scripts import Script
 
 Argument = bytes | str | int | float
-#: Replies that say "not now" rather than "no".
+#: Replies that say "not now" rather than "no". Redis 6.2 puts text of its own before the code of an error in a script.
 _PASSING = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, AuthenticationError)
-_PASSING_CODES = ("MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "OOM")
+_PASSING_CODES = re.compile(r"(?:^|: -)(?:MASTERDOWN|CLUSTERDOWN|TRYAGAIN|OOM|MISCONF|NOREPLICAS|READONLY)\b")
 
 
 class Wire:
@@ -39,6 +40,8 @@ class Wire:
         self._pool = pool
         self._connection: Any = None
         self._pid = os.getpid()
+        #: Until the caller unsets it: the connection is new, and may be to another Redis.
+        self.fresh = True
 
     def call(self, script: Script, prefix: str, args: Sequence[Argument]) -> Any:
         try:
@@ -70,7 +73,7 @@ class Wire:
         except NoScriptError:
             raise
         except ResponseError as exc:
-            if isinstance(exc, _PASSING) or str(exc).startswith(_PASSING_CODES):
+            if isinstance(exc, _PASSING) or _PASSING_CODES.search(str(exc)):
                 self.close()
                 raise LedgerUnavailable(f"{type(exc).__name__}: {exc}") from exc
             raise LedgerError(str(exc)) from exc
@@ -101,9 +104,11 @@ class Wire:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
             connection.connect()
             self._connection = connection
+            self.fresh = True
         return self._connection
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
+        self.fresh = True
         if connection is not None and self._pid == os.getpid():
             connection.disconnect()

@@ -26,8 +26,8 @@ class Change(Model):
 
     at: datetime
     who: str
-    what: Literal["enable", "disable", "pause", "resume", "cancel", "trigger", "release", "requeue", "purge"]
-    about: str = Field(description="a job, the id of a run, or how many of what")
+    what: Literal["enable", "disable", "pause", "resume", "cancel", "trigger", "release", "requeue", "purge", "epoch"]
+    about: str = Field(description="a job, the id of a run, how many of what, or nothing")
     why: str
 
 

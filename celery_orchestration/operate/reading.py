@@ -12,7 +12,7 @@ from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger.keys import decode_job, retries
 from celery_orchestration.limits import sentence
-from celery_orchestration.operate import reasons
+from celery_orchestration.operate import reasons, trouble
 from celery_orchestration.operate.models import (
     Change,
     DeadLetter,
@@ -102,7 +102,7 @@ def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Map
         problems = [_unserved(queue, sent.get(queue.name, [])) for queue in all_queues if queue.slots == 0]
     if found["paused"]:
         problems.append("everything is paused")
-    return problems
+    return [*problems, *trouble.with_redis(found)]
 
 
 def _unkept_limits(

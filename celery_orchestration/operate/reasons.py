@@ -17,6 +17,7 @@ _DEPENDENCY = {
 
 
 _RULES = {
+    "epoch": "the ledger may have forgotten something: waiting until the workers have told what they run",
     "paused": "everything is paused",
     "disabled": "the job is disabled: {0}",
     "room": "waiting for room: as many runs of {0} as allowed",
@@ -48,6 +49,7 @@ def past(words: Sequence[str]) -> str:
     """What a run that is over once waited for."""
     rule, *rest = words
     return {
+        "epoch": "the workers to tell what they run",
         "paused": "everything was paused",
         "disabled": "the job was disabled",
         "global": "room for all jobs",

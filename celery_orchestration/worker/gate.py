@@ -31,7 +31,7 @@ from celery.worker.strategy import proto1_to_proto2
 
 from celery_orchestration import queues
 from celery_orchestration.envelope import HEADER, Envelope
-from celery_orchestration.ledger import Arrival, Outcome, Over, Start, Turn, keys
+from celery_orchestration.ledger import Arrival, Claim, Outcome, Over, Start, Turn, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.acks import Acks
 from celery_orchestration.worker.limits import Limits
@@ -56,6 +56,10 @@ LATER = 5.0
 MOST_PUT_OFF = 32
 #: Seconds after which another worker looks at what is due.
 LOOK_GRACE = 0.1
+#: Seconds between words about a full Redis.
+SAY_FULL_EVERY = 30.0
+#: Outcomes that are told again should the ledger have forgotten them.
+MOST_TAKEN = 1000
 #: Seconds between looks at whether a killed process is gone.
 GONE_INTERVAL = 0.02
 
@@ -140,6 +144,10 @@ class Gate:
         self.waiting = 0
         #: Runs of this worker, by id.
         self.runs: dict[str, OrchestratedRequest] = {}
+        #: Runs that are over, by fence, whose outcome is not taken yet; outcomes that were, the latest last.
+        self._untold: dict[str, OrchestratedRequest] = {}
+        self.taken: deque[Outcome] = deque(maxlen=MOST_TAKEN)
+        self._said_full = -SAY_FULL_EVERY
         self.connected(consumer)
 
     def connected(self, consumer: Any) -> None:
@@ -369,6 +377,8 @@ class Gate:
         self.waiting = turn.waiting
         self._more = turn.more
         for outcome, then, accepted in zip(batch.outcomes, batch.thens, turn.outcomes, strict=True):
+            self._untold.pop(outcome.fence, None)
+            self.taken.append(outcome)
             if accepted == "refused":
                 logger.warning("Run %s %s, but that is refused: its lease was lost", outcome.id, outcome.outcome)
             if then is not None:
@@ -382,9 +392,8 @@ class Gate:
                         "Run %s of job %s would have waited: %s", request.id, request.task.name, " ".join(answer.detail)
                     )
                 starting.append((request, answer.fence))
-            elif answer.what == "unknown":
-                self._side.keeper.register_soon()
-                self._ask_again(request, 1.0)
+            elif answer.what in ("unknown", "full"):
+                self._not_now(request, answer.what)
             else:
                 _guarded(self._let_go, request, answer.what, answer.detail)
         for start in turn.starts:
@@ -398,10 +407,29 @@ class Gate:
             self._side.disabled(turn.disabled)
         return starting, slots
 
+    def _not_now(self, request: OrchestratedRequest, why: str) -> None:
+        """The ledger cannot take it in: it stays here, unacknowledged."""
+        if why == "full":
+            self._say_full()
+            return self._ask_again(request, LATER)
+        self._side.keeper.register_soon()
+        return self._ask_again(request, 1.0)
+
+    def _say_full(self) -> None:
+        now = time.monotonic()
+        if now - self._said_full >= SAY_FULL_EVERY:
+            self._said_full = now
+            logger.error(
+                "The Redis at %s is full: no new run is taken in, jobs stay in their queues; what runs and waits goes "
+                "on. Give it more memory (maxmemory), or free some",
+                self._side.ledger.address,
+            )
+
     def _begin(self, starting: list[tuple[OrchestratedRequest, str]], slots: int) -> None:
         for request, fence in starting:
             request.start(fence)
             self.voided([request.id])  # an earlier start of it, if that was here
+            self._side.epoch.fence = fence  # they rise
             self.runs[request.id] = request
             if self.stopping:
                 request.settle("returned")
@@ -522,6 +550,7 @@ class Gate:
         """A run is over and its code gone. From any thread."""
         if self.runs.get(request.id) is request:
             del self.runs[request.id]
+        self._untold[request.fence or ""] = request
         trace = request.traceback if outcome in ("failed", "crashed") else ""
         self._told.append((Outcome(request.id, request.fence or "", outcome, request.note, trace), then))
         self._side.in_loop(self._ended)
@@ -537,6 +566,22 @@ class Gate:
         self._flush_soon()
         if self._reserved and not self.stopping:
             self._serve()
+
+    def claims(self) -> list[Claim]:
+        """What this worker has, for a ledger that may have forgotten it. From any thread."""
+        found = []
+        for request in (*self.runs.copy().values(), *self._untold.copy().values()):
+            try:
+                if not request.void:
+                    found.append(Claim(self._ask_for(request), request.fence or ""))
+            except Exception:
+                logger.exception("Run %s of job %s cannot be claimed", request.id, request.task.name)
+        return found
+
+    def take_a_turn(self) -> None:
+        """Even if there is nothing to tell or to ask."""
+        self._more = True
+        self._flush_soon()
 
     def process_of(self, request: OrchestratedRequest) -> Any:
         return internals.process_of(self._consumer.pool, request.worker_pid)

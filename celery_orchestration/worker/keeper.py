@@ -16,7 +16,7 @@ from celery.utils.log import get_logger
 
 from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
-from celery_orchestration.ledger import Grant, Outcome, Over, UnknownWorker
+from celery_orchestration.ledger import Grant, NewEpoch, Outcome, Over, UnknownWorker
 from celery_orchestration.worker import policies
 from celery_orchestration.worker.line import LONGEST_WAIT, Patience
 
@@ -40,7 +40,7 @@ class Keeper(threading.Thread):
         self._sweeps = self._cancels = 0
         # Once the ledger is back, others sweep: a lease must be renewed well before it could run out.
         self._patience = Patience(self._wake.wait, min(LONGEST_WAIT, side.settings.lease_seconds / 10))
-        self._registered = False
+        self._registered = self._unknown = False
         self._revoked: deque[str] = deque()
         self._cancelling: list[str] = []
         self._finished: deque[tuple[str, int]] = deque()
@@ -101,9 +101,12 @@ class Keeper(threading.Thread):
             try:
                 self._round()
             except UnknownWorker:
-                logger.error("This worker's lease was lost: what it runs is void; it registers again")
+                self._unknown = True
                 self._registered = False
                 self._beat_at = 0.0
+                continue
+            except NewEpoch as exc:
+                self._claim_soon(exc.epoch)
                 continue
             except LedgerRefused as exc:
                 self._side.give_up(str(exc))
@@ -135,9 +138,24 @@ class Keeper(threading.Thread):
             self._sweep_at = now + self._sweep_seconds
         self._requests()
 
+    def _claim_soon(self, epoch: str) -> None:
+        """The line claims what we run, before its next turn: here is one."""
+        if self._side.epoch.can_claim(epoch):
+            self._side.in_loop(self._side.gate.take_a_turn)
+            self._wake.wait(0.1)
+        else:
+            self._registered = False
+
     def register(self) -> None:
-        live, installed = self._ledger.register(self._side.presence())
-        self.install(live, installed)
+        side = self._side
+        if not side.eviction_is_checked:  # Redis was down when this worker started
+            side.check_eviction(self._ledger)
+        found = self._ledger.register(side.presence(), side.epoch.name, side.epoch.fence)
+        if self._unknown and found.epoch == side.epoch.name:
+            logger.error("This worker's lease was lost: what it runs is void; it registers again")
+        self._unknown = False
+        self.install(found.live, found.installed)
+        side.epoch.registered(found)
         self._registered = True
         self._side.in_loop(self._side.gate.open)
 
@@ -153,7 +171,8 @@ class Keeper(threading.Thread):
                 )
             if self._ledger.install(live, merged.cap, merged.jobs):
                 return
-            live, installed = self._ledger.register(self._side.presence())
+            found = self._ledger.register(self._side.presence(), self._side.epoch.name, self._side.epoch.fence)
+            live, installed = found.live, found.installed
 
     def _beat(self) -> None:
         runs = [(run.id, run.fence or "") for run in list(self._side.gate.runs.values()) if not run.void]

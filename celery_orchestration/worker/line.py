@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
-from celery_orchestration.ledger import Turn, UnknownWorker
+from celery_orchestration.ledger import NewEpoch, Turn, UnknownWorker
 from celery_orchestration.ledger.connect import SOCKET_TIMEOUT
 from celery_orchestration.worker.loop import Loop
 
@@ -189,13 +189,20 @@ class Line(threading.Thread):
     def _turn(self, batch: Batch) -> Turn | LedgerError | None:
         """Asks until there is an answer; None if the worker stops before that. An error that comes again and again is
         an answer as well."""
-        side, refusals = self._side, 0
+        side, refusals, claiming = self._side, 0, False
         while True:
             try:
+                if claiming:
+                    side.epoch.claim(self._ledger)
                 turn = self._ledger.turn(*self._arguments(batch))
             except UnknownWorker:
                 side.keeper.register_soon()
                 self._stopped.wait(0.05)
+            except NewEpoch as exc:
+                claiming = side.epoch.can_claim(exc.epoch)
+                if not claiming:
+                    side.keeper.register_soon()
+                    self._stopped.wait(0.05)
             except LedgerError as exc:
                 refusals = 0 if isinstance(exc, LedgerUnavailable) else refusals + 1
                 if refusals >= MOST_REFUSALS:

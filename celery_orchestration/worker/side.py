@@ -29,7 +29,8 @@ from celery_orchestration.limits import CANNOT_INTERRUPT, sentence
 from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.signals import job_disabled
 from celery_orchestration.task import jobs_of, limits_of, owner_of, settings_of
-from celery_orchestration.worker import internals, policies
+from celery_orchestration.worker import eviction, internals, policies
+from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.keeper import Keeper
 from celery_orchestration.worker.limits import Limits
@@ -64,6 +65,8 @@ class WorkerSide:
         self.signatures = {name: _signature(self.app.tasks[name]) for name, job in jobs.items() if job.key is not None}
         self.release = policies.release(jobs, self.settings.max_running)
         self.worker = secrets.token_hex(6)
+        self.epoch = Epoch(self)
+        self.eviction_is_checked = False
         self.default_queue: str = self.app.conf.task_default_queue
         self.accept = prepare_accept_content(self.app.conf.accept_content)
         if self.settings.strict_priority:
@@ -80,6 +83,7 @@ class WorkerSide:
         """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
         try:
             self.ledger.check(owner_of(self.app))
+            self.check_eviction(self.ledger)
         except LedgerRefused:
             raise
         except LedgerError as exc:
@@ -97,6 +101,10 @@ class WorkerSide:
         problem = sentence(self.kind, {job: limits[job] for job in here & limits.keys()})
         if problem:
             logger.warning("The %s", problem)
+
+    def check_eviction(self, ledger: Ledger) -> None:
+        eviction.check(ledger, self.settings.allow_eviction)
+        self.eviction_is_checked = True
 
     # -- a connection to the broker -----------------------------------------------------------------
 

@@ -33,7 +33,7 @@ NAME = f"{FAULTS}.{{}}".format
 RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
 #: Verbs that no worker calls in the course of its work: test_ledger.py calls them twice.
 ELSEWHERE = {"status", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
-ELSEWHERE |= {"release", "released", "note", "retrying", "over"}
+ELSEWHERE |= {"release", "released", "note", "retrying", "over", "claim"}
 PRIORITIES = ("low", "normal", "high")
 
 

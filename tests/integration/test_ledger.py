@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 import redis
 
-from celery_orchestration.errors import LedgerError, LedgerRefused, LedgerUnavailable
-from celery_orchestration.ledger import Arrival, Ledger, Outcome, Over, Presence, Turn, UnknownWorker, keys
+from celery_orchestration.errors import LedgerRefused, LedgerUnavailable
+from celery_orchestration.ledger import (
+    Arrival,
+    Claim,
+    Ledger,
+    NewEpoch,
+    Outcome,
+    Over,
+    Presence,
+    Turn,
+    UnknownWorker,
+    keys,
+)
 from celery_orchestration.ledger.scripts import script, verbs
 from celery_orchestration.worker import policies
 from support.servers import RedisServer, redis_binaries
@@ -141,6 +152,10 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.release("me", 10) == []
     assert shop.ledger.released(["c"]) == 0
     shop.ledger.note("me", "trigger", "one", "")
+    epoch = shop.register("w1").epoch
+    assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("d", "one"), "7")]).answers == ["ok"]
+    shop.ledger.close()
+    assert shop.turn().answers == []  # on a new connection: meets
     assert shop.ledger.leave("w1") == []
     assert set(verbs()) == shop.called
 
@@ -364,18 +379,8 @@ class TestTrouble:
         with pytest.raises(LedgerUnavailable):
             shop.come("b", "x")
         shop.server.start()
-        assert shop.come("b", "x") == "wait"
-
-    def test_a_full_redis_says_so_and_nothing_is_half_written(self, redis_factory: Callable[..., RedisServer]):
-        shop = Shop(redis_factory())
-        shop.install({"x": {"cap": 1}})
-        assert shop.come("a", "x") == "start"
-        shop.redis.config_set("maxmemory", 1)
-        with pytest.raises(LedgerError):
+        with pytest.raises(NewEpoch):
             shop.come("b", "x")
-        shop.redis.config_set("maxmemory", 0)
-        assert json.loads(shop.ledger.status(9, 9))["waiting"] == 0
-        assert shop.come("b", "x") == "wait"
 
 
 class TestPoliciesChange:

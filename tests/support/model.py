@@ -44,6 +44,9 @@ class Run:
     recoveries: int = 0
     why: str = ""
     behind: Run | None = None
+    #: Of its start: when that was, and the fence.
+    begun: int = 0
+    fence: int = 0
     later: bool = False  # it came with a time
     alone: bool = False
 
@@ -79,6 +82,8 @@ class Model:
     past: dict[str, Past] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     paused: bool = False
+    #: A new epoch has begun, and the workers have not had a lease to claim what they run.
+    closed: bool = False
     #: Disabled jobs, each with its probe: None (there is none), '' (there may be one) or the run.
     disabled: dict[str, str | None] = field(default_factory=dict)
     #: Workers that are kept free, each for a run.
@@ -150,7 +155,8 @@ class Model:
         """Rules 1 to 5, but for the global cap, which is a matter of order."""
         job = self.jobs[run.job]
         return (
-            (run.forced or not self.paused)
+            not self.closed
+            and (run.forced or not self.paused)
             and self.enabled_for(run)
             and self.has_room(job, run.key)
             and not any(self.holding(other) for other in job.blocks)
@@ -174,7 +180,7 @@ class Model:
 
     def start(self, run: Run, worker: str) -> None:
         run.state, run.worker, run.judged, run.dest = "running", worker, True, None
-        self.past[run.job].begun = self.tick()
+        self.past[run.job].begun = run.begun = self.tick()
         run.started = True
         self.claim(run)
 
@@ -336,7 +342,7 @@ class Model:
         """
         granted, started = [], []
         for _ in range(LIMIT):
-            if not self.global_room():
+            if self.closed or not self.global_room():
                 break
             if free <= 0 and spare is not None:
                 free, spare = free + spare(), None
@@ -375,6 +381,9 @@ class Model:
                 run.state, run.dest = "waiting", None
                 return "wait", None, False
             if run.state in ("granted", "queued") and granted:
+                if self.closed:
+                    run.state, run.dest = "waiting", None
+                    return "wait", None, False
                 self.start(run, worker)
                 return "start", None, False
             return "drop", None, False
@@ -448,3 +457,43 @@ class Model:
         for run in [r for r in self.runs.values() if r.worker == worker]:
             if self.recover(run, counted) == "dead":
                 run.state, run.why = "ending", "crashed"
+
+    # -- a new epoch ------------------------------------------------------------------------------------
+
+    def take_back(self, worker: str, told: Run) -> str:
+        """A worker tells that it has this run, by the fence that `told` has."""
+        run = self.runs.get(told.id)
+        if run is None and self.done.get(told.id, -1) >= told.attempt:
+            return "void"
+        if run is not None:
+            higher = run.attempt == told.attempt and run.state == "running" and run.fence > told.fence
+            if run.attempt > told.attempt or run.state == "ending" or higher:
+                return "void"
+            if (run.attempt, run.state, run.fence) == (told.attempt, "running", told.fence):
+                return "ok"
+        self.arrivals += 1
+        new = replace(
+            told, rank=(told.rank[0], self.arrivals), state="running", worker=worker, judged=True, started=True,
+            recoveries=0, dest=None, behind=None, alone=False,
+        )  # fmt: skip
+        if run is not None:
+            if run.state == "running":
+                self.no_longer_kept(run)
+            if run.behind is not None and run.behind.attempt > told.attempt:
+                new.behind = run.behind
+            if run.job == told.job:
+                new.rank, new.recoveries, new.alone = run.rank, run.recoveries, run.alone
+            else:
+                self.note_end(run, None)
+        self.runs[told.id] = new
+        self.claim(new)
+        past = self.past[told.job]
+        past.begun = max(past.begun or 0, told.begun)
+        return "ok"
+
+    def return_all_but(self, worker: str, has: set[str]) -> int:
+        """What was running there and is not."""
+        gone = [run for run in self.runs.values() if run.worker == worker and run.id not in has]
+        for run in gone:
+            self.recover(run, counted="")
+        return len(gone)

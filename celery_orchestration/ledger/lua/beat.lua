@@ -1,12 +1,17 @@
--- uses: records
+-- uses: records full epoch
 --
 -- beat: a worker's lease runs on, for all its runs at once.
 --
 -- ARGV  worker, lease (ms), then id and fence of each run it has
 -- Returns  { ids of those that are void: recovered, ended or started elsewhere meanwhile }
--- Errors   UNKNOWNWORKER: its lease was lost, all its runs are void; register again
+-- Errors   UNKNOWNWORKER: its lease was lost, all its runs are void; register again.
+--          NEWEPOCH epoch: nothing is void, but it has to claim what it runs
 local worker = ARGV[1]
-if call('EXISTS', P .. 'w:' .. worker) == 0 then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
+make_way()
+same_epoch()
+local known = call('HMGET', P .. 'w:' .. worker, 'queues', 'epoch')
+if not known[1] then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
+if known[2] and known[2] ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. G.epoch) end
 call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[2])), worker)
 call('HSET', P .. 'w:' .. worker, 'beat', int(NOW))
 local void = {}

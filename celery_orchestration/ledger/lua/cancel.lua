@@ -1,10 +1,10 @@
--- uses: records session gate room life hand_over
+-- uses: records session gate room life hand_over full
 --
 -- cancel: runs that have not started end as revoked. A running one is left alone; a dead letter is remembered as revoked.
 --
 -- ARGV  worker, or who (a person) if the number is '', number of the call, why, ids...
 -- Returns  { { endings: {id, why} to carry out }, { granted: {id, grant number} to publish } }
--- Errors   UNKNOWNWORKER
+-- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 local by_hand = ARGV[2] == ''
 if not by_hand then
@@ -13,6 +13,7 @@ if not by_hand then
   if before then return before end
 end
 
+make_way()
 local endings = {}
 for i = 4, #ARGV do
   local id = ARGV[i]

@@ -1,4 +1,4 @@
--- uses: records gate room life hand_over
+-- uses: records gate room life hand_over full
 --
 -- finish: Celery knows that these runs ended; their records go.
 -- Either an ending was carried out, or a worker found the message of a run that had not started, or of its next
@@ -7,6 +7,7 @@
 -- ARGV  worker or '', then id and attempt of each
 -- Returns  { { granted: {id, grant number} to publish } }
 -- Called again: nothing more to do; what was granted and not published is granted again by a sweep.
+make_way()
 for i = 2, #ARGV, 2 do
   local r = load_run(ARGV[i])
   local a = tonumber(ARGV[i + 1])

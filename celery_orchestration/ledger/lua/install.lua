@@ -1,4 +1,4 @@
--- uses: records gate room life hand_over workers
+-- uses: records gate room life hand_over workers full
 --
 -- install: puts the merged policies of all live releases into force. Jobs that nobody defines or refers to any more and
 -- that have no runs go away.
@@ -9,6 +9,8 @@
 -- Called again: the same.
 
 local GONE_RELEASES = 20
+
+make_way()
 
 if live_releases() ~= ARGV[1] then return 'stale' end
 local wanted = cjson.decode(ARGV[3])

@@ -1,10 +1,11 @@
--- uses: records gate room life hand_over
+-- uses: records gate room life hand_over full
 --
 -- pause: a person stops the gate for all jobs, or opens it again. What runs goes on.
 --
 -- ARGV  '1' (paused) | '0', who, why
 -- Returns  { granted: {id, grant number} for the caller to publish }
 -- Called again: the same; what was granted and not published is granted again by a sweep.
+make_way()
 local paused = ARGV[1] == '1'
 if paused ~= G.paused then
   audit(ARGV[2], paused and 'pause' or 'resume', '', ARGV[3])

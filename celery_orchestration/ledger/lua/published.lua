@@ -1,4 +1,4 @@
--- uses: records
+-- uses: records full
 --
 -- published: granted runs are in the broker now.
 --
@@ -6,6 +6,8 @@
 -- Returns  how many are still on their way (the others have started, or were granted again)
 -- Called again: the same.
 local PUBLISHED_MS = 30000
+
+make_way()
 local count = 0
 for i = 1, #ARGV, 2 do
   local r = load_run(ARGV[i])

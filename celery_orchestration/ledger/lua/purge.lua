@@ -1,10 +1,11 @@
--- uses: records gate room life
+-- uses: records gate room life full
 --
 -- purge: dead letters go.
 --
 -- ARGV  who, ids...
 -- Returns  how many there were
 -- Called again: 0.
+make_way()
 local count = 0
 for i = 2, #ARGV do
   local r = load_run(ARGV[i], 'dl:')

@@ -1,11 +1,13 @@
--- uses: records gate room life workers
+-- uses: records gate room life workers full epoch
 --
--- register: a worker process announces itself, or announces itself again after its lease was lost.
+-- register: a worker process announces itself, or announces itself again after its lease was lost or in a new epoch.
 --
 -- ARGV  worker, name, host, pid, slots, kind (execution pool), queues (JSON), release, mode, lease (ms), owner, schema,
 --       oldest schema that works beside ours, life of a done-marker (ms), policies of the release (JSON), their jobs (JSON),
---       runs and dead letters kept for a job, how long these (ms)
--- Returns  { releases of the live workers, releases the installed policies were merged from }
+--       runs and dead letters kept for a job, how long these (ms),
+--       the epoch in which it claimed its runs last ('': it is new), the highest fence it has seen ('': none)
+-- Returns  { releases of the live workers, releases the installed policies were merged from, epoch (another than told:
+--            it has to claim its runs), what began the epoch ('' | emptied | moved), ms until the gate opens }
 -- Errors   FOREIGN owner (another app owns this ledger), SCHEMA version (written by a version we do not know)
 -- Called again: the same.
 
@@ -17,19 +19,25 @@ if v[1] and v[1] ~= owner then return redis.error_reply('FOREIGN ' .. v[1]) end
 local found = tonumber(v[2]) or schema
 if found < oldest or found > schema + 1 then return redis.error_reply('SCHEMA ' .. found) end
 
+make_way()
+local told, lease = ARGV[20] or '', tonumber(ARGV[10])
+G.tick = math.max(G.tick, tonumber(ARGV[21]) or 0)
+enter_epoch(told, lease)
 call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14],
   'history', ARGV[17], 'letters', ARGV[18], 'letters_ms', ARGV[19])
 if call('HSETNX', P .. 'rel', release, ARGV[15]) == 1 then
   call('ZADD', P .. 'relseq', 'NX', int(tick()), release)
   for _, j in ipairs(cjson.decode(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end
 end
-local old = call('HMGET', P .. 'w:' .. worker, 'queues', 'slots')
+local old = call('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'epoch')
 if old[1] then add_slots(old[1], -(tonumber(old[2]) or 0)) end
 call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4], 'slots', ARGV[5], 'kind', ARGV[6],
-  'queues', queues, 'rel', release, 'mode', ARGV[9], 'lease', ARGV[10], 'since', int(NOW), 'beat', int(NOW))
+  'queues', queues, 'rel', release, 'mode', ARGV[9], 'lease', ARGV[10], 'since', int(NOW), 'beat', int(NOW),
+  'epoch', (told == '' or told == G.epoch or old[3] == G.epoch) and G.epoch or '')
 call('HSET', P .. 'wn', name, worker)
-call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[10])), worker)
+call('ZADD', P .. 'ws', int(G.clk + lease), worker)
 add_slots(queues, tonumber(ARGV[5]))
 refresh_all()
 flush()
-return { live_releases(), call('HGET', P .. 'g', 'releases') or '' }
+local g = call('HMGET', P .. 'g', 'releases', 'why')
+return { live_releases(), g[1] or '', G.epoch, g[2] or '', math.max(0, G.opens - G.clk) }

@@ -1,4 +1,4 @@
--- uses: records gate room life
+-- uses: records gate room life full
 --
 -- release: everything that waits is to be published past the ledger, some at a time: the way out. A run that is released
 -- is no longer the gate's; its message stays here until it was published (verb released).
@@ -6,6 +6,7 @@
 -- ARGV  who, how many at most
 -- Returns  { {id, queue, message} }: publish them, tell released, call again until there are none
 -- Called again: the same ones, until released was told.
+make_way()
 local limit = tonumber(ARGV[2])
 local found = {}
 

@@ -1,10 +1,11 @@
--- uses: records
+-- uses: records full
 --
 -- released: these runs are in the broker now, and none of the ledger's any more.
 --
 -- ARGV  ids...
 -- Returns  how many
 -- Called again: 0.
+make_way()
 local count = 0
 for _, id in ipairs(ARGV) do
   local r = load_run(id)

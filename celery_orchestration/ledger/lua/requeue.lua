@@ -1,4 +1,4 @@
--- uses: records gate room life hand_over
+-- uses: records gate room life hand_over full
 --
 -- requeue: a dead letter becomes a run again, from the beginning.
 --
@@ -6,6 +6,7 @@
 -- Returns  { 'ok' | 'none' (no such letter, or requeued already) | 'unknown' (nobody has its job) | 'exists' (a run of
 --            that id has not ended), { granted: {id, grant number} for the caller to publish } }
 -- Called again: 'none'; what was granted and not published is granted again by a sweep.
+make_way()
 local r = load_run(ARGV[2], 'dl:')
 if not r then return { 'none', {} } end
 local j = job(r.job)

@@ -4,7 +4,7 @@
 --
 -- ARGV  most running runs, most waiting runs to list
 -- Returns  JSON: now, paused, cap, total, waiting, later, letters, jobs[], running[], waits[], workers[], gone[], slots{},
---          under_way{}
+--          under_way{}, owner, eviction (policy, if it can be had), epoch {name, why, left: ms until the gate opens}
 -- Fences are strings: JSON numbers of Lua have 14 digits.
 
 local most_running, most_waiting = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -81,7 +81,11 @@ for _, id in ipairs(#waits < most_waiting and call('ZRANGE', P .. 'later', 0, mo
   end
 end
 
+local memory = redis.pcall('INFO', 'memory')
+local g = call('HMGET', P .. 'g', 'owner', 'why')
 return cjson.encode({ now = NOW, paused = G.paused, cap = G.cap, total = G.total, waiting = call('ZCARD', P .. 'wait'),
   later = call('ZCARD', P .. 'later'), letters = call('ZCARD', P .. 'dead'), gone = call('LRANGE', P .. 'gone', 0, -1),
   jobs = jobs, running = running, waits = waits, workers = workers, slots = pairs_of(P .. 'slots'),
-  under_way = pairs_of(P .. 'out'), owner = call('HGET', P .. 'g', 'owner') })
+  under_way = pairs_of(P .. 'out'), owner = g[1],
+  eviction = type(memory) == 'string' and string.match(memory, 'maxmemory_policy:([%w-]+)') or nil,
+  epoch = G.epoch and { name = G.epoch, why = g[2], left = math.max(0, G.opens - G.clk) } or nil })

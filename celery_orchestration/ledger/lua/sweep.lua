@@ -1,4 +1,4 @@
--- uses: records session gate room life hand_over due workers
+-- uses: records session gate room life hand_over due workers full epoch
 --
 -- sweep: what nobody else notices. Advances the ledger clock, takes the runs of workers whose lease ran out, does what is
 -- due, grants again what was granted and got lost, and hands over. Any worker may call it at any time.
@@ -10,13 +10,15 @@
 --            { queues that live workers serve }, { jobs that failures disabled: {name, why} },
 --            { runs whose retry got lost, to be sent again },
 --            ms until a turn is to be made because something is due, or -1 }
--- Errors   UNKNOWNWORKER
+-- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 --
 -- The ledger clock only advances here, by at most two intervals: time during which Redis was down, or by which its clock
 -- jumped, does not end a lease.
 
 local worker, number, interval, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+make_way()
+same_epoch()
 local before, problem = replayed(worker, 'sweep', number)
 if problem then return problem end
 if before then return before end

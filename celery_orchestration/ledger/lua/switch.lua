@@ -1,10 +1,11 @@
--- uses: records gate room life hand_over
+-- uses: records gate room life hand_over full
 --
 -- switch: a person turns a job on or off. On: its failures are forgotten, and what was held goes, in rank order.
 --
 -- ARGV  job, 'on' | 'off', who, why
 -- Returns  { 'ok' | 'unknown', { granted: {id, grant number} for the caller to publish } }
 -- Called again: the same; what was granted and not published is granted again by a sweep.
+make_way()
 local name, on, who, why = ARGV[1], ARGV[2] == 'on', ARGV[3], ARGV[4]
 local j = job(name)
 if not j then return { 'unknown', {} } end

@@ -1,4 +1,4 @@
--- uses: records session gate room life hand_over due
+-- uses: records session gate room life hand_over due full
 --
 -- turn: one round trip of a worker. Records the outcomes of runs that ended, does what is due, hands over the room that is
 -- free, and asks the gate for runs that arrived, in this order, so that a run never waits for one that is over.
@@ -12,11 +12,12 @@
 -- Returns  { runs that wait, more (1: call again, there is more to hand over),
 --            { outcome's answer: ok | refused (void fence, nothing changed) | requeued | superseded | dead },
 --            { arrival's answer: {start, fence} | {start, fence, reason...} (observe: would have waited)
---                              | {wait} | {drop, why} | {unknown} (no policy for this job: register again) },
+--                              | {wait} | {drop, why} | {unknown} (no policy for this job: register again)
+--                              | {full} (Redis has no room for more runs: ask again later) },
 --            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} },
 --            { jobs that failures disabled: {name, why} }, { endings: {id, why} to carry out },
 --            ms until something is due, or -1, how much was due now }
--- Errors   UNKNOWNWORKER
+-- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 
 local worker, number, observe = ARGV[1], ARGV[2], ARGV[3] == 'observe'
@@ -26,6 +27,10 @@ if before then
   before[6] = starts_with_messages(before[6])
   return before
 end
+
+-- Redis is full: outcomes are taken and room is handed over, but nothing new is taken in.
+local full, unwritable = is_full(P .. 'w:' .. worker, 'no:turn')
+if unwritable then return unwritable end
 
 HAND.here = { worker = worker, free = tonumber(ARGV[4]), queues = SESSION.queues, rel = SESSION.rel }
 
@@ -88,7 +93,8 @@ local function known(id, a, gn, name)
   if a == r.a then
     if (r.st == 'granted' or r.st == 'queued') and gn and gn == r.gn then
       ungrant(r)
-      if HAND.here.kept then
+      if HAND.here.kept or (G.clk < G.opens and not observe) then
+        -- The worker is kept free; or, in a new epoch, somebody may be about to claim the run.
         local j = job(r.job)
         free(j, r.key)
         enqueue(j, r)
@@ -120,6 +126,7 @@ local function admit(arrival)
   local id, a, name, ex, message = arrival.id, arrival.a, arrival.job, arrival.ex, arrival.message
   local j = job(name)
   if not j then return { 'unknown' } end
+  if full and not (arrival.gn and load_run(id)) then return { 'full' } end
   local answer, before_it, running = known(id, a, arrival.gn, name)
   if answer then return answer end
   G.seq = G.seq + 1

@@ -167,6 +167,7 @@ end
 -- May a run of j with this room key start now? Returns nil if so, else what it waits for: a list of words that
 -- operate/reasons.py turns into a sentence. Rule 5 for the global cap is the order in which hand_over grants.
 local function closed(j, r)
+  if G.clk < G.opens then return { 'epoch' } end
   if G.paused and r.rank >= 0 then return { 'paused' } end
   if not enabled_for(j, r.id, r.rank) then return { 'disabled', j.off } end
   if not has_room(j, r.key) then return { 'room', j.name, r.key } end

@@ -83,7 +83,7 @@ end
 
 local function hand_over(limit)
   for _ = 1, limit do
-    if G.cap and G.total >= G.cap then return end
+    if G.clk < G.opens or (G.cap and G.total >= G.cap) then return end
     local best = best_after(best_open())
     if not best or (G.paused and best.rank >= 0) then return end
     local j = job(best.name)

@@ -8,7 +8,8 @@
 --                          cap), paused, done_ms (life of a done-marker), history, letters, letters_ms (how
 --                          many ended runs and dead letters are kept for a job, and how long these),
 --                          next (nothing in later, due and cool comes before this time, ms), alone (how many
---                          runs wait to be tried alone), releases (what the installed policies were merged from)
+--                          runs wait to be tried alone), releases (what the installed policies were merged from);
+--                          what epoch.lua keeps
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
 --                          off: by whom, why and since when it is disabled (JSON)
@@ -37,7 +38,7 @@
 --   ws               zset  live workers by the end of their lease (ledger clock)
 --   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms), done,
 --                          failed (runs that ended there), alone (the run it is kept free for); no:<verb>,
---                          reply:<verb>: the last call
+--                          reply:<verb>: the last call; epoch (the last in which it claimed its runs)
 --   wr:<worker>      set   its running runs
 --   wn               hash  worker name -> worker, the latest that registered
 --   gone             list  workers that died (JSON), the latest first; bounded
@@ -71,7 +72,7 @@ end
 local G = {}
 do
   local v = call('HMGET', P .. 'g', 'tick', 'seq', 'clk', 'total', 'cap', 'paused', 'done_ms', 'next', 'alone', 'history',
-    'letters', 'letters_ms')
+    'letters', 'letters_ms', 'epoch', 'opens')
   G.tick = tonumber(v[1]) or 0
   G.seq = tonumber(v[2]) or 0
   G.clk = tonumber(v[3]) or 0
@@ -84,6 +85,8 @@ do
   G.history = tonumber(v[10]) or 100
   G.letters = tonumber(v[11]) or 1000
   G.letters_ms = tonumber(v[12]) or 1209600000
+  G.epoch = v[13] or nil
+  G.opens = tonumber(v[14]) or 0
 end
 
 -- Fences and the order of events: always rising, close to Redis's clock in microseconds.

@@ -2,14 +2,17 @@
 -- the last call of each verb that changes something anew each time. Needs records.
 
 -- Returns the reply of this very call if it was made before. Errors: UNKNOWNWORKER if the worker is not registered
--- (never was, or its lease ran out).
+-- (never was, or its lease ran out); NEWEPOCH epoch if it has to claim its runs first. But a call that the ledger
+-- remembers it made: its reply holds.
 local function replayed(worker, verb, number)
-  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'no:' .. verb, 'reply:' .. verb, 'rel', 'name', 'alone', 'done', 'failed')
+  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'no:' .. verb, 'reply:' .. verb, 'rel', 'name', 'alone', 'done', 'failed',
+    'epoch')
   if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
   SESSION.worker, SESSION.verb, SESSION.number, SESSION.queues, SESSION.rel = worker, verb, number, v[1], v[4]
   SESSION.name, SESSION.alone = v[5], v[6] or nil
   SESSION.done, SESSION.failed = tonumber(v[7]) or 0, tonumber(v[8]) or 0
   if v[2] == number then return cmsgpack.unpack(v[3]) end
+  if v[9] and v[9] ~= G.epoch then return nil, redis.error_reply('NEWEPOCH ' .. (G.epoch or '')) end
   return nil
 end
 

@@ -1,0 +1,110 @@
+-- uses: records gate room life hand_over full
+--
+-- claim: in a new epoch a worker tells what it runs. That is running, with the very fence it has, even beyond caps,
+-- unless the ledger knows better. What the ledger takes for running there and is not, goes back to its queue.
+--
+-- ARGV  worker, epoch,
+--       count of outcomes that were taken lately, then for each: id, fence, outcome, what failed or '',
+--         traceback or ''
+--         (those that the ledger forgot are taken again)
+--       count of runs, then for each: id, attempt, job, room key, priority, '', expires (ms) or '', own queue,
+--         granted queue or '', message, '', fence
+-- Returns  { { of each run: ok | void (ended, superseded, or started elsewhere since) | unknown (no policy) },
+--            count of outcomes taken again, count of runs that go back to their queue }
+-- Errors   UNKNOWNWORKER; NEWEPOCH epoch: another one than told has begun
+-- Called again: the same, with both counts 0.
+
+local worker, epoch = ARGV[1], ARGV[2]
+if call('EXISTS', P .. 'w:' .. worker) == 0 then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
+if epoch ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. (G.epoch or '')) end
+make_way()
+
+-- An attempt that the ledger has, and that was over when the claimed one started, leaves its room, lane or grant.
+-- Returns the higher attempt that waits behind it, if any.
+local function step_back(r)
+  local j = job(r.job)
+  local x = r.behind and load_run(r.id, 'x:') or nil
+  if r.st == 'running' then
+    call('SREM', P .. 'wr:' .. r.own, r.id)
+    no_longer_alone(r)
+    free(j, r.key)
+    refresh(j)
+  else
+    withdraw(j, r)
+    call('ZREM', P .. 'released', r.id)
+  end
+  return x
+end
+
+local function drop_behind(x)
+  call('DEL', P .. 'x:' .. x.id)
+  call('ZREM', P .. 'wait', x.id)
+  if x.ex then call('ZREM', P .. 'due', x.id) end
+end
+
+-- Does the ledger know better? r: what it has of the run.
+local function is_void(r, id, a, fence)
+  if not r then return (tonumber(call('GET', P .. 'd:' .. id) or '') or -1) >= a end
+  return r.a > a or r.st == 'ending' or (r.a == a and (r.fence or 0) > fence)
+end
+
+local function claim(id, a, name, key, priority, ex, q, gq, message, fence)
+  local j, r = job(name), load_run(id)
+  if not j then return 'unknown' end
+  G.tick = math.max(G.tick, fence)
+  G.dirty = true
+  if is_void(r, id, a, fence) then return 'void' end
+  if r and r.a == a and r.st == 'running' and r.fence == fence and r.own == worker then return 'ok' end
+  G.seq = G.seq + 1
+  local new = { id = id, job = name, key = j.keyed and key or '', a = a, rank = (3 - priority) * CLASS + G.seq,
+    rec = 0, ex = ex, q = q, gq = gq, enq = NOW, sd = false }
+  if r then
+    local x = step_back(r)
+    if x and x.a > a then new.behind = true elseif x then drop_behind(x) end
+    if r.job == name then
+      new.rank, new.rec, new.enq, new.sd, new.al, new.wf = r.rank, r.rec, r.enq, r.sd, r.al, r.wf
+    else
+      ended(job(r.job), r, nil)
+      refresh_dependents(job(r.job))
+    end
+    call('DEL', P .. 'r:' .. id)
+  end
+  local begun = j.begun or 0
+  take(j, new.key)
+  start(j, new, worker, message)
+  new.fence, j.begun = fence, math.max(begun, fence)
+  save_run(new)
+  refresh(j)
+  return 'ok'
+end
+
+local at, again = 4, 0
+for _ = 1, tonumber(ARGV[3]) do
+  local taken = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], HAND.after)
+  if taken ~= 'refused' then again = again + 1 end
+  at = at + 5
+end
+
+local answers, has = {}, {}
+for i = 1, tonumber(ARGV[at]) do
+  local v = at + 12 * i - 11
+  local id = ARGV[v]
+  has[id] = true
+  answers[i] = claim(id, tonumber(ARGV[v + 1]), ARGV[v + 2], ARGV[v + 3], tonumber(ARGV[v + 4]), tonumber(ARGV[v + 6]),
+    ARGV[v + 7], ARGV[v + 8], ARGV[v + 9], tonumber(ARGV[v + 11]))
+end
+
+local back = 0
+for _, id in ipairs(call('SMEMBERS', P .. 'wr:' .. worker)) do
+  local r = not has[id] and load_run(id)
+  if r and r.st == 'running' and r.own == worker then
+    recover(job(r.job), r, false)
+    back = back + 1
+  elseif not has[id] then
+    call('SREM', P .. 'wr:' .. worker, id)
+  end
+end
+
+call('HSET', P .. 'w:' .. worker, 'epoch', epoch)
+flush()
+return { answers, again, back }

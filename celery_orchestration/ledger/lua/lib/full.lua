@@ -1,0 +1,16 @@
+-- A Redis that is full (maxmemory, noeviction) refuses a script at its first growing write, unless it has written
+-- before: then all of it goes through. So a verb is refused as a whole or not at all; which, is decided here.
+
+-- What the ledger has taken in can come to its end: this verb goes through. Whatever it adds is bounded, or makes room.
+local function make_way()
+  redis.call('HDEL', KEYS[1] .. 'g', '-')
+end
+
+-- Is there no room for new runs? Tries a growing write that changes nothing (the field exists), and makes way.
+local function is_full(key, field)
+  local tried = redis.pcall('HSETNX', key, field, '')
+  if type(tried) ~= 'table' or not tried.err then return false end
+  if not string.find(tried.err, 'OOM', 1, true) then return false, tried end
+  make_way()
+  return true
+end

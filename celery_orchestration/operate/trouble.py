@@ -1,0 +1,29 @@
+"""Trouble with Redis, in words for people: from what ``lua/status.lua`` tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+#: How long a status mentions that the ledger may have forgotten something.
+SHOW_MS = 24 * 3600 * 1000
+
+_EPOCH = {
+    "emptied": "was emptied: runs that waited in it are lost",
+    "moved": "was restarted or failed over: what it was told just before may be lost",
+}
+
+
+def with_redis(found: Mapping[str, Any]) -> Iterator[str]:
+    policy, epoch = found.get("eviction") or "", found.get("epoch") or {}
+    if policy.startswith("allkeys-"):
+        yield f"Redis may drop parts of the ledger when it is full: its maxmemory-policy is {policy}"
+    if epoch.get("why"):
+        began = int(epoch["name"]) // 1000  # named by the tick at which it began
+        at = datetime.fromtimestamp(began / 1000, timezone.utc)
+        what = f"the ledger {_EPOCH[epoch['why']]} (at {at:%Y-%m-%d %H:%M:%S} UTC)"
+        if epoch["left"] > 0:
+            yield f"{what}; nothing starts for {epoch['left'] / 1000:.0f} s"
+        elif found["now"] - began < SHOW_MS:
+            yield what

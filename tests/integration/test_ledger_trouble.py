@@ -1,0 +1,601 @@
+"""Trouble with Redis, verb by verb, on every Redis there is: emptied, restarted, failed over; full; evicting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from celery_orchestration.ledger import Claim, Claimed, NewEpoch, Outcome, Presence, Registered, UnknownWorker
+from celery_orchestration.worker import policies
+from integration.test_ledger import PREFIX, Shop, arrival
+from support.servers import RedisServer, redis_binaries
+from support.wait import until
+
+LEASE_MS = 30_000
+
+
+class Worker:
+    """A worker as the ledger sees it: it knows its epoch and what it runs."""
+
+    def __init__(self, shop: Shop, name: str, lease_ms: int = LEASE_MS) -> None:
+        self.shop, self.name, self.lease_ms = shop, name, lease_ms
+        self.epoch = self.fence = ""
+        self.runs: dict[str, Claim] = {}
+        self.sweeps = 0
+
+    def register(self) -> Registered:
+        shop = self.shop
+        presence = Presence(
+            worker=self.name, name=f"{self.name}@host", host="host", pid=1, slots=8, kind="prefork", queues=("q",),
+            release="r1", mode="enforce", lease_ms=self.lease_ms, owner="shop", done_ms=60_000, policies=shop.document,
+            jobs=shop.jobs,
+        )  # fmt: skip
+        found = shop.ledger.register(presence, self.epoch, self.fence)
+        if found.live != found.installed:
+            merged = policies.merged([shop.document])
+            assert shop.ledger.install(found.live, merged.cap, merged.jobs)
+        self.epoch = self.epoch or found.epoch
+        return found
+
+    def come(self, id: str, job: str, **more: Any) -> str:
+        one = arrival(id, job, **more)
+        [answer] = self.shop.turn(come=[one], worker=self.name).answers
+        if answer.what == "start":
+            self.runs[id] = Claim(one, answer.fence)
+            self.fence = answer.fence
+        return answer.what
+
+    def end(self, id: str, outcome: str = "succeeded") -> str:
+        fence = self.runs.pop(id).fence
+        self.shop.fences[id] = fence
+        return self.shop.turn(ends={id: outcome}, worker=self.name).outcomes[0]
+
+    def claim(self, epoch: str, taken: Sequence[Outcome] = ()) -> Claimed:
+        runs = list(self.runs.values())
+        found = self.shop.ledger.claim(self.name, epoch, taken, runs)
+        again = self.shop.ledger.claim(self.name, epoch, taken, runs)
+        assert again == Claimed(found.answers, 0, 0), "called again it gives the same answer"
+        self.epoch = epoch
+        return found
+
+    def meet(self) -> Claimed:
+        """All that a worker does in a new epoch."""
+        return self.claim(self.register().epoch)
+
+    def sweep(self) -> list[str]:
+        self.sweeps += 1
+        return [grant.id for grant in self.shop.ledger.sweep(self.name, self.sweeps, 5000).grants]
+
+
+def shop_on(server: RedisServer, jobs: dict[str, dict[str, Any]], **more: Any) -> Shop:
+    shop = Shop(server)
+    shop.install(jobs, **more)
+    shop.ledger.leave("w1")
+    return shop
+
+
+def worker(shop: Shop, name: str = "w", **more: Any) -> Worker:
+    one = Worker(shop, name, **more)
+    one.register()
+    return one
+
+
+@pytest.fixture(params=sorted(redis_binaries()))
+def any_redis(request: pytest.FixtureRequest, redis_factory: Callable[..., RedisServer]) -> RedisServer:
+    return redis_factory(binary=redis_binaries()[request.param], appendonly=True)
+
+
+def restart(shop: Shop) -> None:
+    """Nothing is lost in fact; nobody can know."""
+    shop.server.restart(kill=True)
+    shop.ledger.close()
+
+
+def pass_time(shop: Shop, ms: int) -> None:
+    """On the ledger clock."""
+    shop.redis.hincrby(f"{PREFIX}g", "clk", ms)
+
+
+def document(shop: Shop) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(shop.ledger.status(99, 99))
+    return found
+
+
+def total(shop: Shop) -> int:
+    return int(document(shop)["total"])
+
+
+class TestANewEpoch:
+    def test_a_new_ledger_opens_at_once(self, any_redis: RedisServer):
+        shop = shop_on(any_redis, {"x": {}})
+        one = Worker(shop, "w")
+        found = one.register()
+        assert (found.why, found.closed_ms) == ("", 0)
+        assert one.come("a", "x") == "start"
+        other = Worker(shop, "v").register()
+        assert (other.epoch, other.closed_ms) == (found.epoch, 0)
+
+    def test_begins_with_every_restart_of_redis(self, any_redis: RedisServer):
+        shop = shop_on(any_redis, {"x": {"cap": 1}})
+        one = worker(shop)
+        assert one.come("a", "x") == "start"
+        restart(shop)
+        with pytest.raises(NewEpoch) as caught:
+            one.come("b", "x")
+        assert int(caught.value.epoch) > int(one.epoch)
+        found = one.register()
+        assert (found.epoch, found.why, found.closed_ms) == (caught.value.epoch, "moved", LEASE_MS)
+        assert one.register() == found
+
+    def test_is_noticed_by_every_verb_that_could_start_or_void_something(self, any_redis: RedisServer):
+        shop = shop_on(any_redis, {"x": {}})
+        for verb in ("beat", "sweep", "turn"):
+            one = worker(shop, verb)
+            restart(shop)
+            with pytest.raises(NewEpoch):
+                {
+                    "beat": lambda one=one: shop.ledger.beat(one.name, 1000, [("a", "1")]),
+                    "sweep": lambda one=one: one.sweep(),
+                    "turn": lambda one=one: one.come("a", "x"),
+                }[verb]()
+            one.meet()
+
+    def test_does_not_begin_when_a_replica_comes(self, any_redis: RedisServer, redis_factory):
+        """The id of the history of writes changes, but nothing was lost."""
+        shop = shop_on(any_redis, {"x": {}})
+        one = worker(shop)
+        before = shop.redis.info("replication")["master_replid"]
+        replica = redis_factory(name="replica", binary=any_redis._binary).client()
+        replica.replicaof("127.0.0.1", any_redis.port)
+        until(lambda: shop.redis.info("replication")["master_replid"] != before)
+        one.sweep()
+        shop.ledger.close()
+        assert one.come("a", "x") == "start"
+
+    def test_begins_on_a_replica_that_took_over(self, any_redis: RedisServer, redis_factory):
+        shop = shop_on(any_redis, {"x": {}})
+        one = worker(shop)
+        replica = redis_factory(name="replica", binary=any_redis._binary)
+        client = replica.client()
+        client.replicaof("127.0.0.1", any_redis.port)
+        until(lambda: client.exists(f"{PREFIX}g"))
+        client.replicaof("NO", "ONE")
+        shop_there = Shop(replica)
+        shop_there.document, shop_there.jobs = shop.document, shop.jobs
+        one.shop = shop_there
+        with pytest.raises(NewEpoch):
+            one.come("a", "x")
+
+    def test_nothing_starts_until_everybody_had_a_lease_to_claim(self, any_redis: RedisServer):
+        shop = shop_on(any_redis, {"x": {}})
+        one, other = worker(shop), worker(shop, "v", lease_ms=50_000)
+        restart(shop)
+        with pytest.raises(NewEpoch):
+            one.come("a", "x")
+        one.meet()
+        assert one.come("a", "x") == "wait"
+        [waits] = document(shop)["waits"]
+        assert waits["reason"] == ["epoch"]
+        pass_time(shop, 49_000)
+        assert one.sweep() == []
+        assert shop.turn(free=4, worker="w").starts == []
+        pass_time(shop, 1000)
+        assert one.sweep() == ["a"]
+        assert other.meet().answers == []
+
+    def test_nobody_is_waited_for_if_nobody_was_there(self, any_redis: RedisServer):
+        """Everything was stopped and started again."""
+        shop = shop_on(any_redis, {"x": {}})
+        worker(shop, "before")
+        shop.ledger.leave("before")
+        restart(shop)
+        one = Worker(shop, "w")
+        found = one.register()
+        assert (found.why, found.closed_ms) == ("moved", 0)
+        assert one.come("a", "x") == "start"
+
+    def test_a_longer_lease_is_waited_for_as_well(self, any_redis: RedisServer):
+        """Of a worker that an empty ledger did not know."""
+        shop = shop_on(any_redis, {"x": {}})
+        one, other = worker(shop), worker(shop, "v", lease_ms=50_000)
+        shop.redis.flushall()
+        assert one.register().closed_ms == LEASE_MS
+        pass_time(shop, 10_000)
+        assert other.register().closed_ms == 40_000
+        one.meet()
+        pass_time(shop, 39_000)
+        assert one.come("a", "x") == "wait"
+        pass_time(shop, 1000)
+        assert one.sweep() == ["a"]
+
+    def test_who_has_claimed_may_register_as_often_as_he_likes(self, any_redis: RedisServer):
+        """A registration may have been under way while its runs were claimed."""
+        shop = shop_on(any_redis, {"x": {}})
+        one = worker(shop)
+        one.come("a", "x")
+        before = one.epoch
+        restart(shop)
+        one.meet()
+        one.epoch = before
+        one.register()
+        assert one.end("a") == "ok"
+
+    def test_is_written_down(self, any_redis: RedisServer):
+        shop = shop_on(any_redis, {"x": {}})
+        one = worker(shop)
+        restart(shop)
+        one.meet()
+        [entry] = [json.loads(text) for text in shop.ledger.audit(9)]
+        assert (entry["who"], entry["what"], entry["why"]) == ("ledger", "epoch", "moved")
+        epoch = document(shop)["epoch"]
+        assert (epoch["name"], epoch["why"], epoch["left"]) == (one.epoch, "moved", LEASE_MS)
+
+
+class TestAnEmptiedLedger:
+    def test_is_noticed_by_the_first_worker_that_was_there_before(self, any_redis: RedisServer):
+        shop = shop_on(any_redis, {"x": {"cap": 1}})
+        one = worker(shop)
+        one.come("a", "x")
+        shop.redis.flushall()
+        with pytest.raises(UnknownWorker):
+            one.come("b", "x")
+        found = one.register()
+        assert (found.why, found.closed_ms) == ("emptied", LEASE_MS)
+        assert int(found.epoch) > int(one.epoch)
+        with pytest.raises(NewEpoch):
+            one.come("b", "x")
+        with pytest.raises(NewEpoch):
+            shop.ledger.beat("w", 1000, [("a", one.fence)])
+        assert one.claim(found.epoch).answers == ["ok"]
+        assert shop.ledger.beat("w", 1000, [("a", one.fence)]) == []
+        assert one.come("b", "x") == "wait"
+        assert one.end("a") == "ok"
+
+    def test_also_if_a_new_worker_came_first(self, any_redis: RedisServer):
+        shop = shop_on(any_redis, {"x": {"cap": 1}})
+        one = worker(shop)
+        one.come("a", "x")
+        shop.redis.flushall()
+        other = Worker(shop, "v")
+        assert other.register().closed_ms == 0
+        assert one.register().why == "emptied"
+        with pytest.raises(NewEpoch):
+            other.come("b", "x")
+        other.meet()
+        one.meet()
+        assert other.come("b", "x") == "wait"
+
+    def test_fences_do_not_go_back(self, any_redis: RedisServer):
+        """Not even on a Redis whose clock is behind."""
+        shop = shop_on(any_redis, {"x": {}})
+        one, other = worker(shop), worker(shop, "v")
+        ahead = 3 * 10**15
+        shop.redis.hset(f"{PREFIX}g", "tick", ahead)
+        one.come("a", "x")
+        shop.redis.flushall()
+        other.register()
+        one.meet()
+        other.meet()
+        pass_time(shop, LEASE_MS)
+        other.come("b", "x")
+        assert int(other.fence) > int(one.fence) > ahead
+
+    def test_a_seen_fence_counts_though_its_run_is_over(self, any_redis: RedisServer):
+        shop = shop_on(any_redis, {"x": {}})
+        one = worker(shop)
+        shop.redis.hset(f"{PREFIX}g", "tick", 3 * 10**15)
+        one.come("a", "x")
+        one.end("a")
+        seen = one.fence
+        shop.redis.flushall()
+        one.meet()
+        pass_time(shop, LEASE_MS)
+        one.come("b", "x")
+        assert int(one.fence) > int(seen)
+
+    def test_room_is_taken_beyond_caps_and_blocks_others(self, any_redis: RedisServer):
+        jobs = {"x": {"cap": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"deps": [{"job": "x"}]}}
+        shop = shop_on(any_redis, jobs)
+        one, other = worker(shop), worker(shop, "v")
+        one.come("a", "x", key="k")
+        shop.redis.flushall()
+        one.meet()
+        other.runs["b"] = Claim(arrival("b", "x", key="k"), "77")
+        assert other.meet().answers == ["ok"]
+        pass_time(shop, LEASE_MS)
+        assert [one.come(id, job) for id, job in [("c", "y"), ("d", "z")]] == ["wait", "wait"]
+        assert one.come("e", "x", key="k") == "wait"
+        assert total(shop) == 2
+        assert other.end("b") == "ok"
+        assert one.come("f", "x", key="k") == "wait"
+        assert one.end("a") == "ok"
+        assert {run["id"] for run in document(shop)["running"]} == {"c", "d"}
+
+    def test_a_run_asks_whether_it_is_current_before_it_was_claimed(self, any_redis: RedisServer):
+        """It is: nothing can have started since."""
+        shop = shop_on(any_redis, {"x": {}})
+        one = worker(shop)
+        one.come("a", "x")
+        shop.redis.flushall()
+        assert shop.ledger.is_current("a", one.fence)
+        found = one.register()
+        assert shop.ledger.is_current("a", one.fence)
+        one.claim(found.epoch)
+        assert shop.ledger.is_current("a", one.fence)
+        assert not shop.ledger.is_current("a", str(int(one.fence) - 1))
+        pass_time(shop, LEASE_MS)
+        assert not shop.ledger.is_current("never claimed", one.fence)
+
+
+class TestALedgerThatForgotItsLastWrites:
+    """A replica took over, or a file was read back: what was told last is missing."""
+
+    @pytest.fixture
+    def shop(self, any_redis: RedisServer) -> Shop:
+        jobs = {"x": {"cap": 1}, "k": {"cap": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"deps": [{"job": "x"}]}}
+        return shop_on(any_redis, {"free": {}, **jobs})
+
+    def keep(self, shop: Shop) -> dict[str, bytes]:
+        raw = shop.server.client(decode_responses=False)
+        return {key: raw.dump(key) for key in raw.keys("*")}
+
+    def go_back(self, shop: Shop, kept: dict[str, bytes]) -> None:
+        raw = shop.server.client(decode_responses=False)
+        raw.flushall()
+        for key, value in kept.items():
+            raw.restore(key, 0, value)
+        raw.hset(f"{PREFIX}g", "server", "another one")
+        shop.ledger.close()
+
+    @pytest.mark.parametrize("state", ["unknown", "waiting", "granted", "queued", "running before"])
+    def test_a_start_is_claimed(self, shop: Shop, state: str):
+        one, other = worker(shop), worker(shop, "v")
+        taken = []
+        kept = self.keep(shop)
+        if state == "unknown":
+            one.come("a", "x")
+        else:
+            other.come("first", "x")
+            assert one.come("a", "x") == "wait"
+            kept = self.keep(shop)
+            [grant] = shop.turn(ends={"first": "succeeded"}, worker="v").grants
+            taken = [Outcome("first", shop.fences["first"], "succeeded")]
+            if state != "waiting":
+                kept = self.keep(shop)
+            if state in ("queued", "running before"):
+                shop.ledger.published([grant])
+                kept = self.keep(shop)
+            if state == "running before":
+                other.come("a", "x", grant=grant.number)
+                kept = self.keep(shop)
+                shop.turn(ends={"a": "returned"}, worker="v")
+                one.runs["a"] = Claim(arrival("a", "x"), str(int(other.fence) + 10**6))
+            else:
+                assert one.come("a", "x", grant=grant.number) == "start"
+        self.go_back(shop, kept)
+        other.runs.clear()
+        assert one.meet().answers == ["ok"]
+        other.claim(other.register().epoch, taken)
+        assert total(shop) == 1
+        pass_time(shop, LEASE_MS)
+        assert other.come("b", "x") == "wait"
+        assert one.end("a") == "ok"
+        assert total(shop) == 1
+        busy = [job for job in document(shop)["jobs"] if job["busy"]]
+        assert busy == []
+
+    def test_an_outcome_is_told_again(self, shop: Shop):
+        one = worker(shop)
+        one.come("a", "x")
+        kept = self.keep(shop)
+        outcome = Outcome("a", one.fence, "succeeded")
+        assert one.end("a") == "ok"
+        self.go_back(shop, kept)
+        found = one.claim(one.register().epoch, (outcome,))
+        assert (found.told_again, found.returned, total(shop)) == (1, 0, 0)
+        assert one.come("a", "x") == "drop"
+
+    def test_a_run_whose_end_is_forgotten_runs_again(self, shop: Shop):
+        one = worker(shop)
+        one.come("a", "k", key="1")
+        kept = self.keep(shop)
+        one.end("a")
+        self.go_back(shop, kept)
+        found = one.meet()
+        assert (found.answers, found.returned) == ([], 1)
+        [waits] = document(shop)["waits"]
+        assert (waits["id"], waits["state"]) == ("a", "waiting")
+        pass_time(shop, LEASE_MS)
+        assert one.sweep() == ["a"]
+
+    def test_a_grant_that_arrives_waits_until_everybody_had_a_lease(self, shop: Shop):
+        """Somebody may have started it."""
+        one, other = worker(shop), worker(shop, "v")
+        one.come("first", "x")
+        assert one.come("a", "x") == "wait"
+        [grant] = shop.turn(ends={"first": "succeeded"}, worker="w").grants
+        one.runs.clear()
+        kept = self.keep(shop)
+        assert one.come("a", "x", grant=grant.number) == "start"
+        self.go_back(shop, kept)
+        with pytest.raises(NewEpoch):
+            other.come("a", "x", grant=grant.number)
+        other.meet()
+        assert other.come("a", "x", grant=grant.number) == "wait"
+        assert one.meet().answers == ["ok"]
+        assert one.end("a") == "ok"
+        assert total(shop) == 0
+
+    def test_what_the_ledger_knows_better_is_void(self, shop: Shop):
+        one, other = worker(shop), worker(shop, "v")
+        one.come("ended", "free")
+        one.come("elsewhere", "free")
+        one.come("retried", "free")
+        stale = dict(one.runs)
+        one.end("ended")
+        [grant] = shop.turn(ends={"elsewhere": "returned"}, worker="w").grants
+        assert other.come("elsewhere", "free", grant=grant.number) == "start"
+        one.end("retried", "retry")
+        assert other.come("retried", "free", attempt=1) == "start"
+        one.runs = stale
+        restart(shop)
+        assert one.meet().answers == ["void", "void", "void"]
+        assert other.meet().answers == ["ok", "ok"]
+        assert total(shop) == 2
+
+    def test_a_higher_attempt_that_waited_behind_stays_behind(self, shop: Shop):
+        one = worker(shop)
+        kept = self.keep(shop)
+        one.come("a", "x")
+        assert one.come("a", "x", attempt=1) == "wait"
+        behind = {key: value for key, value in self.keep(shop).items() if key.endswith((b"x:a", b"r:a", b"wait"))}
+        self.go_back(shop, {**kept, **behind})
+        shop.redis.delete(f"{PREFIX}wr:w")
+        # The ledger has the record, but not the worker's list: as if it ran elsewhere under a lower fence.
+        one.runs["a"] = Claim(arrival("a", "x"), str(int(one.fence) + 1))
+        self.count_room(shop)
+        one.register()
+        one.meet()
+        assert one.end("a", "retry") == "ok"
+        pass_time(shop, LEASE_MS)
+        assert one.sweep() == ["a"]
+
+    def test_a_higher_attempt_that_waited_behind_has_started(self, shop: Shop):
+        one = worker(shop)
+        one.come("a", "x")
+        assert one.come("a", "x", attempt=1) == "wait"
+        kept = self.keep(shop)
+        [start] = shop.turn(ends={"a": "retry"}, free=1, worker="w").starts
+        one.runs["a"] = Claim(arrival("a", "x", attempt=1), start.fence)
+        self.go_back(shop, kept)
+        assert one.meet().answers == ["ok"]
+        found = document(shop)
+        assert (found["total"], found["waiting"]) == (1, 0)
+        assert one.end("a") == "ok"
+        assert total(shop) == 0
+        assert shop.redis.keys(f"{PREFIX}[rx]:*") == []
+
+    def count_room(self, shop: Shop) -> None:
+        """What belongs to the record that was put back."""
+        script = """
+        local v = redis.call('HGET', KEYS[1], 's')
+        local s = v and { cmsgpack.unpack(v) } or { 0, 0, 0, 0 }
+        s[1], s[2] = 1, 1
+        redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(s, 1, 13)))
+        redis.call('HSET', KEYS[2], 'total', 1)
+        """
+        shop.redis.eval(script, 2, f"{PREFIX}j:x", f"{PREFIX}g")
+
+    def test_a_worker_that_knows_a_later_epoch_tells_that_the_ledger_went_back(self, shop: Shop):
+        one = worker(shop)
+        kept = self.keep(shop)
+        restart(shop)
+        one.meet()
+        later = one.epoch
+        self.go_back(shop, kept)
+        server = shop.redis.hget(f"{PREFIX}g", "server")
+        assert server == "another one"
+        found = one.register()
+        assert found.why == "moved"
+        assert int(found.epoch) > int(later)
+
+    def test_a_call_that_the_ledger_remembers_keeps_its_reply(self, shop: Shop):
+        """What it started is not taken away before the worker knows of it."""
+        one = worker(shop)
+        [lost] = shop.ledger.turn("w", 7, "enforce", 0, [], [arrival("a", "x")]).answers
+        restart(shop)
+        [again] = shop.ledger.turn("w", 7, "enforce", 0, [], [arrival("a", "x")]).answers
+        assert again == lost
+        one.runs["a"] = Claim(arrival("a", "x"), again.fence)
+        assert one.meet().answers == ["ok"]
+
+    def test_a_claim_of_another_epoch_is_refused(self, shop: Shop):
+        one = worker(shop)
+        with pytest.raises(NewEpoch):
+            shop.ledger.claim("w", "1", [], [])
+        with pytest.raises(UnknownWorker):
+            shop.ledger.claim("nobody", one.epoch, [], [])
+
+
+class TestAFullRedis:
+    @pytest.fixture
+    def shop(self, any_redis: RedisServer) -> Shop:
+        return shop_on(any_redis, {"x": {"cap": 1}, "free": {}})
+
+    def fill(self, shop: Shop, full: bool = True) -> None:
+        shop.redis.config_set("maxmemory", 1 if full else 0)
+
+    def test_takes_nothing_in_but_lets_everything_end(self, shop: Shop):
+        one = worker(shop)
+        assert [one.come("a", "x"), one.come("b", "x"), one.come("c", "x")] == ["start", "wait", "wait"]
+        before = shop.redis.dbsize()
+        self.fill(shop)
+        assert one.come("d", "x") == one.come("e", "free") == "full"
+        assert shop.redis.dbsize() == before
+        [grant] = shop.turn(ends={"a": "succeeded"}, come=[arrival("f", "free")], worker="w").grants
+        assert shop.ledger.published([grant]) == 1
+        assert one.come("b", "x", grant=grant.number) == "start"
+        assert one.end("b") == "ok"
+        one.sweep()
+        assert shop.ledger.beat("w", 1000, []) == []
+        self.fill(shop, False)
+        assert one.come("e", "free") == "start"
+
+    def test_a_full_turn_gives_the_same_answer_again(self, shop: Shop):
+        worker(shop)
+        self.fill(shop)
+        shop.number += 1
+        first = shop.ledger.turn("w", shop.number, "enforce", 0, [], [arrival("a", "x")])
+        self.fill(shop, False)
+        assert shop.ledger.turn("w", shop.number, "enforce", 0, [], [arrival("a", "x")]) == first
+
+    def test_lets_every_other_verb_through(self, shop: Shop):
+        one, other = worker(shop), worker(shop, "v")
+        assert [one.come("a", "x"), one.come("b", "x"), other.come("c", "free")] == ["start", "wait", "start"]
+        self.fill(shop)
+        assert Worker(shop, "new", lease_ms=10 * LEASE_MS).register().closed_ms == 0
+        assert shop.ledger.switch("x", False, "me", "") == shop.ledger.switch("x", True, "me", "") == []
+        assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
+        [ending], _ = shop.ledger.cancel("w", 1, "revoked", ["b"])
+        assert shop.ledger.finish([(ending.id, 0)]) == []
+        self.fill(shop, False)
+        pass_time(shop, 2 * LEASE_MS)
+        self.fill(shop)
+        shop.ledger.beat("w", LEASE_MS, [])
+        one.sweep()  # takes the runs of v, which is dead
+        assert len(shop.ledger.leave("w")) == 1
+        self.fill(shop, False)
+        found = document(shop)
+        assert (found["total"], found["waiting"]) == (2, 0)
+        assert sorted(run["state"] for run in found["running"]) == ["granted", "granted"]
+
+    def test_a_new_epoch_begins_and_runs_are_claimed(self, shop: Shop):
+        one = worker(shop)
+        one.come("a", "x")
+        shop.redis.flushall()
+        self.fill(shop)
+        assert one.meet().answers == ["ok"]
+        assert one.end("a") == "ok"
+        assert total(shop) == 0
+
+
+def test_the_eviction_policy_is_known(any_redis: RedisServer):
+    shop = shop_on(any_redis, {"x": {}})
+    assert shop.ledger.eviction() == document(shop)["eviction"] == "noeviction"
+    shop.redis.config_set("maxmemory-policy", "allkeys-lru")
+    assert shop.ledger.eviction() == document(shop)["eviction"] == "allkeys-lru"
+
+
+def test_a_redis_that_may_not_be_asked_works_all_the_same(any_redis: RedisServer):
+    """ACLs often forbid INFO: then restarts cannot be told, but an emptied ledger can."""
+    shop = shop_on(any_redis, {"x": {"cap": 1}})
+    shop.redis.acl_setuser("default", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-info"])
+    assert shop.ledger.eviction() == ""
+    one = worker(shop)
+    assert one.come("a", "x") == "start"
+    assert document(shop).get("eviction") is None
+    shop.redis.flushall()
+    assert one.register().why == "emptied"
