@@ -126,7 +126,10 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             written = cls._written_by_users = cls._written()
         bound = super().bind(app)
         cls._lift_priority()  # an annotation may have set it
-        if cls.name and not cls.name.startswith("celery."):
+        if cls.name and cls.name.startswith("celery."):
+            # Where the app's task_cls is this class, Celery's own tasks have it, too: they are no jobs.
+            cls.Strategy, cls.Request = Task.Strategy, Task.Request
+        elif cls.name:
             annotated = {key: value for found in resolve_all(app.annotations, cls) for key, value in found.items()}
             try:
                 cls._bind_job(app, {**written, **annotated})

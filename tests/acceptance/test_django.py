@@ -27,4 +27,6 @@ def test_jobs_that_are_sent_on_commit_run_on_their_queue(stage: Stage) -> None:
     until(lambda: len(stage.history.ended()) == 2, message="what was paid is shipped")
     notes = sorted(event.note for event in stage.history.ended())
     assert notes == [[2, "celery"], [2, "default.high"]]
+    # A task of Celery's own has the app's class, too, and is no job.
+    assert stage.send(stage.app.tasks["celery.accumulate"], 3, 4).get(timeout=10) == [3, 4]
     stage.all_well()
