@@ -6,6 +6,7 @@ Calling the function, ``apply()`` and eager mode never meet the gate.
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from time import monotonic
@@ -243,6 +244,14 @@ def jobs_of(app: Celery) -> dict[str, Policy]:
     if mistakes:
         raise ConfigurationError("\n".join(mistakes))
     return {name: task.orchestration for name, task in tasks.items() if task.orchestration is not None}
+
+
+def signature_of(task: Task) -> inspect.Signature | None:
+    """Of a job's function, for its room key: an argument counts the same by position, by name or by default."""
+    try:
+        return inspect.signature(task.run)
+    except (TypeError, ValueError):
+        return None
 
 
 _local = threading.local()

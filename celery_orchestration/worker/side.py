@@ -6,7 +6,6 @@ stopped after the execution pool is down.
 
 from __future__ import annotations
 
-import inspect
 import os
 import secrets
 import socket
@@ -27,7 +26,7 @@ from celery_orchestration.ledger import Disabled, Ledger, Presence
 from celery_orchestration.ledger.keys import encode_job
 from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.signals import job_disabled
-from celery_orchestration.task import jobs_of, owner_of, settings_of
+from celery_orchestration.task import jobs_of, owner_of, settings_of, signature_of
 from celery_orchestration.worker import internals, policies
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.keeper import Keeper
@@ -57,7 +56,8 @@ class WorkerSide:
         jobs = jobs_of(self.app)
         Graph.build(jobs, plain=[name for name in self.app.tasks if name not in jobs])
         self.encoded = {name: encode_job(name) for name in jobs}
-        self.signatures = {name: _signature(self.app.tasks[name]) for name, job in jobs.items() if job.key is not None}
+        keyed = [name for name, job in jobs.items() if job.key is not None]
+        self.signatures = {name: signature_of(self.app.tasks[name]) for name in keyed}
         self.release = policies.release(jobs, self.settings.max_running)
         self.worker = secrets.token_hex(6)
         self.default_queue: str = self.app.conf.task_default_queue
@@ -254,10 +254,3 @@ class WorkerSide:
         self.publisher.join(max(0.1, deadline - monotonic()))
         self.publisher.give_up()
         gates.pop(self.controller.hostname, None)
-
-
-def _signature(task: Any) -> inspect.Signature | None:
-    try:
-        return inspect.signature(task.run)
-    except (TypeError, ValueError):
-        return None
