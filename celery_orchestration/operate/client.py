@@ -81,8 +81,7 @@ class Orchestration:
 
     def audit(self, count: int = 100) -> list[Change]:
         """Who changed what, the latest first."""
-        found = [json.loads(one) for one in self._ask(lambda: self._ledger.audit(count))]
-        return [Change(**{**one, "at": _when(one["at"]), "about": decode_job(one["about"])}) for one in found]
+        return [_change(json.loads(one)) for one in self._ask(lambda: self._ledger.audit(count))]
 
     def close(self) -> None:
         self._ledger.close()
@@ -163,6 +162,12 @@ def read(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]
         queues=all_queues,
         problems=_problems(all_queues, found, sent),
     )
+
+
+def _change(found: Mapping[str, Any]) -> Change:
+    """Where it is about a run, the ledger names its job as the reason."""
+    encoded = "why" if found["what"] == "cancel" else "about"
+    return Change(**{**found, "at": _when(found["at"]), encoded: decode_job(found[encoded])})
 
 
 def _words(reason: Sequence[str]) -> list[str]:

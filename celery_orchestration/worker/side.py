@@ -91,7 +91,7 @@ class WorkerSide:
         else:
             self._loop.schedule_again()
             self.gate.connected(consumer)
-        internals.hear_unknown_tasks(consumer, self.gate.unknown_task)
+        internals.hear_refused_messages(consumer, self.gate.unknown_task)
         self.message_consumers = [consumer.task_consumer]
         if self.settings.strict_priority:
             self._fetch_strictly(consumer)
