@@ -41,7 +41,7 @@ class Shop:
         for job in documents.values():
             job["deps"] = [{"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in job["deps"]]
         self.document = json.dumps({"cap": cap, "jobs": documents})
-        self.jobs = tuple(jobs)
+        self.jobs = tuple(map(keys.encode_job, jobs))
         self.register("w1", release=release)
         merged = policies.merged([self.document])
         assert self.ledger.install(release, merged.cap, merged.jobs)

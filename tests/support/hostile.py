@@ -2,7 +2,8 @@
 
 TEXTS = {
     "colon": "a:b",
-    "another colon": "a",
+    "another colon": "b:a",
+    "no colon": "a",
     "braces": "{a}:{b}",
     "pattern": "a*?[b]",
     "nul": "a\x00b",
