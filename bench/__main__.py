@@ -1,4 +1,4 @@
-"""``python -m bench [--quick] [--only a,b,c] [--rounds N] [--tasks N] [--variants plain,job]``"""
+"""``python -m bench [--quick] [--only a,b,c,d] [--rounds N] [--tasks N] [--variants plain,job]``"""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import signal
 import sys
 from typing import Any
 
-from bench import PROJECT, exclusive, figures, ledger, report, throughput
+from bench import PROJECT, exclusive, figures, ledger, report, throughput, times
 from bench.stage import FULL, QUICK, Size, Stage, machine, stage
 
-PARTS = {"a": "throughput", "b": "exclusive", "c": "ledger"}
+PARTS = {"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times"}
 
 
 def main() -> None:
@@ -37,7 +37,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measures what the extension costs.")
     parser.add_argument("--quick", action="store_true", help="about a minute, one round: to see that it works")
     parser.add_argument(
-        "--only", type=parts, default=list(PARTS), metavar="a,b,c", help="a: throughput, b: exclusive runs, c: ledger"
+        "--only",
+        type=parts,
+        default=list(PARTS),
+        metavar="a,b,c,d",
+        help="a: throughput, b: exclusive runs, c: ledger, d: times",
     )
     parser.add_argument("--rounds", type=positive, help="rounds of each part")
     parser.add_argument("--tasks", type=positive, help="tasks of each throughput measurement")
@@ -87,6 +91,8 @@ def run(where: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
         results["exclusive"] = exclusive.measure(where)
     if "c" in arguments.only:
         results["ledger"] = ledger.measure(where)
+    if "d" in arguments.only:
+        results["times"] = times.measure(where)
     results["problems"] = where.problems
     return results
 

@@ -1,7 +1,8 @@
 """The tasks that are measured. BENCH_APP names the app, so that none carries anything of another.
 
 ``plain``, ``singleton``, ``job``: one empty task. ``beside``: the plain one in an app that also has jobs.
-``exclusive``: a job that runs alone. ``recipes``: the same by hand, with a Redis lock.
+``exclusive``: a job that runs alone. ``recipes``: the same by hand, with a Redis lock. ``later``: a job with a time, as
+``plain`` has a task.
 """
 
 from __future__ import annotations
@@ -57,6 +58,28 @@ def empty(index: int, payload: str = "") -> None:
 @app.task(name=PROBE)
 def probe(batch: str, sent: int) -> None:
     note(batch, sent, time.monotonic_ns())
+
+
+if KIND == "later":
+    from celery_orchestration import OrchestratedTask as base  # type: ignore[no-redef]
+
+    @app.task(name="bench.held", base=base, max_running=1)
+    def held() -> None:
+        time.sleep(3600)
+
+
+if KIND in ("plain", "later"):
+
+    @app.task(name="bench.later", base=base)
+    def later(batch: str, sent: int, index: int) -> None:
+        note(batch, sent, time.monotonic_ns(), index)
+
+    @app.task(name="bench.retried", base=base, bind=True)
+    def retried(self: Any, batch: str, sent: int, index: int) -> None:
+        """Comes again in a second."""
+        if not self.request.retries:
+            raise self.retry((batch, time.monotonic_ns(), index), countdown=1)
+        note(batch, sent, time.monotonic_ns(), index)
 
 
 if KIND in ("beside", "exclusive"):

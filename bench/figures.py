@@ -32,6 +32,7 @@ def goals(results: dict[str, Any]) -> list[Goal]:
         *_throughput(results.get("throughput", {})),
         *_exclusive(results.get("exclusive", {})),
         *_ledger(results.get("ledger", {})),
+        *_times(results.get("times", {})),
     ]
 
 
@@ -76,7 +77,30 @@ def _ledger(part: dict[str, Any]) -> list[Goal]:
     return [Goal("c", what, f"{many['ratio']:.2f}", "<= 1.30", many["ratio"] <= 1.3, part["others"] <= QUIET)]
 
 
+def _times(part: dict[str, Any]) -> list[Goal]:
+    if not part:
+        return []
+    ours = part["later"]
+    sure, memory = ours["others"] <= QUIET, ours["memory"]
+    found = []
+    kinds = ("countdown", "a countdown of 1 s beside 1,000 waiting runs"), ("retry", "a retry after 1 s beside them")
+    for kind, what in kinds:
+        half, worst = ours[kind]["median"], ours[kind]["worst"]
+        found += [
+            Goal("d", f"{what}, median", f"{half:.3f} s", "<= 1.05 s", half <= 1.05, sure),
+            Goal("d", f"{what}, worst", f"{worst:.3f} s", "<= 1.20 s", worst <= 1.2, sure),
+        ]
+    grown = memory["grown_bytes"] / 1e6
+    put_off = f"{memory['runs']:,} calls with countdown={memory['seconds']}"
+    return [
+        *found,
+        Goal("d", f"{put_off}: the worker grows by", f"{grown:.1f} MB", "< 10 MB", grown < 10),
+        Goal("d", f"{put_off}: lost when the worker is killed", str(memory["lost"]), "0", memory["lost"] == 0),
+    ]
+
+
 def busiest(results: dict[str, Any]) -> float:
     """The largest share of a core that other programs took while something was measured."""
-    shares = [one["others"] for name in ("throughput", "exclusive") for one in results.get(name, {}).values()]
+    parts = ("throughput", "exclusive", "times")
+    shares = [one["others"] for name in parts for one in results.get(name, {}).values()]
     return max([*shares, results.get("ledger", {}).get("others", 0.0)])

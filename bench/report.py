@@ -27,6 +27,8 @@ def sheets(results: dict[str, Any]) -> list[Sheet]:
         found.append(_exclusive(results["exclusive"], results["size"]))
     if "ledger" in results:
         found += [_ledger(results["ledger"]), _memory(results["ledger"]["memory"])]
+    if "times" in results:
+        found.append(_times(results["times"]))
     goals = figures.goals(results)
     if goals:
         rows = [(goal.part, goal.what, goal.found, goal.must, goal.verdict) for goal in goals]
@@ -111,6 +113,17 @@ def _memory(part: dict[str, Any]) -> Sheet:
         ("ended run (its mark goes after 2 h)", f"{part['ended_bytes']:.0f}"),
     ]
     return Sheet(f"Memory of Redis, message of {part['message_bytes']} B", ("", "bytes"), rows)
+
+
+def _times(part: dict[str, Any]) -> Sheet:
+    rows = []
+    for one in part.values():
+        late = (f"{one[kind]['median']:.3f} ({one[kind]['worst']:.3f})" for kind in ("countdown", "retry"))
+        memory = one["memory"]
+        rows.append((one["title"], *late, f"{memory['grown_bytes'] / 1e6:.1f}"))
+    columns = ("", "countdown=1 starts after s (worst)", "retry after 1 s (worst)", "worker grows, MB")
+    runs = next(iter(part.values()))["memory"]["runs"]
+    return Sheet("(d) Runs with a time", columns, rows, (f"Grows: by {runs:,} calls that are not due yet.",))
 
 
 def _machine(results: dict[str, Any]) -> str:

@@ -36,10 +36,17 @@ class Size:
     waiting: tuple[int, ...]
     turns: int
     memory_runs: int
+    #: (d): runs that wait beside, runs whose lateness is measured, and runs put off, by how many seconds.
+    held_runs: int
+    late_runs: int
+    put_off_runs: int
+    put_off_seconds: int
 
 
-FULL = Size(rounds=9, tasks=5000, exclusive_runs=200, waiting=(10, 10_000, 100_000), turns=1000, memory_runs=20_000)
-QUICK = Size(rounds=1, tasks=1500, exclusive_runs=100, waiting=(10, 10_000, 100_000), turns=300, memory_runs=5_000)
+_WAITING = (10, 10_000, 100_000)
+_HELD = 1000
+FULL = Size(9, 5000, 200, _WAITING, 1000, 20_000, _HELD, late_runs=200, put_off_runs=10_000, put_off_seconds=60)
+QUICK = Size(1, 1500, 100, _WAITING, 300, 5_000, _HELD, late_runs=50, put_off_runs=2_000, put_off_seconds=15)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -82,11 +82,23 @@ class Envelope:
         headers, properties, content_type, content_encoding, exchange, routing_key = head
         return cls(headers, properties, content_type, content_encoding, exchange, routing_key, data[4 + length :])
 
+    def retried(self, retries: int) -> Envelope:
+        """The message of a later attempt, to be made at once."""
+        return replace(self, headers={**self.headers, "retries": retries, "eta": None})
+
+    def again(self, id: str) -> Envelope:
+        """The message of a run that is to be made once more, from the beginning, under this id."""
+        headers = {**self.headers, "id": id, "retries": 0, "eta": None, "expires": None}
+        if headers.get("root_id") == self.headers.get("id"):
+            headers["root_id"] = id
+        return replace(self, headers=headers, properties={**self.properties, "correlation_id": id})
+
     def publish(self, producer: Producer, queue: Queue, grant: str) -> None:
-        """Straight into one queue, whatever exchange it came through first."""
+        """Straight into one queue, whatever exchange it came through first. Without a grant it goes to the gate."""
         headers = dict(self.headers)
         compression = headers.pop("compression", None)  # the body was decompressed on arrival
-        headers[HEADER] = {"grant": grant, "exchange": self.exchange, "routing_key": self.routing_key}
+        if grant:
+            headers[HEADER] = {"grant": grant, "exchange": self.exchange, "routing_key": self.routing_key}
         producer.publish(
             self.body,
             exchange="",

@@ -42,3 +42,10 @@ class UnknownJob(OrchestrationError, click.ClickException):
 
     def __init__(self, message: str) -> None:
         click.ClickException.__init__(self, message)
+
+
+class UnknownRun(OrchestrationError, click.ClickException):
+    """The ledger has no run, or no dead letter, of this id."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)

@@ -39,13 +39,10 @@ from celery_orchestration.errors import ConfigurationError
 #: What a later version brings: delete a line here when it does. Without values, all are refused.
 NOT_AVAILABLE: dict[str, tuple[object, ...]] = {
     "mode": ("continuous",),
-    "cool_down_seconds": (),
-    "when_disabled": (),
     "overlap": (),
     "catch_up": (),
     "catch_up_seconds": (),
     "orchestration_drain_seconds": (),
-    "orchestration_history": (),
     "orchestration_pools": (),
 }
 
@@ -420,6 +417,8 @@ class Policy(JobOptions):
             "on_crash": self.on_crash,
             "max_recoveries": self.max_recoveries,
             "max_failures": self.max_consecutive_failures,
+            "cool_down_ms": None if self.cool_down_seconds is None else max(1, round(self.cool_down_seconds * 1000)),
+            "drop": self.when_disabled == "drop",
             "priority": int(self.priority),
             "pool": self.pool,
             "recurring": self.recurring,
@@ -507,6 +506,9 @@ class Settings(BaseModel):
     lease_seconds: Annotated[float, Field(strict=True, ge=3, le=LONGEST_SECONDS)] = 30
     strict_priority: Annotated[bool, Field(strict=True)] = False
     sweep_seconds: Seconds = 5
+    history: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 100
+    dead_letters: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 1000
+    dead_letter_seconds: Seconds = 14 * 86400
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], env: Mapping[str, str], main: str | None) -> "Settings":

@@ -22,6 +22,9 @@ from celery_orchestration.policy import Priority
 DEFAULT_POOL = "default"
 #: Header of a call that was given a priority of its own: apply_async(priority="high").
 PRIORITY_HEADER = "orchestration_priority"
+#: Header of a call that was forced: it passes the gate's first rule, and ranks before all others.
+FORCE_HEADER = "orchestration_force"
+FORCED = 4
 
 STRICT = "celery_orchestration.queues:StrictCycle"
 

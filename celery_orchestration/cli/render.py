@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celery_orchestration.operate.models import RunStatus, Status
+from celery_orchestration.operate.models import DeadLetter, Ended, Letter, RunStatus, Status
 
 _COLOURS = {
     "running": "green",
@@ -22,15 +22,58 @@ _COLOURS = {
     "disabled": "red",
     "lost": "red",
     "failed": "red",
+    "crashed": "red",
+    "succeeded": "green",
 }
 
 
 def print_status(status: Status, file: IO[str]) -> None:
-    Console(file=file, highlight=False).print(render(status))
+    _print(render(status), file)
+
+
+def print_history(runs: Sequence[Ended], file: IO[str]) -> None:
+    rows = [
+        (
+            _plain(run.id),
+            _state(run.outcome),
+            run.ended.astimezone().strftime("%m-%d %H:%M:%S"),
+            "" if run.seconds is None else f"{run.seconds:.1f} s",
+            _seconds(run.waited_seconds),
+            _plain(run.worker or ""),
+            _plain(run.error or (f"waited for {run.waited_for}" if run.waited_for else "")),
+        )
+        for run in runs
+    ]
+    columns = ("run", "outcome", "ended", "took", "waited", "worker", "why")
+    _print(_table("history", columns, rows) if rows else Text("no run has ended yet"), file)
+
+
+def print_letters(letters: Sequence[DeadLetter], total: int, file: IO[str]) -> None:
+    """Two lines each: ids are long, and are needed whole."""
+    lines = []
+    for letter in letters:
+        died = letter.at.astimezone().strftime("%m-%d %H:%M:%S")
+        lines += [_plain(f"{letter.id}  {died}  {letter.job}"), _plain(f"    {letter.error}", "red")]
+    _print(Group(*lines, *_rest(total, len(letters))) if lines else Text("there are no dead letters"), file)
+
+
+def print_letter(letter: Letter, file: IO[str]) -> None:
+    shown = letter.model_dump(mode="json", exclude={"traceback", "headers"})
+    lines = [_plain(f"{name:17} {value}") for name, value in shown.items() if value not in (None, "")]
+    lines += [_plain(line) for line in letter.traceback.splitlines()]
+    _print(Group(*lines), file)
+
+
+def _print(found: RenderableType, file: IO[str]) -> None:
+    Console(file=file, highlight=False).print(found)
 
 
 def render(status: Status, rows: int = 20) -> Group:
     head = f"{status.namespace}: {status.running} running, {status.waiting} waiting"
+    if status.later:
+        head += f", {status.later} not due yet"
+    if status.dead_letters:
+        head += f", {status.dead_letters} dead letters"
     if status.max_running is not None:
         head += f", at most {status.max_running} at once"
     parts: list[RenderableType] = [Text(head, style="bold")]
@@ -47,7 +90,7 @@ def render(status: Status, rows: int = 20) -> Group:
 
 #: Columns that give way in a narrow terminal: by wrapping, or by being cut.
 _WRAPPED, _CUT = ("why", "queues"), ("job", "worker")
-_NUMBERS = ("running", "waiting", "for", "last ended")
+_NUMBERS = ("running", "waiting", "for", "last ended", "took", "waited", "done", "failed")
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
@@ -84,6 +127,11 @@ def _jobs(status: Status) -> RenderableType:
         _plain(f"{job.name} would have waited {count} times: {reason}")
         for job in status.jobs
         for reason, count in sorted(job.would_have_waited.items())
+    ]
+    observed += [
+        _plain(f"{job.name} is disabled: {job.disabled.why} ({job.disabled.by})", "red")
+        for job in status.jobs
+        if job.disabled is not None
     ]
     return Group(_table("jobs", ("job", "state", "running", "waiting", "last ended", "outcome"), rows), *observed)
 

@@ -36,13 +36,14 @@ class Outcome:
     id: str
     fence: str
     outcome: str
-    #: What failed, for people.
+    #: What failed, for people, and where.
     note: str = ""
+    traceback: str = ""
 
 
 @dataclass(slots=True)
 class Arrival:
-    """A message arrived, and a slot is free for it."""
+    """A message arrived, and a slot is free for it; or it is not to start before a time, and needs none yet."""
 
     id: str
     attempt: int
@@ -54,6 +55,7 @@ class Arrival:
     queue: str
     granted_queue: str
     message: bytes
+    eta_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -105,6 +107,11 @@ class Turn:
     grants: list[Grant]
     starts: list[Start]
     disabled: list[Disabled]
+    endings: list[Ending]
+    #: Seconds until something is due, or None.
+    due: float | None
+    #: How much was due now.
+    woken: int
 
 
 @dataclass(slots=True)
@@ -118,6 +125,9 @@ class Sweep:
     installed_releases: str
     served: list[str]
     disabled: list[Disabled]
+    #: Runs whose retry got lost.
+    retries: list[str]
+    due: float | None
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,10 @@ class Presence:
     done_ms: int
     policies: str = field(repr=False)
     jobs: tuple[str, ...] = field(repr=False)
+    #: Kept for each job: runs that ended; dead letters, and how long these.
+    history: int = 100
+    letters: int = 1000
+    letters_ms: int = 14 * 86_400_000
 
 
 class Ledger:
@@ -177,6 +191,7 @@ class Ledger:
             [
                 *(p.worker, p.name, p.host, p.pid, p.slots, p.kind, json.dumps(p.queues), p.release, p.mode),
                 *(p.lease_ms, p.owner, keys.SCHEMA, keys.OLDEST_SCHEMA, p.done_ms, p.policies, json.dumps(p.jobs)),
+                *(p.history, p.letters, p.letters_ms),
             ],
         )
         return _text(reply[0]), _text(reply[1])
@@ -240,7 +255,7 @@ class Ledger:
         return self._wire.socket
 
     def sweep(self, worker: str, number: int, interval_ms: int, limit: int = 64) -> Sweep:
-        more, grants, endings, dead, recovered, live, installed, served, disabled = self._call(
+        more, grants, endings, dead, recovered, live, installed, served, disabled, retries, due = self._call(
             "sweep", (worker, number, interval_ms, limit)
         )
         return Sweep(
@@ -253,6 +268,8 @@ class Ledger:
             _text(installed),
             [_text(one) for one in served],
             _disabled(disabled),
+            [_text(one) for one in retries],
+            _due(due),
         )
 
     def cancel(self, worker: str, number: int, why: str, ids: Sequence[str]) -> tuple[list[Ending], list[Grant]]:
@@ -279,6 +296,11 @@ class Ledger:
         found = self._call("ending", (id,))
         return (_text(found[0]), int(found[1]), found[2]) if found else None
 
+    def retrying(self, id: str) -> tuple[str, int, bytes] | None:
+        """Queue, attempt and message of a run whose retry has not arrived."""
+        found = self._call("retrying", (id,))
+        return (_text(found[0]), int(found[1]), found[2]) if found else None
+
     def status(self, most_running: int, most_waiting: int) -> str:
         """A JSON document: see ``lua/status.lua``."""
         return _text(self._call("status", (most_running, most_waiting)))
@@ -300,6 +322,37 @@ class Ledger:
         endings, grants = self._call("cancel", (who, "", "revoked", id))
         return _endings(endings), _grants(grants)
 
+    def history(self, job: str, count: int) -> list[str] | None:
+        """None if the ledger does not know the job."""
+        found = self._call("history", (keys.encode_job(job), count))
+        return None if found is None else [_text(one) for one in found]
+
+    def letters(self, job: str, skip: int, count: int) -> list[tuple[str, bool]]:
+        found = self._call("letters", (keys.encode_job(job), skip, count))
+        return [(_text(info), bool(revoked)) for info, revoked in found]
+
+    def letter(self, id: str) -> tuple[str, bool, bytes] | None:
+        found = self._call("letter", (id,))
+        return (_text(found[0]), bool(found[1]), found[2]) if found else None
+
+    def requeue(self, who: str, id: str, new_id: str, attempt: int, message: bytes) -> tuple[str, list[Grant]]:
+        what, grants = self._call("requeue", (who, id, new_id, attempt, message))
+        return _text(what), _grants(grants)
+
+    def purge(self, who: str, ids: Sequence[str]) -> int:
+        count: int = self._call("purge", (who, *ids))
+        return count
+
+    def release(self, who: str, most: int) -> list[tuple[str, str, bytes]]:
+        return [(_text(id), _text(queue), message) for id, queue, message in self._call("release", (who, most))]
+
+    def released(self, ids: Sequence[str]) -> int:
+        count: int = self._call("released", ids)
+        return count
+
+    def note(self, who: str, what: str, about: str, why: str) -> None:
+        self._call("note", (who, what, about, why))
+
     def audit(self, count: int) -> list[str]:
         return [_text(one) for one in self._call("audit", (count,))]
 
@@ -317,16 +370,17 @@ def _turn_args(
 ) -> list[Argument]:
     args: list[Argument] = [worker, number, mode, free, len(outcomes)]
     for o in outcomes:
-        args += (o.id, o.fence, o.outcome, o.note)
+        args += (o.id, o.fence, o.outcome, o.note, o.traceback)
     args.append(len(arrivals))
     for a in arrivals:
         expires = "" if a.expires_ms is None else a.expires_ms
-        args += (a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, a.queue, a.granted_queue, a.message)
+        eta = "" if a.eta_ms is None else a.eta_ms
+        args += (a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, a.queue, a.granted_queue, a.message, eta)
     return args
 
 
 def _turn(reply: Any) -> Turn:
-    waiting, more, outcomes, answers, grants, starts, disabled = reply
+    waiting, more, outcomes, answers, grants, starts, disabled, endings, due, woken = reply
     return Turn(
         waiting,
         more == 1,
@@ -335,6 +389,9 @@ def _turn(reply: Any) -> Turn:
         _grants(grants),
         [Start(_text(s[0]), _text(s[1]), s[2]) for s in starts],
         _disabled(disabled),
+        _endings(endings),
+        _due(due),
+        woken,
     )
 
 
@@ -377,3 +434,7 @@ def _endings(parts: list[Any]) -> list[Ending]:
 
 def _disabled(parts: list[Any]) -> list[Disabled]:
     return [Disabled(keys.decode_job(_text(p[0])), _text(p[1])) for p in parts]
+
+
+def _due(ms: int) -> float | None:
+    return None if ms < 0 else ms / 1000

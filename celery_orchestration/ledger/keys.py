@@ -55,3 +55,7 @@ def note(text: str) -> str:
 def attempt(nesting: int, retries: int) -> int:
     """The order of the attempts of one run: replacements first, then retries."""
     return (nesting << 20) + min(retries, (1 << 20) - 1)
+
+
+def retries(attempt: int) -> int:
+    return attempt & ((1 << 20) - 1)

@@ -2,22 +2,40 @@
 
 from celery_orchestration.operate.client import Orchestration
 from celery_orchestration.operate.models import (
+    Cancelled,
     Change,
+    DeadLetter,
+    Death,
     Disabled,
+    Ended,
     JobStatus,
+    Letter,
+    Purged,
     QueueStatus,
+    Released,
+    Requeued,
     RunStatus,
     Status,
+    Triggered,
     WorkerStatus,
 )
 
 __all__ = [
+    "Cancelled",
     "Change",
+    "DeadLetter",
+    "Death",
     "Disabled",
+    "Ended",
     "JobStatus",
+    "Letter",
     "Orchestration",
+    "Purged",
     "QueueStatus",
+    "Released",
+    "Requeued",
     "RunStatus",
     "Status",
+    "Triggered",
     "WorkerStatus",
 ]

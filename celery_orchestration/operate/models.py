@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 JobState = Literal["idle", "running", "waiting", "disabled"]
-RunState = Literal["waiting", "granted", "queued", "running", "ending", "behind", "retrying"]
+RunState = Literal["later", "waiting", "granted", "queued", "running", "ending", "behind", "retrying", "released"]
 
 
 class Model(BaseModel):
@@ -26,9 +26,81 @@ class Change(Model):
 
     at: datetime
     who: str
-    what: Literal["enable", "disable", "pause", "resume", "cancel"]
-    about: str = Field(description="a job, or the id of a run")
+    what: Literal["enable", "disable", "pause", "resume", "cancel", "trigger", "release", "requeue", "purge"]
+    about: str = Field(description="a job, the id of a run, or how many of what")
     why: str
+
+
+class Cancelled(Model):
+    run_id: str
+    had_not_started: bool = Field(description="it was called off before it started; else it is running, or over")
+
+
+class Triggered(Model):
+    run_id: str
+    job: str
+    forced: bool
+
+
+class Released(Model):
+    count: int = Field(description="runs that were published past the gate")
+
+
+class Requeued(Model):
+    runs: dict[str, str] = Field(description="ids of dead letters, and of the runs they have become")
+    left: dict[str, str] = Field(description="ids of those that could not be requeued, and why")
+
+
+class Purged(Model):
+    count: int
+
+
+class Ended(Model):
+    """How a run ended."""
+
+    id: str
+    job: str
+    outcome: str
+    retries: int
+    key: str
+    arrived: datetime
+    started: datetime | None
+    ended: datetime
+    seconds: float | None = Field(description="how long it ran")
+    waited_seconds: float
+    waited_for: str | None = Field(description="what it waited for first")
+    worker: str | None
+    fence: int | None
+    recoveries: int
+    error: str | None
+
+
+class DeadLetter(Model):
+    """A run that failed for good, kept with its message."""
+
+    id: str
+    job: str
+    at: datetime
+    error: str
+    traceback: str
+    retries: int
+    key: str
+    queue: str
+    arrived: datetime
+    worker: str | None
+    recoveries: int
+    revoked: bool = Field(description="its id was revoked meanwhile: requeued, it gets a new one")
+
+
+class Letter(DeadLetter):
+    """A dead letter with what can be told of its message without reading its body."""
+
+    args: str | None = Field(description="arguments, as Celery shows them")
+    named_args: str | None
+    headers: dict[str, str]
+    content_type: str | None
+    content_encoding: str | None
+    body_bytes: int
 
 
 class JobStatus(Model):
@@ -40,15 +112,20 @@ class JobStatus(Model):
     max_running: int | None
     keyed: bool = Field(description="max_running counts per room key")
     waiting: int
+    later: int = Field(description="runs that are not due yet, or wait to be tried alone")
     oldest_arrival: datetime | None = Field(description="arrival of the waiting run that goes first")
     last_start: datetime | None
     last_end: datetime | None
     last_outcome: Literal["succeeded", "failed"] | None
     last_success: datetime | None
+    last_seconds: float | None = Field(description="how long the last run took")
     failures: int = Field(description="in a row")
     max_consecutive_failures: int | None
     last_error: str | None
     disabled: Disabled | None
+    probe: str | None = Field(description="while disabled: the run that tries whether it works again; '' if one may")
+    next_probe: datetime | None
+    dead_letters: int
     would_have_waited: dict[str, int] = Field(description="observe mode: reason, and how often")
 
 
@@ -80,10 +157,20 @@ class WorkerStatus(Model):
     execution_pool: str
     slots: int
     running: int
+    done: int = Field(description="runs that ended there")
+    failed: int = Field(description="of these, the ones that failed for good")
     queues: list[str]
     mode: str
     since: datetime
     last_beat: datetime
+
+
+class Death(Model):
+    """A worker that died."""
+
+    name: str
+    at: datetime
+    runs: int = Field(description="runs that it had")
 
 
 class QueueStatus(Model):
@@ -102,9 +189,12 @@ class Status(Model):
     running: int
     max_running: int | None
     waiting: int
+    later: int = Field(description="runs that are not due yet")
+    dead_letters: int
     jobs: list[JobStatus]
     runs: list[RunStatus] = Field(description="runs that hold room")
     waits: list[RunStatus] = Field(description="runs that wait, in rank order; the first ones if there are many")
     workers: list[WorkerStatus]
+    died: list[Death] = Field(description="workers that died, the latest first")
     queues: list[QueueStatus]
     problems: list[str] = Field(description="what an operator should know")

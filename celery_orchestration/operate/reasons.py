@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from celery_orchestration.ledger.keys import decode_job
+
 _DEPENDENCY = {
     "unknown": "no worker has brought that job yet",
     "never": "it has never ended",
@@ -24,6 +26,8 @@ _RULES = {
     "behind": "waiting behind a run of {0} that came first",
     "attempt": "waiting for the attempt before it to end",
     "slot": "waiting for a free slot on queue {0}",
+    "due": "not to start before {0}",
+    "alone": "waiting to be tried alone on a worker, after its workers died",
 }
 
 
@@ -38,3 +42,14 @@ def sentence(words: Sequence[str], holder: Callable[[str], str]) -> str:
     elif rule == "depends":
         detail = _DEPENDENCY[more]
     return f"{said}: {detail}" if detail else said
+
+
+def past(words: Sequence[str]) -> str:
+    """What a run that is over once waited for."""
+    rule, *rest = words
+    return {
+        "paused": "everything was paused",
+        "disabled": "the job was disabled",
+        "global": "room for all jobs",
+        "alone": "a worker of its own",
+    }.get(rule) or decode_job(rest[0] if rest else rule)

@@ -12,6 +12,8 @@ back; what runs goes on, and outcomes are kept until they can be told.
 from __future__ import annotations
 
 import heapq
+import math
+import random
 import threading
 import time
 from collections import deque
@@ -49,6 +51,10 @@ MOST_OFFERED = 4
 SHARE_AFTER = 0.2
 #: Seconds until something is tried again that the ledger answered with an error.
 LATER = 5.0
+#: Most requests put off in one turn.
+MOST_PUT_OFF = 32
+#: Seconds after which another worker looks at what is due.
+LOOK_GRACE = 0.1
 #: Seconds between looks at whether a killed process is gone.
 GONE_INTERVAL = 0.02
 
@@ -66,11 +72,21 @@ class Batch:
     offered: int
     #: Its slots were given back meanwhile, because the ledger does not answer.
     slotless: bool = False
+    #: How many of the requests came without a slot.
+    without_slot: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Slots that stand idle until it is answered."""
+        return 0 if self.slotless else self.offered + len(self.requests) - self.without_slot
 
     def parts(self) -> list[Batch]:
         """Each outcome and each arrival by itself; slots that were only offered are one more."""
         ends = [Batch([o], [then], [], [], 0) for o, then in zip(self.outcomes, self.thens, strict=True)]
-        asks = [Batch([], [], [a], [r], 0, self.slotless) for a, r in zip(self.arrivals, self.requests, strict=True)]
+        asks = [
+            Batch([], [], [a], [r], 0, self.slotless, int(a.eta_ms is not None))
+            for a, r in zip(self.arrivals, self.requests, strict=True)
+        ]
         return [*ends, *asks, *([Batch([], [], [], [], self.offered, self.slotless)] if self.offered else [])]
 
 
@@ -99,6 +115,9 @@ class Gate:
         self._reserved: list[Reserved] = []
         self._count = 0
         self._asking: list[OrchestratedRequest] = []
+        self._putting_off: list[OrchestratedRequest] = []
+        #: When something is due, by our clock.
+        self._look_at = math.inf
         self._told: deque[tuple[Outcome, Then]] = deque()
         self._in_flight: Batch | None = None
         #: Parts of a turn that the ledger answered with an error, to be tried one by one.
@@ -194,6 +213,31 @@ class Gate:
         self._reserved = [entry for entry in self._reserved if entry.request.stage != "dropped"]
         heapq.heapify(self._reserved)
         self._stalled = [entry.request for entry in self._reserved]
+        self._putting_off.clear()
+
+    def put_off(self, request: OrchestratedRequest, eta: float) -> None:
+        """A request that is not to start before a time waits in the ledger, not here. It needs no slot for that."""
+        request.stage, request.not_before = "asked", eta
+        self._putting_off.append(request)
+        self._flush_soon()
+
+    def look_again_in(self, seconds: float | None, grace: float = LOOK_GRACE) -> None:
+        """Something is due then. Whoever put something off, or found something due, looks first; the others a moment
+        later, should that one be gone, and not all at once."""
+        if seconds is None or self.stopping:
+            return
+        at = time.monotonic() + seconds + 0.001 + grace * random.uniform(1, 3)  # the ledger goes by whole milliseconds
+        if at < self._look_at - 0.001:
+            self._look_at = at
+            self._loop.later(at - time.monotonic(), lambda: self._look(at))
+
+    def _look(self, at: float) -> None:
+        if self._look_at == at:
+            self._look_at = math.inf
+            if not self.closed:
+                self._more = True
+                self.waiting = max(self.waiting, 1)  # so that idle slots are offered
+                self._flush_soon()
 
     # -- turns --------------------------------------------------------------------------------------
 
@@ -212,9 +256,13 @@ class Gate:
 
     def _send_turn(self) -> None:
         self._flush_is_due = False
-        if self._in_flight is None and (self._told or self._asking or self._more or self._suspects):
+        if self._in_flight is None and (self._has_work() or self._suspects):
             self._in_flight = self._suspects.popleft() if self._suspects else self._next_batch()
             self._side.line.carry(self._in_flight)
+
+    def _has_work(self) -> bool:
+        putting_off = self._putting_off and not self.closed
+        return bool(self._told or self._asking or self._more or putting_off)
 
     def _next_batch(self) -> Batch:
         batch = Batch([], [], [], [], 0)
@@ -231,6 +279,14 @@ class Gate:
                 else:
                     batch.arrivals.append(arrival)
                     batch.requests.append(request)
+            most = 0 if self.closed else MOST_PUT_OFF
+            putting_off, self._putting_off = self._putting_off[:most], self._putting_off[most:]
+            for request in putting_off:
+                arrival = self._arrival(request)
+                if arrival is not None:
+                    batch.arrivals.append(arrival)
+                    batch.requests.append(request)
+                    batch.without_slot += 1
             while self.waiting and batch.offered < MOST_OFFERED and self._slots.offer():
                 batch.offered += 1
         self._more = False
@@ -262,6 +318,7 @@ class Gate:
             queue=queue,
             granted_queue=queues.granted_queue_for(queue, self._side.default_queue),
             message=request.envelope().pack(),
+            eta_ms=None if request.not_before is None else int(request.not_before * 1000),
         )
 
     def _queue_of(self, request: OrchestratedRequest) -> str:
@@ -274,7 +331,7 @@ class Gate:
         with self._lock:
             starting, slots = self._answered(batch, turn)
         self._begin(starting, slots)  # gevent: may wait for a greenlet, whose end wants the lock
-        if self._told or self._asking or self._more or self._suspects:
+        if self._has_work() or self._suspects:
             self._flush_soon()
 
     def refused(self, batch: Batch, exc: Exception) -> None:
@@ -288,7 +345,7 @@ class Gate:
             else:
                 self._set_aside(batch, exc)
         if len(parts) == 1:
-            self._begin([], 0 if batch.slotless else batch.offered + len(batch.requests))
+            self._begin([], batch.slots)
         self._flush_soon()
 
     def _set_aside(self, batch: Batch, exc: Exception) -> None:
@@ -313,7 +370,7 @@ class Gate:
                 logger.warning("Run %s %s, but that is refused: its lease was lost", outcome.id, outcome.outcome)
             if then is not None:
                 _guarded(then, accepted)
-        slots = 0 if batch.slotless else batch.offered + len(batch.requests)
+        slots = batch.slots
         starting = []
         for request, answer in zip(batch.requests, turn.answers, strict=True):
             if answer.what == "start":
@@ -331,8 +388,9 @@ class Gate:
             handed_over = self._request_of(start)
             if handed_over is not None:
                 starting.append((handed_over, start.fence))
-        if turn.grants:
-            self._side.publisher.publish(turn.grants)
+        self._side.publisher.publish(turn.grants)
+        self._side.publisher.end(turn.endings)
+        self.look_again_in(turn.due, 0.0 if batch.without_slot or turn.woken else LOOK_GRACE)
         if turn.disabled:
             self._side.disabled(turn.disabled)
         return starting, slots
@@ -381,7 +439,11 @@ class Gate:
 
     def _ask_again(self, request: OrchestratedRequest, seconds: float) -> None:
         request.stage = None
-        self._loop.later(seconds, lambda: self._consumer.on_task_request(request))
+        eta = request.not_before
+        if eta is not None:
+            self._loop.later(seconds, lambda: self.put_off(request, eta))
+        else:
+            self._loop.later(seconds, lambda: self._consumer.on_task_request(request))
 
     # -- starting -----------------------------------------------------------------------------------
 
@@ -456,7 +518,8 @@ class Gate:
         """A run is over and its code gone. From any thread."""
         if self.runs.get(request.id) is request:
             del self.runs[request.id]
-        self._told.append((Outcome(request.id, request.fence or "", outcome, request.note), then))
+        trace = request.traceback if outcome in ("failed", "crashed") else ""
+        self._told.append((Outcome(request.id, request.fence or "", outcome, request.note, trace), then))
         self._side.in_loop(self._ended)
 
     def tell(self, outcome: Outcome) -> None:
@@ -527,9 +590,9 @@ class Gate:
         self.closed = True
         batch = self._in_flight
         if batch is not None and not batch.slotless:
-            batch.slotless = True
-            for _ in range(batch.offered + len(batch.requests)):
+            for _ in range(batch.slots):
                 self._slots.back()
+            batch.slotless = True
         for request in self._asking:
             request.stage = None
             self._reserve(request)
@@ -562,6 +625,7 @@ class Gate:
         waiting = [entry.request for entry in self._reserved if entry.request.fence is not None]
         self._reserved.clear()
         self._asking.clear()
+        self._putting_off.clear()
         self._stalled.clear()
         self.returned(waiting)
         self._flush()

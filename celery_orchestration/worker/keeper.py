@@ -45,6 +45,8 @@ class Keeper(threading.Thread):
         self._finished: deque[tuple[str, int]] = deque()
         self._failed: deque[Outcome] = deque()
         self._beat_at = self._sweep_at = 0.0
+        # A sweep may advance the ledger clock by two of these: leases of the living must not end by that.
+        self._sweep_seconds = min(side.settings.sweep_seconds, side.settings.lease_seconds / 6)
         #: Queues of our jobs that no live worker serves, since when; said: those the log knows of.
         self._unserved: dict[str, float] = {}
         self._said: set[str] = set()
@@ -112,7 +114,7 @@ class Keeper(threading.Thread):
         if now >= self._sweep_at and not self._side.line.down:
             # Not while outcomes are untold: a sweep could recover a run that is over.
             self._sweep()
-            self._sweep_at = now + settings.sweep_seconds
+            self._sweep_at = now + self._sweep_seconds
         self._requests()
 
     def register(self) -> None:
@@ -147,7 +149,7 @@ class Keeper(threading.Thread):
     def _sweep(self) -> None:
         side = self._side
         while not self._stopped:
-            swept = self._ledger.sweep(side.worker, self._sweeps, int(side.settings.sweep_seconds * 1000))
+            swept = self._ledger.sweep(side.worker, self._sweeps, int(self._sweep_seconds * 1000))
             self._sweeps += 1  # not before: a call whose reply was lost is made again under its number
             for name in swept.dead_workers:
                 logger.warning("Worker %s is dead: its lease ran out", name)
@@ -155,8 +157,10 @@ class Keeper(threading.Thread):
                 logger.warning("%d runs of dead workers go back to their queues", swept.recovered)
             side.publisher.publish(swept.grants)
             side.publisher.end(swept.endings)
+            side.publisher.retry(swept.retries)
             if swept.disabled:
                 side.disabled(swept.disabled)
+            self._side.in_loop(lambda due=swept.due: side.gate.look_again_in(due))  # type: ignore[misc]
             self.install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)
             if not swept.more:

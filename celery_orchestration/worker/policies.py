@@ -68,6 +68,8 @@ def _entry(job: Mapping[str, Any], conflicts: Any, dependents: Any, known: Mappi
         "crash": job["on_crash"],
         "recmax": job["max_recoveries"],
         "fmax": job["max_failures"],
+        "cool": job.get("cool_down_ms"),
+        "drop": bool(job.get("drop")),
     }
     entry["hash"] = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
     return entry

@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import LedgerError
-from celery_orchestration.ledger import Ending, Grant
+from celery_orchestration.ledger import Ending, Grant, keys
 from celery_orchestration.worker.line import Patience
 
 if TYPE_CHECKING:
@@ -49,7 +49,14 @@ class Copy:
     grant: str
 
 
-Errand = Grant | Ending | Copy
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A retry whose message got lost."""
+
+    id: str
+
+
+Errand = Grant | Ending | Copy | Again
 
 
 class Publisher(threading.Thread):
@@ -70,6 +77,10 @@ class Publisher(threading.Thread):
 
     def copy(self, envelope: Envelope, queue: str, grant: str) -> None:
         self._put_errand(1, Copy(envelope, queue, grant))
+
+    def retry(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            self._put_errand(1, Again(id))
 
     def end(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
@@ -143,11 +154,22 @@ class Publisher(threading.Thread):
             return self._carry_out(errand)
         if isinstance(errand, Copy):
             return self._put(errand.envelope, errand.queue, errand.grant)
+        if isinstance(errand, Again):
+            return self._retry(errand)
         found = self._ledger.granted(errand)
         if found is None:
             return False  # granted again since, or over
         queue, message = found
         return self._put(Envelope.unpack(message), queue, errand.number)
+
+    def _retry(self, again: Again) -> bool:
+        """With the message of the attempt before: should the other one still come, the later of the two is dropped."""
+        found = self._ledger.retrying(again.id)
+        if found is None:
+            return False
+        queue, attempt, message = found
+        logger.warning("The retry of run %s did not arrive: it is sent again", again.id)
+        return self._put(Envelope.unpack(message).retried(keys.retries(attempt) + 1), queue, "")
 
     def _put(self, envelope: Envelope, queue: str, grant: str) -> bool:
         app = self._side.app

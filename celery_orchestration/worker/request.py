@@ -8,6 +8,7 @@ exactly one :meth:`~celery_orchestration.worker.gate.Gate.settle`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import wraps
 from time import monotonic
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.request import Request, task_ready
+from celery.worker.state import task_reserved
 from celery.worker.strategy import default
 
 from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
@@ -26,14 +28,46 @@ if TYPE_CHECKING:
 
 #: Characters of an error that are kept.
 LONGEST_NOTE = 300
+#: Characters of its traceback, the last ones.
+LONGEST_TRACEBACK = 8000
 
 #: The gates of this process, by worker name. There is one, but for tests that run workers in threads.
 gates: dict[str, Gate] = {}
 
 
 def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
-    """``Task.Strategy`` of jobs: Celery's own, on requests that know the gate."""
-    return default(task, app, consumer, **kwargs)
+    """``Task.Strategy`` of jobs: Celery's own, on requests that know the gate, and without its timers: there a message
+    with an ``eta`` would stay unacknowledged in the memory of one worker."""
+    return default(task, app, Timeless(consumer), **kwargs)
+
+
+class Timeless:
+    """A consumer as Celery's strategy sees it, whose timer is the ledger."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self.timer = self.qos = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def increment_eventually(self) -> None:
+        """No message is kept, so no more have to be fetched."""
+
+    def call_at(self, eta: float, function: Any, args: tuple[Any, ...], **options: Any) -> Any:
+        request, *bucket = args
+        if request.gate is None:
+            self._consumer.qos.increment_eventually()
+            return self._consumer.timer.call_at(eta, function, args, **options)
+        seconds = eta - monotonic()  # kombu's timers go by the monotonic clock
+        if not request.grant and seconds > 0:
+            request.gate.put_off(request, time.time() + seconds)
+        elif bucket:
+            self._consumer._limit_task(request, *bucket)
+        else:
+            task_reserved(request)
+            self._consumer.on_task_request(request)
+        return None
 
 
 class OrchestratedRequest(Request):  # type: ignore[misc]
@@ -45,6 +79,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     verdict: str | None = None
     #: What failed, for people.
     note = ""
+    traceback = ""
     #: Whether its code is gone: the function returned, or its process died.
     returned = False
     #: Whether the gate was told that the run is over; it is told once.
@@ -54,6 +89,8 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     #: Grant number of a handed-over message.
     grant = ""
     origin: dict[str, Any] | None = None
+    #: It is not to start before this time (seconds since the epoch).
+    not_before: float | None = None
     #: Whether the gate knows it: "reserved", then "asked"; "dropped" if its connection was lost before.
     stage: str | None = None
 
@@ -105,7 +142,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         exc = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
         if self.void:
             return self._leave_quietly()
-        self.note = _note_of(exc)
+        self.note, self.traceback = _note_of(exc), _text_of(getattr(exc_info, "traceback", ""))[-LONGEST_TRACEBACK:]
 
         def as_celery_does() -> None:
             super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
@@ -209,7 +246,11 @@ def _note_of(exc: BaseException) -> str:
         text = f"{type(exc).__name__}: {exc}"
     except Exception:
         text = type(exc).__name__
-    return text[:LONGEST_NOTE].encode("utf-8", "replace").decode()
+    return _text_of(text[:LONGEST_NOTE])
+
+
+def _text_of(text: Any) -> str:
+    return str(text or "").encode("utf-8", "replace").decode()
 
 
 def _outcome_of(exc: BaseException) -> str:

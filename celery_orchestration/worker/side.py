@@ -201,11 +201,16 @@ class WorkerSide:
             lease_ms=int(self.settings.lease_seconds * 1000),
             owner=owner_of(self.app),
             done_ms=int(max(2 * visibility, 3600) * 1000),
+            history=self.settings.history,
+            letters=self.settings.dead_letters,
+            letters_ms=int(self.settings.dead_letter_seconds * 1000),
             policies=self.release.document,
             jobs=tuple(self.encoded.values()),
         )
 
     def priority_of(self, request: OrchestratedRequest, policy: Policy) -> int:
+        if request.request_dict.get(queues.FORCE_HEADER):
+            return queues.FORCED
         moved = request.request_dict.get(queues.PRIORITY_HEADER)
         return int(Priority.parse(moved)) if moved else int(policy.priority)
 

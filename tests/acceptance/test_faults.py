@@ -20,6 +20,7 @@ from celery.result import AsyncResult
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.scripts import script, verbs
+from celery_orchestration.operate import Orchestration
 from celery_orchestration.task import settings_of
 from support.invariants import all_ended, prefix_of, status_of, waiting
 from support.proxy import DroppingProxy
@@ -30,6 +31,10 @@ from support.workers import Broker
 
 NAME = f"{FAULTS}.{{}}".format
 RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
+#: Verbs that no worker calls in the course of its work (test_ledger.py calls them twice).
+PEOPLES = {"status", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
+PEOPLES |= {"release", "released", "note", "retrying"}
+PRIORITIES = ("low", "normal", "high")
 
 
 # -- 1: processes die
@@ -256,7 +261,7 @@ EXPECTED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", sorted({*verbs()} - {"status", "switch", "pause", "audit"}))  # those are people's
+@pytest.mark.parametrize("verb", sorted({*verbs()} - PEOPLES))
 def test_a_lost_reply_changes_nothing(stage, proxy: DroppingProxy, verb):
     """Of the first three calls of each verb: they are made again and give the same result."""
     stage.ledger.script_load(script(verb).text)  # or else the reply that it is not known would be lost
@@ -446,3 +451,40 @@ def test_broker_connections_are_lost_under_load(stage_on, broker):
     until(ended_but_for_what_kombu_lost, 40, poll=0.5)
     stage.all_well()
     stage.ran_once(stage.sent)
+
+
+# -- 32: everything that waits is let go at once
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ten_thousand_runs_that_are_let_go_at_once_go_in_rank_order_and_nobody_else_notices(stage):
+    count = 10_000
+    stage.worker(concurrency=2)
+    until(lambda: status_of(stage.app).jobs)
+    orchestration = Orchestration(stage.app)
+    orchestration.disable(NAME("pair"), "until all are there")
+    with stage.app.producer_or_acquire() as producer:
+        results = [
+            stage.jobs.pair.apply_async((0, n), producer=producer, ignore_result=True, priority=PRIORITIES[n % 3])
+            for n in range(count)
+        ]
+    until(lambda: waiting(stage.app) == count, 90, poll=0.2)
+    orchestration.enable(NAME("pair"))
+    pings, answers = [], []
+    while waiting(stage.app):
+        began = time.monotonic()
+        stage.ledger.ping()
+        pings.append(time.monotonic() - began)
+        plain = stage.jobs.add.plain.delay(1)
+        plain.get(timeout=30)
+        answers.append(time.monotonic() - began)
+    until(lambda: len(stage.history.ended(NAME("pair"))) == count, 60)
+    assert max(pings) < 0.5
+    assert max(answers) < 5, "a plain task waits for what is in the slots, not for all"
+    rank = {result.id: (-(n % 3), n) for n, result in enumerate(results)}
+    order = [rank[event.run] for event in stage.history.started(NAME("pair"))]
+    places = {one: place for place, one in enumerate(sorted(order))}
+    assert max(abs(places[one] - place) for place, one in enumerate(order)) <= 50, "but for those under way together"
+    stage.all_well()
+    orchestration.close()

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import ModuleType
 
 import pytest
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import TaskRevokedError, WorkerLostError
+from celery.result import AsyncResult
 
-from celery_orchestration.errors import UnknownJob
+from celery_orchestration.errors import UnknownJob, UnknownRun
 from celery_orchestration.operate import JobStatus, Orchestration
 from support.history import History
 from support.wait import stays, until
-from support.workers import Broker, WorkerProcess
+from support.workers import Broker, WorkerProcess, run_celery
 
 APP = "support.apps.outcomes"
-FRAGILE = f"{APP}.fragile"
+FRAGILE, PICKY, BREAKER = f"{APP}.fragile", f"{APP}.picky", f"{APP}.breaker"
 
 
 class Site:
-    def __init__(self, jobs: ModuleType, process: WorkerProcess, history: History, scratch: Path) -> None:
-        self.jobs, self.process, self.history, self.scratch = jobs, process, history, scratch
+    def __init__(
+        self, broker: Broker, jobs: ModuleType, process: WorkerProcess, history: History, scratch: Path
+    ) -> None:
+        self.broker, self.jobs, self.process, self.history, self.scratch = broker, jobs, process, history, scratch
         self.orchestration = Orchestration(jobs.app)
 
     def job(self, name: str = FRAGILE) -> JobStatus:
         return next(job for job in self.orchestration.status().jobs if job.name == name)
+
+    def result(self, id: str) -> AsyncResult:
+        return self.jobs.app.AsyncResult(id)
+
+    def celery(self, *command: str) -> CompletedProcess[str]:
+        return run_celery(APP, "orchestration", *command, broker=self.broker)
 
     def fail(self, times: int) -> None:
         for _ in range(times):
@@ -46,8 +58,8 @@ def site(
     tmp_path: Path,
 ) -> Site:
     env = {"TEST_SCRATCH": str(tmp_path)}
-    process = worker(broker, APP, env=env)
-    site = Site(load_app(broker, APP, env=env), process, history, tmp_path)
+    process = worker(broker, APP, concurrency=3, env=env)
+    site = Site(broker, load_app(broker, APP, env=env), process, history, tmp_path)
     until(lambda: site.orchestration.status().jobs)
     yield site
     site.orchestration.close()
@@ -117,12 +129,246 @@ def test_a_run_that_waits_is_called_off(site: Site) -> None:
     site.orchestration.pause()
     result = site.jobs.fragile.delay()
     until(lambda: site.orchestration.status().waiting == 1)
-    assert site.orchestration.cancel(result.id)
+    assert site.orchestration.cancel(result.id).had_not_started
     with pytest.raises(TaskRevokedError):
         result.get(timeout=15)
-    assert not site.orchestration.cancel(result.id)
+    assert not site.orchestration.cancel(result.id).had_not_started
 
 
 def test_an_unknown_job_is_named_with_a_suggestion(site: Site) -> None:
     with pytest.raises(UnknownJob, match=r"did you mean 'support\.apps\.outcomes\.fragile'"):
         site.orchestration.enable("support.apps.outcomes.fragil")
+
+
+# -- a disabled job
+
+
+def test_where_runs_are_dropped_while_a_job_is_disabled_they_end_as_revoked(site: Site) -> None:
+    with pytest.raises(ValueError, match="not yet"):
+        site.jobs.picky.delay().get(timeout=10)
+    until(lambda: site.job(PICKY).disabled)
+    dropped, late = site.jobs.picky.delay(), site.jobs.picky.apply_async(countdown=0.5)
+    for result in (dropped, late):
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=15)
+    assert {one.outcome for one in site.orchestration.history(PICKY)} == {"failed", "skipped"}
+    (site.scratch / "mended").touch()
+    assert site.jobs.picky.delay("asked for").id
+    forced = site.orchestration.trigger(PICKY, ["forced"], force=True)
+    assert site.result(forced.run_id).get(timeout=10) == "forced"
+    assert site.job(PICKY).disabled, "only a person or a probe enables it"
+
+
+class TestProbe:
+    def trip(self, site: Site) -> None:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="not yet"):
+                site.jobs.breaker.delay().get(timeout=10)
+        assert until(lambda: site.job(BREAKER).disabled).by == "failures"
+        assert site.job(BREAKER).next_probe is not None
+
+    def test_one_run_tries_whether_the_job_works_again_and_enables_it(self, site: Site) -> None:
+        self.trip(site)
+        (site.scratch / "hold").touch()
+        (site.scratch / "mended").touch()
+        results = [site.jobs.breaker.delay(n) for n in range(4)]
+        probe = until(lambda: site.job(BREAKER).probe, 15)
+        assert probe == results[0].id, "the first in rank"
+        stays(lambda: len(site.history.running(BREAKER)) <= 1, 1.0)
+        (site.scratch / "hold").unlink()
+        assert [result.get(timeout=15) for result in results] == list(range(4))
+        assert site.job(BREAKER).disabled is None
+        assert site.orchestration.audit()[0].who == "probe"
+
+    def test_one_that_fails_starts_the_wait_again(self, site: Site) -> None:
+        self.trip(site)
+        results = [site.jobs.breaker.delay(n) for n in range(2)]
+        with pytest.raises(ValueError, match="not yet"):
+            results[0].get(timeout=15)
+        assert site.job(BREAKER).failures == 3
+        assert site.job(BREAKER).disabled
+        (site.scratch / "mended").touch()
+        assert results[1].get(timeout=15) == 1
+
+    def test_one_whose_process_dies_frees_its_place(self, site: Site) -> None:
+        self.trip(site)
+        (site.scratch / "hold").touch()
+        doomed, other = site.jobs.breaker.delay("doomed"), site.jobs.breaker.delay("other")
+        until(lambda: site.job(BREAKER).probe == doomed.id, 15)
+        site.process.kill_child(until(lambda: site.history.running(BREAKER))[0].start.pid)
+        with pytest.raises(WorkerLostError):
+            doomed.get(timeout=15)
+        (site.scratch / "mended").touch()
+        (site.scratch / "hold").unlink()
+        assert other.get(timeout=15) == "other"
+
+    @pytest.mark.slow
+    def test_with_many_workers_racing_there_is_one(self, site: Site, worker: Callable[..., WorkerProcess]) -> None:
+        self.trip(site)
+        site.orchestration.disable(BREAKER)
+        site.orchestration.enable(BREAKER)
+        self.trip(site)
+        for _ in range(3):
+            worker(site.broker, APP, concurrency=4, env={"TEST_SCRATCH": str(site.scratch)})
+        (site.scratch / "hold").touch()
+        results = [site.jobs.breaker.delay(n) for n in range(30)]
+        until(lambda: site.history.running(BREAKER), 15)
+        stays(lambda: len(site.history.running(BREAKER)) == 1, 2)
+        (site.scratch / "mended").touch()
+        (site.scratch / "hold").unlink()
+        assert [result.get(timeout=20) for result in results] == list(range(30))
+
+
+# -- dead letters
+
+
+class TestDeadLetters:
+    def bury(self, site: Site, count: int) -> list[AsyncResult]:
+        results = [site.jobs.stubborn.delay(n) for n in range(count)]
+        for result in results:
+            with pytest.raises(LookupError):
+                result.get(timeout=30)
+        until(lambda: site.orchestration.status().dead_letters == count)
+        return results
+
+    def test_a_run_that_failed_for_good_is_kept_whole(self, site: Site) -> None:
+        (result,) = self.bury(site, 1)
+        found = site.orchestration.dead_letter(result.id)
+        assert (found.job, found.error, found.retries) == (f"{APP}.stubborn", "LookupError: nothing for 0", 1)
+        assert 'raise self.retry(exc=LookupError(f"nothing for {note}"))' in found.traceback
+        assert (found.args, found.revoked) == ("(0,)", False)
+        assert found.body_bytes > 10
+        assert [letter.id for letter in site.orchestration.dead_letters()] == [result.id]
+        assert site.orchestration.dead_letters(f"{APP}.fragile") == []
+
+    def test_a_hundred_are_requeued_with_one_command(self, site: Site) -> None:
+        results = self.bury(site, 100)
+        (site.scratch / "mended").touch()
+        done = site.celery("dlq", "requeue", "--all")
+        assert done.stdout.strip() == "100 dead letters were requeued"
+        again = [site.result(result.id) for result in results]  # the old ones remember how they ended
+        until(lambda: all(result.state == "SUCCESS" for result in again), 30)
+        assert sorted(result.get() for result in again) == list(range(100))
+        assert site.orchestration.status().dead_letters == 0
+        assert {one.what for one in site.orchestration.audit(1000)} == {"requeue"}
+
+    def test_one_that_fails_again_is_buried_again(self, site: Site) -> None:
+        (result,) = self.bury(site, 1)
+        assert site.orchestration.requeue(result.id).runs == {result.id: result.id}
+        until(lambda: len(site.history.started(f"{APP}.stubborn")) == 4, message="with all its retries")
+        until(lambda: site.orchestration.status().dead_letters == 1)
+        with pytest.raises(UnknownRun):
+            site.orchestration.requeue("nothing")
+
+    def test_what_was_revoked_gets_a_new_id_and_what_had_expired_none(self, site: Site) -> None:
+        result = site.jobs.stubborn.apply_async(("late",), expires=1, countdown=0.1)
+        with pytest.raises(LookupError):
+            result.get(timeout=10)
+        until(lambda: site.orchestration.status().dead_letters == 1)
+        result.revoke()
+        until(lambda: site.orchestration.dead_letter(result.id).revoked)
+        until(lambda: time.time() > site.orchestration.dead_letter(result.id).arrived.timestamp() + 1.2)
+        (site.scratch / "mended").touch()
+        (new,) = site.orchestration.requeue(job=f"{APP}.stubborn").runs.values()
+        assert new != result.id
+        assert site.result(new).get(timeout=10) == "late"
+
+    def test_they_are_purged_one_by_job_or_all(self, site: Site) -> None:
+        results = self.bury(site, 3)
+        assert site.orchestration.purge(results[0].id).count == 1
+        assert site.orchestration.purge(job=f"{APP}.fragile").count == 0
+        assert site.celery("dlq", "purge", "--all", "--yes").stdout.strip() == "2 dead letters were removed"
+        assert site.orchestration.status().dead_letters == 0
+
+    def test_the_shell_shows_them(self, site: Site) -> None:
+        (result,) = self.bury(site, 1)
+        listed = site.celery("dlq", "list").stdout
+        assert result.id in listed
+        assert "LookupError" in listed
+        assert "Traceback" in site.celery("dlq", "show", result.id).stdout
+        assert json.loads(site.celery("dlq", "list", "--json").stdout)[0]["id"] == result.id
+        assert site.celery("dlq", "show", "nothing").returncode == 1
+        assert site.celery("dlq", "requeue").returncode == 2
+
+
+# -- by hand
+
+
+def test_history_tells_how_runs_ended_and_what_they_waited_for(site: Site) -> None:
+    (site.scratch / "mended").touch()
+    site.orchestration.pause()
+    result = site.jobs.fragile.delay("waited")
+    until(lambda: site.orchestration.status().waiting == 1)
+    site.orchestration.resume()
+    result.get(timeout=10)
+    (found,) = until(lambda: site.orchestration.history(FRAGILE))
+    assert (found.id, found.outcome, found.waited_for) == (result.id, "succeeded", "everything was paused")
+    assert found.fence == site.history.started(FRAGILE)[0].fence
+    assert found.worker == site.process.hostname
+    assert found.ended >= found.started >= found.arrived
+    assert "succeeded" in site.celery("history", FRAGILE).stdout
+    assert site.job().last_seconds is not None
+
+
+def test_a_forced_run_passes_a_pause_but_not_the_room(site: Site) -> None:
+    (site.scratch / "hold").touch()
+    (site.scratch / "mended").touch()
+    running = [site.jobs.breaker.delay(n) for n in range(2)]
+    until(lambda: len(site.history.running(BREAKER)) == 2)
+    site.orchestration.pause()
+    sent = site.celery("trigger", BREAKER, "--args", '["now"]', "--force", "--json")
+    forced = site.result(json.loads(sent.stdout)["run_id"])
+    until(lambda: site.orchestration.status().waiting == 1)
+    assert site.orchestration.status().waits[0].priority == "forced"
+    (site.scratch / "hold").unlink()
+    assert forced.get(timeout=10) == "now"
+    assert [result.get(timeout=10) for result in running] == [0, 1]
+    assert site.orchestration.status().paused
+
+
+def test_everything_that_waits_is_let_out_when_nobody_orchestrates(
+    site: Site, worker: Callable[..., WorkerProcess]
+) -> None:
+    (site.scratch / "mended").touch()
+    site.orchestration.pause()
+    results = [site.jobs.fragile.delay(n) for n in range(5)] + [site.jobs.fragile.apply_async((5,), countdown=2)]
+    until(lambda: site.orchestration.status().waiting == 5 and site.orchestration.status().later == 1)
+    site.process.stop()
+    assert site.celery("release", "--yes").stdout.strip() == "6 runs were published"
+    env = {"TEST_SCRATCH": str(site.scratch), "CELERY_ORCHESTRATION_MODE": "off"}
+    worker(site.broker, APP, env=env)
+    assert sorted(result.get(timeout=15) for result in results) == list(range(6))
+    assert site.orchestration.status().waiting == 0
+    assert site.orchestration.audit()[0].what == "release"
+
+
+# -- 16: a job that kills its worker each time
+
+
+@pytest.mark.slow
+def test_a_run_that_takes_its_workers_down_is_tried_alone_and_buried_and_its_neighbours_go_on(
+    site: Site, worker: Callable[..., WorkerProcess]
+) -> None:
+    env = {"TEST_SCRATCH": str(site.scratch)}
+    neighbours = [site.jobs.bystander.delay(), site.jobs.bystander.delay()]
+    until(lambda: len(site.history.running()) == 2)
+    deadly = site.jobs.deadly.delay()
+    living = [site.process]
+
+    def somebody_lives() -> None:
+        if not living[-1].running:
+            living.append(worker(site.broker, APP, concurrency=3, env=env))
+
+    site.process.kill()
+    until(lambda: somebody_lives() or len(site.history.started(f"{APP}.deadly")) == 3, 60, poll=0.1)
+    (site.scratch / "bystander").touch()
+    until(lambda: somebody_lives() or all(result.ready() for result in (deadly, *neighbours)), 60, poll=0.1)
+    with pytest.raises(WorkerLostError):
+        deadly.get()
+    assert [result.get() for result in neighbours] == ["bystander"] * 2
+    assert len(site.history.started(f"{APP}.deadly")) == 4, "once, recovered twice, and once alone"
+    assert [letter.id for letter in site.orchestration.dead_letters()] == [deadly.id]
+    alone = site.history.spans(f"{APP}.deadly")[-1].start
+    beside = [span.end for span in site.history.spans(f"{APP}.bystander") if span.start.worker == alone.worker]
+    assert all(end is not None and end.monotonic < alone.monotonic for end in beside), "nothing else ran there"
+    until(lambda: [death.runs for death in site.orchestration.status().died][:1] == [1])

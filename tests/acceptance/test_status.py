@@ -15,7 +15,15 @@ from pydantic import BaseModel
 from rich.cells import cell_len
 
 from celery_orchestration.cli.render import print_status
-from celery_orchestration.operate import JobStatus, QueueStatus, RunStatus, Status, WorkerStatus
+from celery_orchestration.operate import (
+    Death,
+    Disabled,
+    JobStatus,
+    QueueStatus,
+    RunStatus,
+    Status,
+    WorkerStatus,
+)
 from support.invariants import status_of
 from support.stage import Stage
 from support.wait import until
@@ -233,11 +241,12 @@ def status_with(name: str, runs: int = 1) -> Status:
     job = JobStatus(
         name=name, state="running", running=runs, max_running=runs, keyed=True, waiting=runs, oldest_arrival=NOW,
         last_start=NOW, last_end=NOW - timedelta(days=400), last_outcome="failed", last_success=NOW,
-        failures=0, max_consecutive_failures=None, last_error=None, disabled=None,
-        would_have_waited={f"room {name}": 3},
+        failures=0, max_consecutive_failures=None, last_error=None, would_have_waited={f"room {name}": 3}, later=runs,
+        last_seconds=1.5, disabled=Disabled(by=name, why=name, at=NOW), probe=None, next_probe=NOW, dead_letters=3,
     )  # fmt: skip
     worker = WorkerStatus(
         name=f"{name}@host", host="host", pid=1, state="busy", execution_pool="prefork", slots=4, running=1,
+        done=7, failed=1,
         queues=["celery", "default.granted", *(f"default.{n}" for n in range(9)), name], mode="enforce", since=NOW,
         last_beat=NOW,
     )  # fmt: skip
@@ -248,10 +257,13 @@ def status_with(name: str, runs: int = 1) -> Status:
         running=runs,
         max_running=10,
         waiting=runs,
+        later=runs,
+        dead_letters=3,
         jobs=[job],
         runs=[run_of(name, worker=worker.name) for _ in range(runs)],
         waits=[run_of(name, state="waiting", reason=f"waiting for {name}: {name}") for _ in range(runs)],
         workers=[worker],
+        died=[Death(name=name, at=NOW, runs=2)],
         queues=[QueueStatus(name=name, slots=0, under_way=0, waiting=1)],
         problems=["everything is paused"],
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from celery_orchestration import Dependency, OrchestratedTask
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
-from celery_orchestration.operate.client import read
+from celery_orchestration.operate import reading
 from celery_orchestration.policy import Priority
 from celery_orchestration.task import jobs_of
 from celery_orchestration.testing import Decision, Ended, decide
@@ -176,7 +176,7 @@ class Played:
         return id, answer
 
     def reason(self, id: str) -> str:
-        status = read("decide", json.loads(self.ledger.status(100, 100)), {})
+        status = reading.status("decide", json.loads(self.ledger.status(100, 100)), {})
         [run] = [run for run in status.waits if run.id == id]
         assert run.reason
         return run.reason

@@ -118,9 +118,21 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.switch("one", False, "me", "") == shop.ledger.switch("one", True, "me", "") == []
     assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
     assert len(shop.ledger.audit(10)) == 4
+    assert shop.ledger.retrying("b") is None
+    assert shop.come("c", "one") == "start"
+    shop.end("c", "failed")
+    assert [json.loads(one)[2] for one in shop.ledger.history("one", 10) or ()] == ["failed", "revoked", "succeeded"]
+    assert [revoked for _, revoked in shop.ledger.letters("", 0, 10)] == [False]
+    assert (shop.ledger.letter("c") or ())[2] == b"c"
+    assert shop.ledger.requeue("me", "c", "c", 0, b"c")[0] == "ok"
+    assert shop.ledger.purge("me", ["c"]) == 0
+    assert shop.ledger.release("me", 10) == []
+    assert shop.ledger.released(["c"]) == 0
+    shop.ledger.note("me", "trigger", "one", "")
     assert shop.ledger.leave("w1") == []
     used = {"turn", "register", "install", "beat", "current", "granted", "published", "sweep", "cancel", "ending"}
-    assert set(verbs()) == used | {"finish", "status", "releases", "leave", "switch", "pause", "audit"}
+    used |= {"finish", "status", "releases", "leave", "switch", "pause", "audit", "retrying", "history", "letters"}
+    assert set(verbs()) == used | {"letter", "requeue", "purge", "release", "released", "note"}
 
 
 def test_every_verb_has_a_contract():
@@ -541,4 +553,64 @@ def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
         assert shop.end(f"{job} {key} 1") == [f"{job} {key} 2"]
         shop.end(f"{job} {key} 2")
     left = {key.removeprefix(PREFIX).partition(":")[0] for key in shop.redis.keys("*")}
-    assert left == {"d", "g", "j", "jobs", "rel", "relseq", "rj", "slots", "w", "wn", "ws"}
+    assert left == {"d", "g", "h", "j", "jobs", "rel", "relseq", "rj", "slots", "w", "wn", "ws"}
+
+
+class TestDeadLetters:
+    def bury(self, shop: Shop, *ids: str) -> None:
+        for id in ids:
+            assert shop.come(id, "one") == "start"
+            shop.end(id, "failed")
+
+    def test_a_requeued_one_is_a_run_again_and_only_once(self, shop: Shop):
+        shop.install({"one": {"cap": 1}})
+        self.bury(shop, "a")
+        assert shop.come("a", "one") == "drop", "a copy of its message does not revive it"
+        first = shop.ledger.requeue("me", "a", "a", 0, b"again")
+        assert (first[0], shop.ledger.requeue("me", "a", "a", 0, b"again")) == ("ok", ("none", []))
+        assert shop.ledger.granted(first[1][0]) == ("q", b"again")
+
+    def test_one_whose_id_is_in_use_again_stays(self, shop: Shop):
+        shop.install({"one": {"cap": 1}})
+        self.bury(shop, "a", "b")
+        shop.redis.delete(f"{PREFIX}d:a")
+        assert shop.come("a", "one") == "start"
+        assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("exists", [])
+        assert len(shop.ledger.letters("one", 0, 10)) == 2
+
+    def test_they_are_bounded_in_number_and_age(self, shop: Shop):
+        shop.install({"one": {"cap": 1}})
+        shop.redis.hset(f"{PREFIX}g", mapping={"letters": 3})
+        self.bury(shop, *"abcde")
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("one", 0, 10)] == ["e", "d", "c"]
+        shop.redis.hset(f"{PREFIX}g", mapping={"letters_ms": 0})
+        shop.ledger.sweep("w1", 77, 5000)
+        assert shop.ledger.letters("", 0, 10) == []
+        assert not list(shop.redis.scan_iter(f"{PREFIX}dl:*"))
+        assert not shop.redis.exists(f"{PREFIX}dj:one")
+
+    def test_history_is_bounded(self, shop: Shop):
+        shop.install({"one": {"cap": 1}})
+        shop.redis.hset(f"{PREFIX}g", mapping={"history": 5})
+        for number in range(20):
+            assert shop.come(f"run{number}", "one") == "start"
+            shop.end(f"run{number}")
+        found = [json.loads(one)[0] for one in shop.ledger.history("one", 100) or ()]
+        assert found == [f"run{number}" for number in range(19, 14, -1)]
+        assert shop.redis.llen(f"{PREFIX}h:one") <= 6
+        assert shop.ledger.history("two", 10) is None
+
+
+class TestRelease:
+    def test_what_was_not_published_is_given_out_again(self, shop: Shop):
+        shop.install({"one": {"cap": 1}})
+        shop.come("a", "one")
+        for id in ("b", "c"):
+            assert shop.come(id, "one") == "wait"
+        part = shop.ledger.release("me", 1)
+        assert part == shop.ledger.release("me", 1) == [("b", "q", b"b")]
+        assert (shop.ledger.released(["b"]), shop.ledger.released(["b"])) == (1, 0)
+        assert shop.ledger.release("me", 1) == [("c", "q", b"c")]
+        assert shop.come("c", "one") == "wait", "a gate that is still there decides again"
+        assert shop.ledger.released(["c"]) == 0, "it is the gate's again"
+        assert shop.end("a") == ["c"]

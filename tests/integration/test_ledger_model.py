@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ QUEUES = {"a": ("q", "g"), "b": ("q", "g"), "c": ("q", ""), "d": ("other", "")}
 SERVED = [("q", "g"), ("q",), ("other", "q", "g")]
 OUTCOMES = ["succeeded", "failed", "ignored", "rejected", "revoked", "retry", "requeued", "crashed", "returned"]
 PREFIX = "{model}:"
+#: A time in milliseconds that does not come by itself, and the priority of a forced run.
+FAR, FORCED = 10**14, 4
 LOOK = """
 local found = { runs = {}, jobs = {}, total = G.total }
 for _, key in ipairs(call('KEYS', P .. 'r:*')) do
@@ -39,7 +42,8 @@ for _, key in ipairs(call('KEYS', P .. 'r:*')) do
 end
 for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   local j = job(name)
-  found.jobs[#found.jobs + 1] = { name = name, n = j.n, busy = j.busy, w = j.w, wk = j.wk, blk = j.blk }
+  found.jobs[#found.jobs + 1] = { name = name, n = j.n, busy = j.busy, w = j.w, wk = j.wk, blk = j.blk,
+    off = j.off ~= nil, probe = j.probe }
 end
 return cjson.encode(found)
 """
@@ -78,6 +82,9 @@ def jobs(draw: st.DrawFn) -> dict[str, Job]:
             ),
             crash=draw(st.sampled_from(["requeue", "requeue", "fail"])),
             max_recoveries=draw(st.sampled_from([0, 2])),
+            max_failures=draw(st.sampled_from([None, 1, 2])),
+            cools=draw(st.booleans()),
+            drop=draw(st.booleans()),
         )
     return found
 
@@ -93,6 +100,9 @@ def documents(jobs: dict[str, Job]) -> dict[str, Any]:
             "depd": sorted(o.name for o in jobs.values() if any(n == job.name for n, _, _ in o.deps)),
             "crash": job.crash,
             "recmax": job.max_recoveries,
+            "fmax": job.max_failures,
+            "cool": 3_600_000 if job.cools else None,
+            "drop": job.drop,
         }
         found[job.name] = {**entry, "hash": json.dumps(entry)}
     return found
@@ -162,12 +172,16 @@ class LedgerMachine(RuleBasedStateMachine):
         def new(name: str, key: str, priority: int) -> Arrival:
             return self.arrival(f"r{len(self.sent)}", 0, name, key, priority, "")
 
+        def later(name: str, key: str, priority: int) -> Arrival:
+            return replace(new(name, key, priority), eta_ms=FAR)
+
         known = sorted(self.sent)
-        fresh = st.builds(new, st.sampled_from(NAMES), st.sampled_from(["", "k"]), st.integers(0, 3))
+        parts = st.sampled_from(NAMES), st.sampled_from(["", "k"]), st.integers(0, FORCED)
+        fresh = st.one_of(st.builds(new, *parts), st.builds(new, *parts), st.builds(later, *parts))
         if not known:
             return fresh
         return st.one_of(
-            fresh, fresh, st.builds(self.again, st.sampled_from(known), st.integers(0, 3), st.integers(0, 9))
+            fresh, fresh, st.builds(self.again, st.sampled_from(known), st.integers(0, 4), st.integers(0, 9))
         )
 
     def again(self, id: str, kind: int, other: int) -> Arrival:
@@ -182,6 +196,8 @@ class LedgerMachine(RuleBasedStateMachine):
             return self.arrival(id, attempt, name, "", 1, grants[-1 if other % 2 else 0] if grants else "7")
         if kind == 2:
             return self.arrival(id, attempt + 1, name, "", 1, "")
+        if kind == 3:
+            return replace(self.arrival(id, attempt + 1, name, "", 1, ""), eta_ms=FAR)
         return self.arrival(id, attempt + 1000, NAMES[other % len(NAMES)], "", 1, "")
 
     def arrival(self, id: str, attempt: int, name: str, key: str, priority: int, grant: str) -> Arrival:
@@ -200,30 +216,41 @@ class LedgerMachine(RuleBasedStateMachine):
             expected.append(model.settle(run, one.outcome, after) if run is not None and current else "refused")
         assert found.outcomes == expected
         granted, started, free = ([], [], offered)
-        arriving = [Run(a.id, a.job, a.key, a.attempt, (0, 0), a.queue, a.granted_queue) for a in arrivals]
+        alone, free = model.try_alone(worker, free)
+        arriving = [
+            Run(a.id, a.job, a.key, a.attempt, (0, 0), a.queue, a.granted_queue, later=a.eta_ms is not None)
+            for a in arrivals
+        ]
         spare = [False] * len(arrivals)
 
         def slots_of_those_who_wait() -> int:
             """An arrival that will have to wait leaves its slot to a run that is handed over."""
             for i, (a, run) in enumerate(zip(arrivals, arriving, strict=True)):
-                spare[i] = not a.grant and model.would_wait(run, a.priority, i + 1)
+                asks = not a.grant and a.eta_ms is None
+                spare[i] = asks and model.would_wait(run, a.priority, i + 1, worker.name)
             return sum(spare)
 
-        if outcomes or offered:
-            granted, started, free = model.hand_over(after, worker, offered, slots_of_those_who_wait)
+        if outcomes or free:
+            granted, started, free = model.hand_over(after, worker, free, slots_of_those_who_wait)
+        skipped = []
         answers = []
         for i, (a, run) in enumerate(zip(arrivals, arriving, strict=True)):
             grants = self.grants.get(a.id, [])
             on_its_way = a.id in model.runs and bool(model.runs[a.id].dest) and a.id not in granted
             is_latest = on_its_way and a.grant == grants[-1]
             answers.append(model.admit(worker.name, run, a.priority, is_latest, after))
-            free += (answers[-1] != "start") - spare[i]
+            if a.eta_ms is None:
+                free += (answers[-1] != "start") - spare[i]
+            now = model.runs.get(a.id)
+            if answers[-1] == "wait" and now is not None and now.state == "ending":
+                skipped.append(a.id)
+        assert [ending.id for ending in found.endings] == skipped
         assert [answer.what for answer in found.answers] == answers
         if arrivals and any(r.state in ("waiting", "behind") or r.behind for r in model.runs.values()):
             more, here, _ = model.hand_over(after, worker, free)
             granted, started = granted + more, started + here
         assert [grant.id for grant in found.grants] == granted
-        assert [start.id for start in found.starts] == started
+        assert [start.id for start in found.starts] == alone + started
         assert all(start.message == b"message of " + start.id.encode() for start in found.starts)
         for answer, a in zip(found.answers, arrivals, strict=True):
             if answer.what == "start":
@@ -260,7 +287,7 @@ class LedgerMachine(RuleBasedStateMachine):
         gone = data.draw(st.sampled_from(sorted(self.model.workers)))
         self.redis.zadd(f"{PREFIX}ws", {gone: -1})
         del self.model.workers[gone]
-        self.model.take_runs(gone, counted=True)
+        self.model.take_runs(gone, counted="worker")
         self.sweep()
 
     @rule(data=st.data())
@@ -270,7 +297,7 @@ class LedgerMachine(RuleBasedStateMachine):
         grants = self.ledger.leave(gone)
         assert self.ledger.leave(gone) == []
         del self.model.workers[gone]
-        self.model.take_runs(gone, counted=False)
+        self.model.take_runs(gone, counted="")
         granted, _, _ = self.model.hand_over([], None, 0)
         assert [grant.id for grant in grants] == granted
         self.note_grants(grants)
@@ -295,10 +322,44 @@ class LedgerMachine(RuleBasedStateMachine):
             run.state, run.dest = "waiting", None
         self.sweep(again)
 
+    @rule(data=st.data())
+    @precondition(lambda self: any(r.state == "later" for r in self.model.runs.values()))
+    def time_comes(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(sorted(r.id for r in self.model.runs.values() if r.state == "later")))
+        self.redis.zadd(f"{PREFIX}later", {id: 1})
+        run = self.model.runs[id]
+        self.model.come_due(run)
+        self.sweep(endings=[id] if run.state == "ending" else None)
+
+    @rule(name=st.sampled_from(NAMES), on=st.booleans())
+    def somebody_switches(self, name: str, on: bool) -> None:
+        grants = self.ledger.switch(name, on, "somebody", "")
+        self.model.switch(name, on)
+        granted, _, _ = self.model.hand_over([], None, 0)
+        assert [grant.id for grant in grants] == granted
+        self.note_grants(grants)
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(past.cooling for past in self.model.past.values()))
+    def job_has_cooled_down(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(n for n, past in self.model.past.items() if past.cooling)))
+        self.redis.zadd(f"{PREFIX}cool", {name: 1})
+        self.model.cooled_down(name)
+        self.sweep()
+
+    @rule(paused=st.booleans())
+    def somebody_pauses(self, paused: bool) -> None:
+        grants = self.ledger.pause(paused, "somebody", "")
+        self.model.paused = paused
+        granted, _, _ = self.model.hand_over([], None, 0)
+        assert [grant.id for grant in grants] == granted
+        self.note_grants(grants)
+
     @rule(data=st.data(), how=st.sampled_from(["expired", "revoked"]))
-    @precondition(lambda self: self.model.waiting())
+    @precondition(lambda self: any(r.state in ("waiting", "later") for r in self.model.runs.values()))
     def run_is_called_off(self, data: st.DataObject, how: str) -> None:
-        id = data.draw(st.sampled_from([run.id for run in self.model.waiting()]))
+        waiting = sorted(r.id for r in self.model.runs.values() if r.state in ("waiting", "later"))
+        id = data.draw(st.sampled_from(waiting))
         self.model.end_unstarted(id, how)
         if how == "expired":
             self.redis.zadd(f"{PREFIX}due", {id: 1})
@@ -375,6 +436,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 run.attempt,
             )
             assert theirs.get("own") == run.worker
+            assert bool(theirs.get("al")) == run.alone
             assert (theirs["sd"], theirs.get("dest"), theirs["rec"]) == (run.started, run.dest, run.recoveries)
             assert theirs.get("behind") == (run.behind.attempt if run.behind else None)
         for job in found["jobs"]:
@@ -383,6 +445,8 @@ class LedgerMachine(RuleBasedStateMachine):
             assert job["busy"] == sum(r.job == name and r.started for r in self.model.runs.values())
             assert job["w"] == sum(r.job == name for r in self.model.waiting())
             assert job["blk"] == sum(bool(self.model.holding(other)) for other in self.model.jobs[name].blocks)
+            probe = self.model.disabled.get(name)
+            assert (job["off"], job.get("probe")) == (name in self.model.disabled, probe)
         assert found["total"] == self.model.total()
 
     def drain(self) -> None:
@@ -398,13 +462,18 @@ class LedgerMachine(RuleBasedStateMachine):
         for worker in sorted(self.model.workers):
             self.ledger.leave(worker)
         left = {key.removeprefix(PREFIX) for key in self.redis.keys("*")}
-        kept = {"g", "jobs", "rel", "relseq", "rj:release", *(f"j:{name}" for name in NAMES)}
-        assert {key for key in left if not key.startswith("d:")} <= kept
+        kept = {"g", "jobs", "rel", "relseq", "rj:release", "dead", "gone", "audit", *(f"j:{name}" for name in NAMES)}
+        history = ("d:", "h:", "dl:", "dj:")
+        assert {key for key in left if not key.startswith(history)} <= kept
         assert all(self.redis.ttl(f"{PREFIX}{key}") > 0 for key in left if key.startswith("d:"))
 
     def policies_allow_everything(self) -> None:
         """Dependencies on jobs that never run again are dropped; the rest has to come to an end by itself."""
-        self.model.jobs = {n: Job(**{**vars(j), "deps": ()}) for n, j in self.model.jobs.items()}
+        for name in NAMES:
+            self.somebody_switches(name, True)
+        self.somebody_pauses(False)
+        more = {"deps": (), "max_failures": None}
+        self.model.jobs = {n: Job(**{**vars(j), **more}) for n, j in self.model.jobs.items()}
         assert self.ledger.install("release", self.model.cap, documents(self.model.jobs))
         for index, queues in enumerate(SERVED):
             if f"w{index}" not in self.model.workers:
@@ -424,6 +493,10 @@ class LedgerMachine(RuleBasedStateMachine):
             arrivals = [self.arrival(run.id, run.attempt + 1, run.job, run.key, 1, "")]
         elif run.state == "ending":
             return self.finish(run.id)
+        elif run.state == "later":
+            self.redis.zadd(f"{PREFIX}later", {run.id: 1})
+            self.model.come_due(run)
+            return self.sweep()
         self.numbers += 1
         found = self.ledger.turn(worker.name, self.numbers, "enforce", 1, outcomes, arrivals)
         self.expect_turn(worker, 1, outcomes, arrivals, found)

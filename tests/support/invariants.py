@@ -3,7 +3,7 @@
 I1  no two executions together that the gate forbids; every start of a run has a higher fence than the one before.
 I2  everything sent has ended, or is listed as waiting with a reason.
 I4  what may start has started: nothing waits for a slot while slots are free.
-I5  when everything has ended the ledger holds its configuration, its live workers and done-markers, nothing else.
+I5  when everything has ended the ledger holds its configuration, its live workers, history and done-markers, no more.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from celery_orchestration.task import jobs_of, read_settings
 from support.history import History, Span
 from support.wait import until
 
-#: Keys (head of lua/lib/records.lua) that are not about a run that has not ended.
-CONFIGURATION = ("g", "jobs", "rel", "relseq", "slots", "ws", "wn", "audit")
-CONFIGURATION_OF = ("j", "rj", "w", "ob", "d")
+#: Keys (head of lua/lib/records.lua) that are not about a run that has not ended: configuration and history.
+CONFIGURATION = ("g", "jobs", "rel", "relseq", "slots", "ws", "wn", "dead", "gone", "audit")
+CONFIGURATION_OF = ("j", "rj", "w", "ob", "d", "h", "dl", "dj")
 
 
 def prefix_of(app: Celery) -> str:

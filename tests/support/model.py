@@ -22,6 +22,9 @@ class Job:
     deps: tuple[tuple[str, str, bool], ...] = ()  # job, on, fresh
     crash: str = "requeue"
     max_recoveries: int = 2
+    max_failures: int | None = None
+    cools: bool = False
+    drop: bool = False
 
 
 @dataclass
@@ -41,6 +44,12 @@ class Run:
     recoveries: int = 0
     why: str = ""
     behind: Run | None = None
+    later: bool = False  # it came with a time
+    alone: bool = False
+
+    @property
+    def forced(self) -> bool:
+        return self.rank[0] < 0
 
 
 @dataclass
@@ -50,6 +59,8 @@ class Past:
     ok: bool | None = None
     ended: int | None = None
     begun: int | None = None
+    failures: int = 0
+    cooling: bool = False
 
 
 @dataclass
@@ -68,7 +79,10 @@ class Model:
     past: dict[str, Past] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     paused: bool = False
-    disabled: set[str] = field(default_factory=set)
+    #: Disabled jobs, each with its probe: None (there is none), '' (there may be one) or the run.
+    disabled: dict[str, str | None] = field(default_factory=dict)
+    #: Workers that are kept free, each for a run.
+    kept: dict[str, str] = field(default_factory=dict)
     clock: int = 0
     arrivals: int = 0
 
@@ -95,7 +109,7 @@ class Model:
         return job.cap is None or len(holding) < job.cap
 
     def waiting(self) -> list[Run]:
-        return sorted((r for r in self.runs.values() if r.state == "waiting"), key=lambda r: r.rank)
+        return sorted((r for r in self.runs.values() if r.state == "waiting" and not r.alone), key=lambda r: r.rank)
 
     def dependencies_met(self, run: Run) -> bool:
         if run.judged:
@@ -114,30 +128,34 @@ class Model:
                 return False
         return True
 
+    def enabled_for(self, run: Run) -> bool:
+        return run.job not in self.disabled or run.forced or self.disabled[run.job] in ("", run.id)
+
     def counts(self, run: Run) -> bool:
         """Rules 1 and 4: only a waiting run that passes these bars others."""
-        return run.job not in self.disabled and self.dependencies_met(run)
+        return self.enabled_for(run) and self.dependencies_met(run)
 
-    def barred(self, run: Run, ignoring: str | None = None) -> bool:
+    def barred(self, run: Run, ignoring: str | None = None, copy: bool = False) -> bool:
+        """``copy``: run is an arrival; that it may be a copy of a run that waits is found out later."""
         job = self.jobs[run.job]
         for other in self.waiting():
-            if other.id == run.id or other.rank >= run.rank or not self.counts(other):
+            if (other.id == run.id and not copy) or other.rank >= run.rank or not self.counts(other):
                 continue
             same_lane = other.job == run.job and (not job.keyed or other.key == run.key)
             if same_lane or (other.job in job.blocks and other.job != ignoring):
                 return True
         return False
 
-    def may_start(self, run: Run, ignoring: str | None = None) -> bool:
+    def may_start(self, run: Run, ignoring: str | None = None, copy: bool = False) -> bool:
         """Rules 1 to 5, but for the global cap, which is a matter of order."""
         job = self.jobs[run.job]
         return (
-            not self.paused
-            and run.job not in self.disabled
+            (run.forced or not self.paused)
+            and self.enabled_for(run)
             and self.has_room(job, run.key)
             and not any(self.holding(other) for other in job.blocks)
             and self.dependencies_met(run)
-            and not self.barred(run, ignoring)
+            and not self.barred(run, ignoring, copy)
         )
 
     def global_room(self) -> bool:
@@ -158,11 +176,41 @@ class Model:
         run.state, run.worker, run.judged, run.dest = "running", worker, True, None
         self.past[run.job].begun = self.tick()
         run.started = True
+        self.claim(run)
 
-    def note_end(self, job: str, ok: bool | None) -> None:
+    def claim(self, run: Run) -> None:
+        """The first to go while a disabled job may be tried is the probe."""
+        if self.disabled.get(run.job) == "" and not run.forced:
+            self.disabled[run.job] = run.id
+
+    def note_end(self, run: Run, ok: bool | None) -> None:
+        job, past = self.jobs[run.job], self.past[run.job]
         if ok is not None:
-            self.past[job].ok = ok
-            self.past[job].ended = self.tick()
+            past.ok, past.ended = ok, self.tick()
+            past.failures = 0 if ok else past.failures + 1
+            if job.max_failures and past.failures >= job.max_failures and run.job not in self.disabled:
+                self.disabled[run.job], past.cooling = None, job.cools
+        if self.disabled.get(run.job) == run.id:
+            if ok:
+                del self.disabled[run.job]
+                past.cooling = False
+            elif ok is False:
+                self.disabled[run.job], past.cooling = None, job.cools
+            else:
+                self.disabled[run.job] = ""
+
+    def switch(self, job: str, on: bool) -> None:
+        past = self.past[job]
+        past.cooling = False
+        if on:
+            past.failures = 0
+            self.disabled.pop(job, None)
+        else:
+            self.disabled[job] = None
+
+    def cooled_down(self, job: str) -> None:
+        self.past[job].cooling = False
+        self.disabled[job] = ""
 
     def forget(self, run: Run, marker: bool) -> None:
         del self.runs[run.id]
@@ -172,40 +220,53 @@ class Model:
     def promote(self, run: Run, started: bool) -> None:
         if run.behind is not None:
             following = run.behind
-            following.state, following.started = "waiting", started
+            following.state, following.started = "later" if following.later else "waiting", started
             self.runs[run.id] = following
 
-    def recover(self, run: Run, counted: bool) -> str:
+    def give_way(self, run: Run) -> None:
+        if run.behind.job != run.job:
+            self.note_end(run, None)
+        self.forget(run, False)
+        self.promote(run, run.started and run.behind.job == run.job)
+
+    def no_longer_kept(self, run: Run) -> None:
+        self.kept = {worker: id for worker, id in self.kept.items() if id != run.id}
+
+    def recover(self, run: Run, counted: str) -> str:
+        """``counted``: 'process' or 'worker' if that is what died, '' if none did."""
         run.worker = None
+        self.no_longer_kept(run)
         if run.behind is not None:
-            self.forget(run, False)
-            self.promote(run, run.started and run.behind.job == run.job)
+            self.give_way(run)
             return "superseded"
         if counted:
             run.recoveries += 1
-            if self.jobs[run.job].crash == "fail" or run.recoveries > self.jobs[run.job].max_recoveries:
-                run.started = False
-                run.state = "dead"
-                self.note_end(run.job, False)
-                return "dead"
+            fails = self.jobs[run.job].crash == "fail"
+            if fails or run.recoveries > self.jobs[run.job].max_recoveries:
+                if fails or counted == "process" or run.alone:
+                    run.started = False
+                    run.state = "dead"
+                    self.note_end(run, False)
+                    return "dead"
+                run.alone = True
         run.state = "waiting"
         return "requeued"
 
     def settle(self, run: Run, outcome: str, after: list[str]) -> str:
         if outcome in ("crashed", "returned"):
-            what = self.recover(run, outcome == "crashed")
+            what = self.recover(run, "process" if outcome == "crashed" else "")
             if what == "dead":
                 self.forget(run, True)
                 after.append(run.job)
             return what
+        self.no_longer_kept(run)
         if outcome == "retry":
             if run.behind is not None:
-                self.forget(run, False)
-                self.promote(run, run.started and run.behind.job == run.job)
+                self.give_way(run)
             else:
-                run.state, run.worker = "retrying", None
+                run.state, run.worker, run.alone = "retrying", None, False
             return "ok"
-        self.note_end(run.job, {"succeeded": True, "failed": False}.get(outcome))
+        self.note_end(run, {"succeeded": True, "failed": False}.get(outcome))
         self.forget(run, outcome != "requeued")
         self.promote(run, False)
         after.append(run.job)
@@ -213,8 +274,30 @@ class Model:
 
     # -- handing over ---------------------------------------------------------------------------------
 
+    def try_alone(self, here: Worker, free: int) -> tuple[list[str], int]:
+        """Keeps the worker free for a run that has to be tried alone, and starts that if nothing else runs there."""
+
+        def may(run: Run) -> bool:
+            return self.global_room() and self.may_start(run)
+
+        if here.name not in self.kept:
+            for run in sorted(self.runs.values(), key=lambda r: r.rank):
+                taken = any(id == run.id and worker in self.workers for worker, id in self.kept.items())
+                waits = run.state == "waiting" and run.alone
+                if waits and not taken and may(run) and self.destination(run) in here.queues:
+                    self.kept[here.name] = run.id
+                    break
+        run = self.runs.get(self.kept.get(here.name, ""))
+        if run is not None and run.alone and run.state == "waiting" and may(run):
+            if free > 0 and not any(r.worker == here.name for r in self.runs.values()):
+                self.start(run, here.name)
+                return [run.id], free - 1
+        elif run is None or run.worker != here.name:
+            self.kept.pop(here.name, None)
+        return [], free
+
     def place(self, queue: str, here: Worker | None, free: int) -> str | None:
-        if here is not None and free > 0 and queue in here.queues:
+        if here is not None and free > 0 and queue in here.queues and here.name not in self.kept:
             return "here"
         return "queue" if self.under_way(queue) < self.slots(queue) else None
 
@@ -253,7 +336,7 @@ class Model:
         """
         granted, started = [], []
         for _ in range(LIMIT):
-            if self.paused or not self.global_room():
+            if not self.global_room():
                 break
             if free <= 0 and spare is not None:
                 free, spare = free + spare(), None
@@ -273,6 +356,7 @@ class Model:
 
     def grant(self, run: Run) -> None:
         run.state, run.dest = "granted", self.destination(run)
+        self.claim(run)
         self.tick()
 
     # -- verbs ------------------------------------------------------------------------------------------
@@ -287,6 +371,9 @@ class Model:
         if attempt < run.attempt:
             return "drop", None, False
         if attempt == run.attempt:
+            if run.state in ("granted", "queued") and granted and worker in self.kept:
+                run.state, run.dest = "waiting", None
+                return "wait", None, False
             if run.state in ("granted", "queued") and granted:
                 self.start(run, worker)
                 return "start", None, False
@@ -299,15 +386,15 @@ class Model:
             return "drop", None, False
         self.forget(run, False)
         if run.job != job:
+            self.note_end(run, None)
             after.append(run.job)
         return "", run, False
 
-    def would_wait(self, arrival: Run, priority: int, number: int) -> bool:
+    def would_wait(self, arrival: Run, priority: int, number: int, worker: str) -> bool:
         """Whether the gate is closed for an arrival, the so many-th of its turn, as things stand."""
         key = arrival.key if self.jobs[arrival.job].keyed else ""
-        # By another name: that it is a copy of a run that waits is found out later.
-        run = replace(arrival, id="an arrival", key=key, rank=(3 - priority, self.arrivals + number))
-        return not (self.global_room() and self.may_start(run))
+        run = replace(arrival, key=key, rank=(3 - priority, self.arrivals + number))
+        return worker in self.kept or not (self.global_room() and self.may_start(run, copy=True))
 
     def admit(self, worker: str, arrival: Run, priority: int, granted: bool, after: list[str]) -> str:
         answer, before, runs = self.known(arrival.id, arrival.attempt, arrival.job, granted, worker, after)
@@ -323,22 +410,41 @@ class Model:
             before.behind = run
             return "wait"
         run.started = before.started if before is not None and before.job == run.job else False
-        run.state = "waiting"
+        run.state = "later" if run.later else "waiting"
         self.runs[run.id] = run
-        if self.global_room() and self.may_start(run):
+        if run.later:
+            return "wait"
+        if self.dropped(run):
+            run.state, run.why, run.started = "ending", "skipped", False
+            self.note_end(run, None)
+            return "wait"
+        if worker not in self.kept and self.global_room() and self.may_start(run):
             self.start(run, worker)
             return "start"
         return "wait"
 
+    def dropped(self, run: Run) -> bool:
+        return run.job in self.disabled and self.jobs[run.job].drop and not self.enabled_for(run)
+
+    def come_due(self, run: Run) -> None:
+        if not run.started and not run.forced:
+            self.arrivals += 1
+            run.rank = (run.rank[0], self.arrivals)
+        run.state = "waiting"
+        if self.dropped(run):
+            self.end_unstarted(run.id, "skipped")
+
     def end_unstarted(self, id: str, why: str) -> bool:
         """A run that has not started, or waits to be tried again, is called off."""
         run = self.runs.get(id)
-        if run is None or run.state not in ("waiting", "granted", "queued"):
+        if run is None or run.state not in ("later", "waiting", "granted", "queued"):
             return False
         run.state, run.why, run.started, run.dest = "ending", why, False, None
+        self.note_end(run, None)
         return True
 
-    def take_runs(self, worker: str, counted: bool) -> None:
+    def take_runs(self, worker: str, counted: str) -> None:
+        self.kept.pop(worker, None)
         for run in [r for r in self.runs.values() if r.worker == worker]:
             if self.recover(run, counted) == "dead":
                 run.state, run.why = "ending", "crashed"

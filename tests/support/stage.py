@@ -44,6 +44,10 @@ class Stage:
         self.app = self.jobs.app
         self.ledger = broker.redis.client(int(broker.ledger_url.rpartition("/")[2]))
 
+    @property
+    def prefix(self) -> str:
+        return prefix_of(self.app)
+
     def worker(self, pool: str = "prefork", concurrency: int = 2, **options: Any) -> WorkerProcess:
         env = {**self.env, **options.pop("env", {})}
         process = self._worker(self.broker, self.module, pool=pool, concurrency=concurrency, env=env, **options)

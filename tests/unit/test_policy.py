@@ -278,8 +278,6 @@ class TestOptions:
         ("option", "value"),
         [
             ("mode", "continuous"),
-            ("cool_down_seconds", 5),
-            ("when_disabled", "hold"),
             ("overlap", "skip"),
             ("catch_up", "latest"),
             ("catch_up_seconds", 5),
@@ -448,6 +446,8 @@ class TestDocument:
             blocks=["shop.z", "shop.y", "shop.z"],
             on_crash="fail",
             max_recoveries=0,
+            cool_down_seconds=2.5,
+            when_disabled="drop",
         )
         assert written.document() == {
             "cap": 1,
@@ -460,6 +460,8 @@ class TestDocument:
             "on_crash": "fail",
             "max_recoveries": 0,
             "max_failures": 5,
+            "cool_down_ms": 2500,
+            "drop": True,
             "priority": 3,
             "pool": "images",
             "recurring": True,
@@ -530,7 +532,7 @@ class TestSettings:
             ("namespace", "a\u202e", "orchestration_namespace should be"),
             ("redis_url", "", "orchestration_redis_url should"),
             ("drain_seconds", 30, "orchestration_drain_seconds is not available in this version"),
-            ("history", 10, "orchestration_history is not available in this version"),
+            ("history", -1, "orchestration_history should be greater than or equal to 0, not -1"),
             ("pools", {}, "orchestration_pools is not available in this version"),
         ],
     )

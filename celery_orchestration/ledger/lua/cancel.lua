@@ -1,6 +1,6 @@
 -- uses: records session gate room life hand_over
 --
--- cancel: runs that have not started end as revoked. A running one is left alone.
+-- cancel: runs that have not started end as revoked. A running one is left alone; a dead letter is remembered as revoked.
 --
 -- ARGV  worker, or who (a person) if the number is '', number of the call, why, ids...
 -- Returns  { { endings: {id, why} to carry out }, { granted: {id, grant number} to publish } }
@@ -17,12 +17,9 @@ local endings = {}
 for i = 4, #ARGV do
   local id = ARGV[i]
   local r = load_run(id)
-  if r and (r.st == 'waiting' or r.st == 'granted' or r.st == 'queued') then
-    local j = job(r.job)
-    withdraw(j, r)
-    ended(j, r, nil)
-    ending(r, ARGV[3])
-    refresh_dependents(j)
+  if not r and not by_hand and call('EXISTS', P .. 'dl:' .. id) == 1 then call('HSET', P .. 'dl:' .. id, 'revoked', 1) end
+  if r and (r.st == 'waiting' or r.st == 'later' or r.st == 'granted' or r.st == 'queued') then
+    call_off(job(r.job), r, ARGV[3])
     endings[#endings + 1] = { id, ARGV[3] }
     if by_hand then audit(ARGV[1], 'cancel', id, r.job) end
   end

@@ -16,11 +16,13 @@ for i = 2, #ARGV, 2 do
       call('ZREM', P .. 'gr', r.id)
     else
       withdraw(j, r)
+      note_down(j, r, 'revoked', nil, false)
       ended(j, r, nil)
+      refresh(j)
       refresh_dependents(j)
     end
     r.a = a
-    forget(r, true)
+    if r.st == 'ending' and r.why == 'crashed' then bury(j, r, CRASH) else forget(r, true) end
   elseif r and r.st == 'running' and a > r.a then
     -- The next attempt of a run is over before the end of this one is told: settle() looks here.
     call('SET', P .. 'd:' .. r.id, int(a), 'PX', G.done_ms)

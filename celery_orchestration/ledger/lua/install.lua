@@ -4,7 +4,7 @@
 -- that have no runs go away.
 --
 -- ARGV  releases they were merged from, global cap or '', jobs (JSON: name -> {hash, cap, keyed, conf, deps, depd,
---       crash, recmax, fmax}; conf, deps and depd only name jobs that are in it, or, for deps, external ones)
+--       crash, recmax, fmax, cool, drop}; conf, deps and depd only name jobs that are in it, or, for deps, external ones)
 -- Returns  'ok' | 'stale' (other releases are live now: merge again; nothing changed)
 -- Called again: the same.
 
@@ -65,6 +65,7 @@ for name, p in pairs(wanted) do
   if not j or j.hash ~= p.hash then
     if type(p.cap) ~= 'number' then p.cap = nil end
     if type(p.fmax) ~= 'number' then p.fmax = nil end
+    if type(p.cool) ~= 'number' then p.cool = nil end
     for _, dep in ipairs(p.deps) do
       if type(dep.max_age_ms) ~= 'number' then dep.max_age_ms = nil end
     end
@@ -77,8 +78,9 @@ end
 for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   local j = not wanted[name] and job(name)
   if j then
-    if j.n == 0 and j.busy == 0 and j.w == 0 then
-      call('DEL', P .. 'j:' .. name, P .. 'ob:' .. name)
+    if j.n == 0 and j.busy == 0 and j.w == 0 and j.z == 0 and call('ZCARD', P .. 'dj:' .. name) == 0 then
+      call('DEL', P .. 'j:' .. name, P .. 'ob:' .. name, P .. 'h:' .. name)
+      call('ZREM', P .. 'cool', name)
       call('SREM', P .. 'jobs', name)
       J[name] = false
     else

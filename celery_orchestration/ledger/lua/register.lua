@@ -3,7 +3,8 @@
 -- register: a worker process announces itself, or announces itself again after its lease was lost.
 --
 -- ARGV  worker, name, host, pid, slots, kind (execution pool), queues (JSON), release, mode, lease (ms), owner, schema,
---       oldest schema that works beside ours, life of a done-marker (ms), policies of the release (JSON), their jobs (JSON)
+--       oldest schema that works beside ours, life of a done-marker (ms), policies of the release (JSON), their jobs (JSON),
+--       runs and dead letters kept for a job, how long these (ms)
 -- Returns  { releases of the live workers, releases the installed policies were merged from }
 -- Errors   FOREIGN owner (another app owns this ledger), SCHEMA version (written by a version we do not know)
 -- Called again: the same.
@@ -16,7 +17,8 @@ if v[1] and v[1] ~= owner then return redis.error_reply('FOREIGN ' .. v[1]) end
 local found = tonumber(v[2]) or schema
 if found < oldest or found > schema + 1 then return redis.error_reply('SCHEMA ' .. found) end
 
-call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14])
+call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14],
+  'history', ARGV[17], 'letters', ARGV[18], 'letters_ms', ARGV[19])
 if call('HSETNX', P .. 'rel', release, ARGV[15]) == 1 then
   call('ZADD', P .. 'relseq', 'NX', int(tick()), release)
   for _, j in ipairs(cjson.decode(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end

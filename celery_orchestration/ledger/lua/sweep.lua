@@ -1,13 +1,15 @@
--- uses: records session gate room life hand_over workers
+-- uses: records session gate room life hand_over due workers
 --
--- sweep: what nobody else notices. Advances the ledger clock, takes the runs of workers whose lease ran out, ends waiting
--- runs that expired, grants again what was granted and got lost, and hands over. Any worker may call it at any time.
+-- sweep: what nobody else notices. Advances the ledger clock, takes the runs of workers whose lease ran out, does what is
+-- due, grants again what was granted and got lost, and hands over. Any worker may call it at any time.
 --
 -- ARGV  worker, number of the call, interval between sweeps (ms), most runs to handle in one call
 -- Returns  { more (1: call again at once), { granted: {id, grant number} to publish },
 --            { endings: {id, why} to carry out }, { names of workers found dead }, count of runs recovered,
 --            releases of the live workers, releases the installed policies were merged from,
---            { queues that live workers serve }, { jobs that failures disabled: {name, why} } }
+--            { queues that live workers serve }, { jobs that failures disabled: {name, why} },
+--            { runs whose retry got lost, to be sent again },
+--            ms until a turn is to be made because something is due, or -1 }
 -- Errors   UNKNOWNWORKER
 -- Called again with the same number it gives the same answer.
 --
@@ -19,7 +21,7 @@ local before, problem = replayed(worker, 'sweep', number)
 if problem then return problem end
 if before then return before end
 
-local more, endings, dead_names, recovered = false, {}, {}, 0
+local more, endings, dead_names, recovered, retries = false, {}, {}, 0, {}
 
 local swept = tonumber(call('HGET', P .. 'g', 'swept')) or NOW
 local passed = math.max(0, math.min(NOW - swept, 2 * interval))
@@ -28,30 +30,25 @@ call('HSET', P .. 'g', 'clk', int(G.clk), 'swept', int(NOW))
 
 for _, gone in ipairs(call('ZRANGEBYSCORE', P .. 'ws', '-inf', '(' .. int(G.clk), 'LIMIT', 0, 8)) do
   if gone ~= worker then
-    local dead, back, done = take_runs(gone, true, limit)
+    local dead, back, done = take_runs(gone, 'worker', limit)
     recovered = recovered + #back + #dead
     for _, id in ipairs(dead) do endings[#endings + 1] = { id, 'crashed' } end
     if done then
-      dead_names[#dead_names + 1] = remove_worker(gone) or gone
+      local name = remove_worker(gone) or gone
+      note_death(name, #back + #dead)
+      dead_names[#dead_names + 1] = name
     else
       more = true
     end
   end
 end
 
-local due = call('ZRANGEBYSCORE', P .. 'due', '-inf', int(NOW), 'LIMIT', 0, limit)
-for _, id in ipairs(due) do
-  -- One that waits for the attempt before it comes back here when it goes to the gate.
-  call('ZREM', P .. 'due', id)
-  local r = load_run(id)
-  if r and r.st == 'waiting' then
-    local j = job(r.job)
-    withdraw(j, r)
-    ended(j, r, nil)
-    ending(r, 'expired')
-    refresh_dependents(j)
-    endings[#endings + 1] = { id, 'expired' }
-  end
+local woken, more_due = wake(limit)
+for _, one in ipairs(woken) do endings[#endings + 1] = one end
+
+for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'dead', '-inf', int(NOW - G.letters_ms), 'LIMIT', 0, limit)) do
+  local r = load_run(id, 'dl:')
+  if r then unbury(id, r.job) else call('ZREM', P .. 'dead', id) end
 end
 
 local late = call('ZRANGEBYSCORE', P .. 'gr', '-inf', '(' .. int(G.clk), 'LIMIT', 0, limit)
@@ -64,7 +61,7 @@ for _, id in ipairs(late) do
     local queue = destination(r)
     if slots_of(queue) > 0 then
       if r.st == 'queued' then r.tries = r.tries + 1 end
-      grant(r, queue)
+      grant(job(r.job), r, queue)
       HAND.grants[#HAND.grants + 1] = { id, int(r.gn) }
     else
       local j = job(r.job)
@@ -73,13 +70,20 @@ for _, id in ipairs(late) do
       enqueue(j, r)
       refresh(j)
     end
+  elseif r and r.st == 'retrying' then
+    r.tries = r.tries + 1
+    save_run(r)
+    call('ZADD', P .. 'gr', int(G.clk + RETRY_MS * 2 ^ math.min(r.tries, 12)), id)
+    retries[#retries + 1] = id
   else
     call('ZREM', P .. 'gr', id)
   end
 end
 
 if call('ZCARD', P .. 'wait') > 0 then hand_over(limit) end
-more = more or HAND.more or #due == limit or #late == limit
+more = more or HAND.more or more_due or #late == limit
 flush()
+-- Runs that are tried alone are started by turns only.
 return remember({ more and 1 or 0, HAND.grants, endings, dead_names, recovered, live_releases(),
-  call('HGET', P .. 'g', 'releases') or '', call('HKEYS', P .. 'slots'), DISABLED })
+  call('HGET', P .. 'g', 'releases') or '', call('HKEYS', P .. 'slots'), DISABLED, retries,
+  G.alone > 0 and 0 or G.next and math.max(0, G.next - NOW) or -1 })

@@ -8,12 +8,14 @@
 local name, on, who, why = ARGV[1], ARGV[2] == 'on', ARGV[3], ARGV[4]
 local j = job(name)
 if not j then return { 'unknown', {} } end
-if on then
-  if j.off then audit(who, 'enable', name, why) end
-  j.off, j.fails, j.dirty = nil, 0, true
-  call('HDEL', P .. 'j:' .. name, 'off')
-else
+if not on then
   switch_off(j, who, why)
+  call('ZREM', P .. 'cool', name)
+  j.probe, j.dirty = nil, true
+elseif j.off then
+  switch_on(j, who, why)
+else
+  j.fails, j.dirty = 0, true
 end
 refresh(j)
 refresh_dependents(j)

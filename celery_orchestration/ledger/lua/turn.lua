@@ -1,20 +1,21 @@
--- uses: records session gate room life hand_over
+-- uses: records session gate room life hand_over due
 --
--- turn: one round trip of a worker. Records the outcomes of runs that ended, hands over the room they leave, and asks
--- the gate for runs that arrived, in this order, so that a run never waits for one that is over.
+-- turn: one round trip of a worker. Records the outcomes of runs that ended, does what is due, hands over the room that is
+-- free, and asks the gate for runs that arrived, in this order, so that a run never waits for one that is over.
 --
 -- ARGV  worker, number of the call, mode ('enforce' | 'observe'), free slots offered,
---       count of outcomes, then for each: id, fence, outcome, what failed or ''
+--       count of outcomes, then for each: id, fence, outcome, what failed or '', traceback or ''
 --         outcome: succeeded | failed | ignored | rejected | revoked | retry | requeued (back in the broker's queue)
 --                  | crashed (its process died) | returned (never begun)
 --       count of arrivals, then for each: id, attempt, job, room key, priority, grant number or '', expires (ms) or '',
---         own queue, granted queue or '', message
+--         own queue, granted queue or '', message, not before (ms) or '' (one with a time comes without a slot)
 -- Returns  { runs that wait, more (1: call again, there is more to hand over),
 --            { outcome's answer: ok | refused (void fence, nothing changed) | requeued | superseded | dead },
 --            { arrival's answer: {start, fence} | {start, fence, reason...} (observe: would have waited)
 --                              | {wait} | {drop, why} | {unknown} (no policy for this job: register again) },
 --            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} },
---            { jobs that failures disabled: {name, why} } }
+--            { jobs that failures disabled: {name, why} }, { endings: {id, why} to carry out },
+--            ms until something is due, or -1, how much was due now }
 -- Errors   UNKNOWNWORKER
 -- Called again with the same number it gives the same answer.
 
@@ -31,14 +32,14 @@ HAND.here = { worker = worker, free = tonumber(ARGV[4]), queues = SESSION.queues
 local settled, arrivals, admitted = {}, {}, {}
 local at = 6
 for i = 1, tonumber(ARGV[5]) do
-  settled[i] = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], HAND.after)
-  at = at + 4
+  settled[i] = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], HAND.after)
+  at = at + 5
 end
 for i = 1, tonumber(ARGV[at]) do
-  local v = at + 10 * i - 9
+  local v = at + 11 * i - 10
   arrivals[i] = { id = ARGV[v], a = tonumber(ARGV[v + 1]), job = ARGV[v + 2], key = ARGV[v + 3],
     priority = tonumber(ARGV[v + 4]), gn = tonumber(ARGV[v + 5]), ex = tonumber(ARGV[v + 6]), q = ARGV[v + 7],
-    gq = ARGV[v + 8], message = ARGV[v + 9] }
+    gq = ARGV[v + 8], message = ARGV[v + 9], eta = tonumber(ARGV[v + 10]) }
 end
 
 local function rank_of(arrival, seq)
@@ -49,10 +50,10 @@ end
 HAND.here.spare = function()
   local found = 0
   for i, arrival in ipairs(arrivals) do
-    local j = not arrival.gn and job(arrival.job)
+    local j = not arrival.gn and not arrival.eta and job(arrival.job)
     if j then
-      local r = { key = j.keyed and arrival.key or '', rank = rank_of(arrival, G.seq + i) }
-      arrival.waits = closed(j, r) ~= nil
+      local r = { id = arrival.id, key = j.keyed and arrival.key or '', rank = rank_of(arrival, G.seq + i) }
+      arrival.waits = HAND.here.kept or closed(j, r) ~= nil
       if arrival.waits then found = found + 1 end
     end
   end
@@ -63,7 +64,10 @@ local function pump(limit)
   if observe then let_go(limit) else hand_over(limit) end
 end
 
-if #settled > 0 or HAND.here.free > 0 then pump(16) end
+local endings, more_due, woken = {}, false, 0
+if G.next and G.next <= NOW then endings, more_due, woken = wake(64) end
+if G.alone > 0 or SESSION.alone then try_alone() end
+if #settled > 0 or HAND.here.free > 0 or woken > 0 then pump(16) end
 
 -- What the ledger knows of this run already. Returns an answer if that decides, else nil and what the new attempt
 -- inherits from the one before.
@@ -74,10 +78,23 @@ local function known(id, a, gn, name)
     if done and tonumber(done) >= a then return { 'drop', 'ended' } end
     return nil
   end
+  if r.st == 'released' then
+    -- Somebody published it past the gate, and here it is all the same.
+    call('ZREM', P .. 'released', id)
+    forget(r, false)
+    return nil
+  end
   if a < r.a then return { 'drop', 'superseded' } end
   if a == r.a then
     if (r.st == 'granted' or r.st == 'queued') and gn and gn == r.gn then
       ungrant(r)
+      if HAND.here.kept then
+        local j = job(r.job)
+        free(j, r.key)
+        enqueue(j, r)
+        refresh(j)
+        return { 'wait' }
+      end
       start(job(r.job), r, worker)
       return { 'start', int(r.fence) }
     end
@@ -108,7 +125,7 @@ local function admit(arrival)
   G.seq = G.seq + 1
   G.dirty = true
   local r = { id = id, job = name, key = j.keyed and arrival.key or '', a = a, rank = rank_of(arrival, G.seq),
-    rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW }
+    rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW, eta = arrival.eta }
   if before_it and before_it.job == name then
     r.rank, r.rec, r.jd, r.enq = before_it.rank, before_it.rec, before_it.sd, before_it.enq
   end
@@ -118,11 +135,21 @@ local function admit(arrival)
     before_it.behind = true
     save_run(before_it)
     call('ZADD', P .. 'wait', int(r.rank), id)
-    if ex then call('ZADD', P .. 'due', int(ex), id) end
+    expires(r)
     return { 'wait' }
   end
   r.sd = before_it and before_it.job == name and before_it.sd or false
-  local reason = closed(j, r)
+  if r.eta then
+    put_off(j, r, message)
+    return { 'wait' }
+  end
+  if is_dropped(j, r) and not observe then
+    save_run(r, nil, message)
+    call_off(j, r, 'skipped')
+    endings[#endings + 1] = { id, 'skipped' }
+    return { 'wait' }
+  end
+  local reason = HAND.here.kept and { 'alone' } or closed(j, r)
   if not reason and HAND.more and G.cap then reason = { 'global' } end
   if not reason or observe then
     take(j, r.key)
@@ -132,6 +159,7 @@ local function admit(arrival)
     call('HINCRBY', P .. 'ob:' .. name, table.concat(reason, ' '), 1)
     return { 'start', int(r.fence), unpack(reason) }
   end
+  r.wf = in_words(reason)
   enqueue(j, r, message)
   refresh(j)
   return { 'wait' }
@@ -140,7 +168,7 @@ end
 for i, arrival in ipairs(arrivals) do
   admitted[i] = admit(arrival)
   local slot = (admitted[i][1] == 'start' and 0 or 1) - (arrival.waits and 1 or 0)
-  HAND.here.free = HAND.here.free + slot
+  if not arrival.eta then HAND.here.free = HAND.here.free + slot end
 end
 HAND.here.spare = nil
 
@@ -150,5 +178,7 @@ if waiting > 0 and #arrivals > 0 then
   waiting = call('ZCARD', P .. 'wait')
 end
 flush()
-local reply = remember({ waiting, HAND.more and 1 or 0, settled, admitted, HAND.grants, HAND.starts, DISABLED })
-return { reply[1], reply[2], reply[3], reply[4], reply[5], starts_with_messages(reply[6]), reply[7] }
+local reply = remember({ waiting, (HAND.more or more_due) and 1 or 0, settled, admitted, HAND.grants, HAND.starts, DISABLED,
+  endings, G.next and math.max(0, G.next - NOW) or -1, woken }, DONE, FAILED)
+local starts = starts_with_messages(reply[6])
+return { reply[1], reply[2], reply[3], reply[4], reply[5], starts, reply[7], reply[8], reply[9], reply[10] }

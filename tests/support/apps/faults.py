@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
+from celery.signals import before_task_publish
 
 from celery_orchestration import OrchestratedTask
 from support.history import recorded
@@ -105,6 +106,27 @@ def flaky(self: Task, failures: int = 1, countdown: float = 0) -> Any:
         if self.request.retries < failures:
             raise self.retry(countdown=countdown)
     return self.request.retries
+
+
+@job(depends_on=[f"{__name__}.flaky"])
+def after_flaky(self: Task) -> None:
+    with recorded(self):
+        pass
+
+
+@job(rate_limit="5/s")
+def limited(self: Task, note: Any = None) -> Any:
+    return work(self, 0, note)
+
+
+if "TEST_LOSE_RETRIES" in os.environ:
+
+    @before_task_publish.connect
+    def lose_retries(headers: dict[str, Any], **_: Any) -> None:
+        """As if the broker lost the message: it goes where nobody looks, once."""
+        if headers.get("retries"):
+            headers["id"] = f"lost-{headers['id']}"
+            headers["task"] = f"{__name__}.nowhere"
 
 
 # -- code that does not end when it is told to

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +53,49 @@ def follower(self: Task) -> str:
 @job_disabled.connect
 def note_disabled(sender: str, why: str, **_: Any) -> None:
     (SCRATCH / f"disabled-{sender.rpartition('.')[2]}").write_text(why)
+
+
+@app.task(base=OrchestratedTask, bind=True, max_running=1, max_consecutive_failures=1, when_disabled="drop")
+def picky(self: Task, note: Any = None) -> Any:
+    with recorded(self, note=note):
+        if not (SCRATCH / "mended").exists():
+            raise ValueError("not yet")
+    return note
+
+
+@app.task(
+    base=OrchestratedTask, bind=True, max_running=2, max_consecutive_failures=2, cool_down_seconds=1, max_recoveries=0
+)
+def breaker(self: Task, note: Any = None) -> Any:
+    """A job that goes by what the scratch directory says."""
+    with recorded(self, note=note):
+        while (SCRATCH / "hold").exists():
+            time.sleep(0.01)
+        if not (SCRATCH / "mended").exists():
+            raise ValueError("not yet")
+    return note
+
+
+@app.task(base=OrchestratedTask, bind=True, max_retries=1, default_retry_delay=0)
+def stubborn(self: Task, note: Any = None) -> Any:
+    """Fails after a retry, until it is mended."""
+    with recorded(self, note=note):
+        if not (SCRATCH / "mended").exists():
+            raise self.retry(exc=LookupError(f"nothing for {note}"))
+    return note
+
+
+@app.task(base=OrchestratedTask, bind=True)
+def deadly(self: Task) -> None:
+    """Takes its whole worker down."""
+    with recorded(self):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(5)
+
+
+@app.task(base=OrchestratedTask, bind=True)
+def bystander(self: Task, name: str = "bystander") -> str:
+    with recorded(self):
+        while not (SCRATCH / name).exists():
+            time.sleep(0.01)
+    return name

@@ -63,12 +63,25 @@ local function first(j, jd)
   return id and { id = id, key = key, rank = rank, jd = jd }
 end
 
+-- Rule 1 for one run: is its job enabled, or does the run pass all the same? It does if it was forced, or is the one that
+-- tries whether the job works again.
+local function enabled_for(j, id, rank)
+  return not j.off or rank < 0 or j.probe == '' or j.probe == id
+end
+
 -- The waiting run of j that goes first: the best one that has room. Where the best one still has unmet dependencies, the
--- best one that was judged.
+-- best one that was judged. While another run tries whether the job works again, that one, or a forced one.
 local function head(j)
   if j.w <= 0 or (not j.keyed and j.cap and j.n >= j.cap) then return nil end
   local new = j.w > j.wk and first(j, false) or nil
   local judged = j.wk > 0 and first(j, true) or nil
+  if j.off and j.probe and j.probe ~= '' then
+    local r = load_run(j.probe)
+    if r and r.st == 'waiting' and not r.al and has_room(j, r.key) and not (judged and judged.rank < 0) then
+      judged = { id = r.id, key = r.key, rank = r.rank, jd = true }
+      new = new and new.rank < 0 and new or nil
+    end
+  end
   if new and judged then
     return new.rank < judged.rank and not unmet(j) and new or judged
   end
@@ -91,9 +104,9 @@ end
 local function lane_bars(j, key, rank)
   if j.w <= 0 then return nil end
   local id, other = first_in(lane_of(j, key, true))
-  if id and other < rank then return id end
+  if id and other < rank and enabled_for(j, id, other) then return id end
   id, other = first_in(lane_of(j, key, false))
-  if id and other < rank and not unmet(j) then return id end
+  if id and other < rank and enabled_for(j, id, other) and not unmet(j) then return id end
   return nil
 end
 
@@ -134,7 +147,7 @@ end
 local function refresh(j)
   local h = head(j)
   local br = nil
-  if h and not j.off and (h.jd or not unmet(j)) then br = h.rank end
+  if h and enabled_for(j, h.id, h.rank) and (h.jd or not unmet(j)) then br = h.rank end
   local changed = br ~= j.br
   if changed then
     j.br = br
@@ -154,8 +167,8 @@ end
 -- May a run of j with this room key start now? Returns nil if so, else what it waits for: a list of words that
 -- operate/reasons.py turns into a sentence. Rule 5 for the global cap is the order in which hand_over grants.
 local function closed(j, r)
-  if G.paused then return { 'paused' } end
-  if j.off then return { 'disabled', j.off } end
+  if G.paused and r.rank >= 0 then return { 'paused' } end
+  if not enabled_for(j, r.id, r.rank) then return { 'disabled', j.off } end
   if not has_room(j, r.key) then return { 'room', j.name, r.key } end
   if G.cap and G.total >= G.cap then return { 'global' } end
   if j.blk > 0 then
@@ -170,4 +183,10 @@ local function closed(j, r)
   local other = barred(j, r.rank)
   if other then return { 'behind', other } end
   return nil
+end
+
+-- The same for the history, as one text.
+local function in_words(reason)
+  if not reason then return nil end
+  return table.concat(reason, ' ', 1, reason[1] == 'disabled' and 1 or math.min(#reason, 3))
 end

@@ -7,21 +7,24 @@
 
 local HAND = { grants = {}, starts = {}, after = {}, more = false }
 
--- here: { worker, free, rel, queues, spare } of the calling worker, or nil. spare: a function that finds more free
--- slots, called once, when one is needed.
+-- here: { worker, free, rel, queues, spare, kept } of the calling worker, or nil. spare: a function that finds more free
+-- slots, called once, when one is needed; kept: it is kept free for one run.
+local function served_here(name, queue)
+  local here = HAND.here
+  if not here.serves then
+    here.serves = {}
+    for _, q in ipairs(cjson.decode(here.queues)) do here.serves[q] = true end
+  end
+  return here.serves[queue] and call('SISMEMBER', P .. 'rj:' .. here.rel, name) == 1
+end
+
 local function place_for(name, queue)
   local here = HAND.here
   if here and here.free <= 0 and here.spare then
     here.free = here.free + here.spare()
     here.spare = nil
   end
-  if here and here.free > 0 then
-    if not here.serves then
-      here.serves = {}
-      for _, q in ipairs(cjson.decode(here.queues)) do here.serves[q] = true end
-    end
-    if here.serves[queue] and call('SISMEMBER', P .. 'rj:' .. here.rel, name) == 1 then return 'here' end
-  end
+  if here and here.free > 0 and not here.kept and served_here(name, queue) then return 'here' end
   local under_way = tonumber(call('HGET', P .. 'out', queue)) or 0
   if under_way < slots_of(queue) then return 'queue' end
   return nil
@@ -37,7 +40,7 @@ local function hand(j, id, queue, place)
     start(j, r, HAND.here.worker)
     HAND.starts[#HAND.starts + 1] = { id, int(r.fence) }
   else
-    grant(r, queue)
+    grant(j, r, queue)
     HAND.grants[#HAND.grants + 1] = { id, int(r.gn) }
   end
   refresh(j)
@@ -63,8 +66,8 @@ local function best_after(best)
     if d.br then
       for _, name in ipairs(with_waiters(d.depd)) do
         local j = job(name)
-        local h = not j.off and j.blk == 0 and head(j)
-        if h then
+        local h = j.blk == 0 and head(j)
+        if h and enabled_for(j, h.id, h.rank) then
           local rank = math.min(h.rank, d.br - 0.5)
           if (not best or rank < best.rank) and (h.jd or not unmet(j)) and not barred(j, h.rank, d.name) then
             local queue = destination(load_run(h.id))
@@ -80,24 +83,61 @@ end
 
 local function hand_over(limit)
   for _ = 1, limit do
-    if G.paused or (G.cap and G.total >= G.cap) then return end
+    if G.cap and G.total >= G.cap then return end
     local best = best_after(best_open())
-    if not best then return end
+    if not best or (G.paused and best.rank >= 0) then return end
     local j = job(best.name)
     local h = head(j)
     -- A dependency can grow too old while nothing happens: then this puts j where it belongs, and we look on.
     if h and (h.jd or not unmet(j)) then hand(j, h.id, best.queue, best.place) else refresh(j) end
   end
-  HAND.more = best_open() ~= nil
+  local best = best_open()
+  HAND.more = best ~= nil and not (G.paused and best.rank >= 0)
 end
 
 -- Observe mode: everything that waits is let go, whatever the gate says.
 local function let_go(limit)
   for _, id in ipairs(call('ZRANGE', P .. 'wait', 0, limit - 1)) do
     local r = load_run(id)
-    local queue = r and r.st == 'waiting' and destination(r)
+    local queue = r and r.st == 'waiting' and not r.al and destination(r)
     local place = queue and place_for(r.job, queue)
     if place then hand(job(r.job), id, queue, place) end
+  end
+end
+
+-- A run that took its workers down too often is tried once more, alone: one worker that serves it is kept free until
+-- nothing else of ours runs there, then it starts. So others that ran beside a poisonous one are not buried with it.
+local function try_alone()
+  local here = HAND.here
+  if not SESSION.alone and G.alone > 0 then
+    local all = call('HGETALL', P .. 'alone')
+    local first = nil
+    for i = 1, #all, 2 do
+      local r = load_run(all[i])
+      local taken = all[i + 1] ~= '' and call('EXISTS', P .. 'w:' .. all[i + 1]) == 1
+      if r and not taken and (not first or r.rank < first.rank) and not closed(job(r.job), r)
+        and served_here(r.job, destination(r)) then
+        first = r
+      end
+    end
+    if first then
+      SESSION.alone = first.id
+      call('HSET', P .. 'alone', first.id, here.worker)
+      call('HSET', P .. 'w:' .. here.worker, 'alone', first.id)
+    end
+  end
+  if not SESSION.alone then return end
+  local r = load_run(SESSION.alone)
+  local waits = r and r.al and r.st == 'waiting'
+  if waits and not closed(job(r.job), r) then
+    here.kept = true
+    if here.free > 0 and call('SCARD', P .. 'wr:' .. here.worker) == 0 then hand(job(r.job), r.id, nil, 'here') end
+  elseif r and r.al and r.own == here.worker then
+    here.kept = true
+  else
+    if waits then call('HSET', P .. 'alone', r.id, '') end
+    call('HDEL', P .. 'w:' .. here.worker, 'alone')
+    SESSION.alone = nil
   end
 end
 

@@ -1,6 +1,8 @@
 -- A run's life: every change of its state. Needs records, gate, room.
 
 local GRANT_MS = 3000
+-- A retry is sent through the broker: when it is taken for lost. Doubles each time.
+local RETRY_MS = 60000
 
 -- The run starts on a worker; it holds room already. A start gives it a new fence, and voids all before.
 local function start(j, r, worker, message)
@@ -11,6 +13,7 @@ local function start(j, r, worker, message)
   r.jd = true
   j.begun = G.tick
   j.dirty = true
+  if j.off and j.probe == '' and r.rank >= 0 then j.probe = r.id end
   if not r.sd then
     r.sd = true
     j.busy = j.busy + 1
@@ -21,7 +24,8 @@ local function start(j, r, worker, message)
 end
 
 -- The run holds room, and somebody has to publish it to that queue. Granting it again voids older copies.
-local function grant(r, queue)
+local function grant(j, r, queue)
+  if j.off and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end
   if r.dest ~= queue then
     if r.dest then out(r.dest, -1) end
     out(queue, 1)
@@ -40,8 +44,36 @@ local function ungrant(r)
   r.gn, r.dest = nil, nil
 end
 
+-- How many runs ended and failed in this call.
+local DONE, FAILED = 0, 0
+
+local function worker_name(worker)
+  if not worker then return false end
+  if worker == SESSION.worker then return SESSION.name end
+  return call('HGET', P .. 'w:' .. worker, 'name') or worker
+end
+
+-- For people: how a run ended. started: whether it was running just now.
+local function note_down(j, r, outcome, note, started)
+  local fields = { r.id, r.a, outcome, r.enq, started and r.at or false, NOW, worker_name(r.own),
+    r.fence and int(r.fence) or false, r.rec, r.wf or false, note and note ~= '' and note or false, r.key }
+  if G.history > 0 then
+    local kept = call('LPUSH', P .. 'h:' .. j.name, cjson.encode(fields))
+    if kept > G.history * 1.2 then call('LTRIM', P .. 'h:' .. j.name, 0, G.history - 1) end
+  end
+  if started then j.took = NOW - r.at end
+end
+
 -- Jobs that failures have disabled in this call: { name, why }.
 local DISABLED = {}
+
+local function cool_down(j)
+  j.probe = nil
+  if j.cool then
+    call('ZADD', P .. 'cool', int(NOW + j.cool), j.name)
+    look_at(NOW + j.cool)
+  end
+end
 
 -- A run that started has ended. ok: true succeeded, false failed, nil: it counts neither way. note: what failed.
 local function ended(j, r, ok, note)
@@ -56,8 +88,18 @@ local function ended(j, r, ok, note)
       if j.fmax and j.fails >= j.fmax and not j.off then
         local why = j.fails .. ' failures in a row, the last: ' .. (note or '?')
         switch_off(j, 'failures', why)
+        cool_down(j)
         DISABLED[#DISABLED + 1] = { j.name, why }
       end
+    end
+  end
+  if j.probe == r.id then
+    if ok then
+      switch_on(j, 'probe', 'run ' .. r.id .. ' succeeded')
+    elseif ok == false then
+      cool_down(j)
+    else
+      j.probe = ''
     end
   end
   if r.sd then
@@ -73,7 +115,32 @@ local function forget(r, marker)
   if marker then call('SET', P .. 'd:' .. r.id, int(r.a), 'PX', G.done_ms) end
 end
 
--- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'crashed'): an ending.
+-- A dead letter goes.
+local function unbury(id, name)
+  call('DEL', P .. 'dl:' .. id)
+  call('ZREM', P .. 'dead', id)
+  call('ZREM', P .. 'dj:' .. name, id)
+end
+
+-- The run failed for good: its record becomes a dead letter. trace: the traceback, or ''.
+local function bury(j, r, note, trace)
+  call('SET', P .. 'd:' .. r.id, int(r.a), 'PX', G.done_ms)
+  if G.letters <= 0 then
+    call('DEL', P .. 'r:' .. r.id)
+    return
+  end
+  local key = P .. 'dl:' .. r.id
+  call('RENAME', P .. 'r:' .. r.id, key)
+  call('HDEL', key, 'p')
+  call('HSET', key, 'i', cjson.encode({ id = r.id, job = r.job, at = NOW, error = note or '', traceback = trace or '',
+    attempt = r.a, key = r.key, arrived = r.enq, worker = worker_name(r.own) or nil, recoveries = r.rec, queue = r.q }))
+  call('ZADD', P .. 'dead', int(NOW), r.id)
+  call('ZADD', P .. 'dj:' .. j.name, int(NOW), r.id)
+  local over = call('ZCARD', P .. 'dj:' .. j.name) - G.letters
+  for _, id in ipairs(over > 0 and call('ZRANGE', P .. 'dj:' .. j.name, 0, over - 1) or {}) do unbury(id, j.name) end
+end
+
+-- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'skipped', 'crashed'): an ending.
 local function ending(r, why)
   r.st = 'ending'
   r.why = why
@@ -96,6 +163,11 @@ local function promote(r, sd)
   end
   x.sd = sd
   if not j.keyed then x.key = '' end
+  call('ZREM', P .. 'wait', x.id)
+  if x.eta and x.eta > NOW then
+    put_off(j, x)
+    return
+  end
   enqueue(j, x)
   refresh(j)
 end
@@ -115,6 +187,10 @@ end
 local function withdraw(j, r)
   if r.st == 'waiting' then
     dequeue(j, r)
+  elseif r.st == 'later' then
+    no_longer_put_off(j, r)
+  elseif r.st == 'retrying' then
+    call('ZREM', P .. 'gr', r.id)
   elseif r.st == 'granted' or r.st == 'queued' then
     ungrant(r)
     free(j, r.key)
@@ -122,11 +198,33 @@ local function withdraw(j, r)
   refresh(j)
 end
 
--- A running run came back without an outcome: its process died (counted) or never began it (not counted).
--- Returns 'requeued', 'superseded' or 'dead'; the caller ends a dead one.
+-- A run that has not started is called off: it ends without an outcome.
+local function call_off(j, r, why)
+  withdraw(j, r)
+  note_down(j, r, why, nil, false)
+  ended(j, r, nil)
+  ending(r, why)
+  refresh(j)
+  refresh_dependents(j)
+end
+
+local CRASH = 'its process or worker died'
+
+-- The worker is not kept free for this run any more.
+local function no_longer_alone(r)
+  if not r.al then return end
+  if SESSION.worker == r.own then SESSION.alone = nil end
+  call('HDEL', P .. 'w:' .. r.own, 'alone')
+end
+
+-- A running run came back without an outcome: its process died (counted), its whole worker did (counted == 'worker'), or
+-- it never began (not counted). Returns 'requeued', 'superseded' or 'dead'; the caller buries or ends a dead one.
 local function recover(j, r, counted)
   call('SREM', P .. 'wr:' .. r.own, r.id)
+  no_longer_alone(r)
+  local own, fence = r.own, r.fence
   r.own, r.fence = nil, nil
+  call('HDEL', P .. 'r:' .. r.id, 'p')
   free(j, r.key)
   if r.behind then
     give_way(j, r)
@@ -136,10 +234,18 @@ local function recover(j, r, counted)
   if counted then
     r.rec = r.rec + 1
     if j.crash == 'fail' or r.rec > j.recmax then
-      ended(j, r, false, 'its process or worker died')
-      refresh_dependents(j)
-      refresh(j)
-      return 'dead'
+      if counted == 'worker' and j.crash ~= 'fail' and not r.al then
+        -- Others ran there as well: whose fault it was shows when it is tried alone.
+        r.al = true
+      else
+        r.own, r.fence = own, fence
+        note_down(j, r, 'crashed', CRASH, true)
+        r.own, r.fence = nil, nil
+        ended(j, r, false, CRASH)
+        refresh_dependents(j)
+        refresh(j)
+        return 'dead'
+      end
     end
   end
   enqueue(j, r)
@@ -151,37 +257,50 @@ end
 -- outcomes 'crashed' and 'returned', what recover says. Jobs that ended are noted in `after`.
 local SUCCEEDED = { succeeded = true, failed = false }
 
-local function settle(id, fence, outcome, note, after)
+local function settle(id, fence, outcome, note, trace, after)
   local r = load_run(id)
   if not r or r.st ~= 'running' or r.fence ~= fence then return 'refused' end
   local j = job(r.job)
   if outcome == 'crashed' or outcome == 'returned' then
     local what = recover(j, r, outcome == 'crashed')
     if what == 'dead' then
-      forget(r, true)
+      DONE, FAILED = DONE + 1, FAILED + 1
+      bury(j, r, note ~= '' and note or CRASH, trace)
       after[#after + 1] = j
     end
     return what
   end
   call('SREM', P .. 'wr:' .. r.own, id)
+  no_longer_alone(r)
   free(j, r.key)
+  DONE = DONE + 1
   if outcome == 'retry' then
     if r.behind then
       give_way(j, r)
     elseif (tonumber(call('GET', P .. 'd:' .. id) or '') or -1) > r.a then
       -- Its next attempt is over already: it was revoked, or had expired.
+      note_down(j, r, 'revoked', note, true)
       ended(j, r, nil)
       forget(r, false)
       refresh_dependents(j)
       after[#after + 1] = j
     else
-      r.st, r.own, r.fence = 'retrying', nil, nil
+      -- The message stays, for the case that the retry's gets lost.
+      j.err = note ~= '' and note or j.err
+      r.st, r.own, r.fence, r.al = 'retrying', nil, nil, nil
       save_run(r)
-      call('HDEL', P .. 'r:' .. id, 'm')
+      call('HDEL', P .. 'r:' .. id, 'p')
+      call('ZADD', P .. 'gr', int(G.clk + RETRY_MS * 2 ^ math.min(r.tries, 12)), id)
     end
   else
+    note_down(j, r, outcome, note, true)
     ended(j, r, SUCCEEDED[outcome], note)
-    forget(r, outcome ~= 'requeued')
+    if outcome == 'failed' then
+      FAILED = FAILED + 1
+      bury(j, r, note, trace)
+    else
+      forget(r, outcome ~= 'requeued')
+    end
     promote(r, false)
     refresh_dependents(j)
     after[#after + 1] = j

@@ -5,8 +5,10 @@
 --
 --   g                hash  the ledger itself: schema, owner, tick (last fence), seq (last arrival), clk (ledger
 --                          clock, ms), swept (Redis time of the last sweep, ms), total (room taken), cap (global
---                          cap), paused, done_ms (life of a done-marker), releases (what the installed
---                          policies were merged from)
+--                          cap), paused, done_ms (life of a done-marker), history, letters, letters_ms (how
+--                          many ended runs and dead letters are kept for a job, and how long these),
+--                          next (nothing in later, due and cool comes before this time, ms), alone (how many
+--                          runs wait to be tried alone), releases (what the installed policies were merged from)
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
 --                          off: by whom, why and since when it is disabled (JSON)
@@ -22,28 +24,41 @@
 --   bar              zset  jobs whose head passes rules 1, 2 and 4, by its rank: they bar those they conflict with
 --   open:<queue>     zset  jobs whose head may start on that queue (rules 1 to 5 but for the global cap), by rank
 --   opens            set   queues with a non-empty open set
+--   later            zset  runs that are not to start before a time, by that (ms)
 --   due              zset  waiting runs that expire, by time (ms)
---   gr               zset  granted runs and endings not carried out yet, by deadline (ledger clock)
+--   cool             zset  jobs that failures have disabled and that get a probe run, by time (ms)
+--   released         zset  runs that are being published past the gate, by rank
+--   alone            hash  runs that took their workers down too often -> the worker kept free for it, or ''
+--   gr               zset  granted runs, endings not carried out yet and runs whose retry has not arrived, by
+--                          deadline (ledger clock)
 --   out              hash  queue -> granted runs that have not started
 --   slots            hash  queue -> slots of the live workers that serve it
 --   ws               zset  live workers by the end of their lease (ledger clock)
---   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms);
---                          no:<verb>, reply:<verb>: the last call
+--   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms), done,
+--                          failed (runs that ended there), alone (the run it is kept free for); no:<verb>,
+--                          reply:<verb>: the last call
 --   wr:<worker>      set   its running runs
 --   wn               hash  worker name -> worker, the latest that registered
+--   gone             list  workers that died (JSON), the latest first; bounded
+--   h:<job>          list  runs that ended (JSON), the latest first; bounded
+--   dl:<id>          hash  a dead letter. s, m: as of the run; i: what happened (JSON)
+--   dj:<job>         zset  dead letters of a job, by time (ms); dead: of all jobs. Bounded
 --   rel              hash  release -> its policies (JSON); relseq zset: releases by first sight; rj:<release> set of jobs
 --   audit            list  who changed what when (JSON), the latest first; bounded
 --   ob:<job>         hash  observe mode: reason -> how often a run would have waited for it
 --
--- States of a run: waiting, granted (holds room, to be published), queued (published), running, retrying (its
--- next attempt is under way), ending (somebody has to tell Celery how it ended), behind (an x: record).
--- rank = (3 - priority) * 2^50 + seq: a lower one goes first.
+-- States of a run: later (not due yet), waiting, granted (holds room, to be published), queued (published), running, retrying (its
+-- next attempt is under way), ending (somebody has to tell Celery how it ended), behind (an x: record), released
+-- (somebody is publishing it past the gate).
+-- rank = (3 - priority) * 2^50 + seq: a lower one goes first. That of a forced run is below zero.
 
 local P = KEYS[1]
 local call = redis.call
 local TIME = call('TIME')
 local NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
 local CLASS = 1125899906842624 -- 2^50
+-- The calling worker, filled in by lib/session.lua.
+local SESSION = {}
 
 -- Lua's own tostring() keeps 14 digits of a number; ticks and ranks have more.
 local function int(x)
@@ -54,7 +69,8 @@ end
 
 local G = {}
 do
-  local v = call('HMGET', P .. 'g', 'tick', 'seq', 'clk', 'total', 'cap', 'paused', 'done_ms')
+  local v = call('HMGET', P .. 'g', 'tick', 'seq', 'clk', 'total', 'cap', 'paused', 'done_ms', 'next', 'alone', 'history',
+    'letters', 'letters_ms')
   G.tick = tonumber(v[1]) or 0
   G.seq = tonumber(v[2]) or 0
   G.clk = tonumber(v[3]) or 0
@@ -62,6 +78,11 @@ do
   G.cap = tonumber(v[5])
   G.paused = v[6] == '1'
   G.done_ms = tonumber(v[7]) or 7200000
+  G.next = tonumber(v[8])
+  G.alone = tonumber(v[9]) or 0
+  G.history = tonumber(v[10]) or 100
+  G.letters = tonumber(v[11]) or 1000
+  G.letters_ms = tonumber(v[12]) or 1209600000
 end
 
 -- Fences and the order of events: always rising, close to Redis's clock in microseconds.
@@ -78,10 +99,11 @@ local J = {}
 -- A job, or nil if the ledger has no policy for it.
 --   cap, keyed: how many runs at once, by room key; conf: jobs it conflicts with; deps, depd: its dependencies and
 --   dependents; crash, recmax: what happens to a run that crashed; hash: of the policy; fmax: how many failures in a
---   row disable it
---   n: room taken; busy: runs started and not ended; w: runs in its lanes, wk: of these judged; ok, ended, good, begun: how the last run
---   ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set it is in;
---   fails: failures in a row, err: the last one
+--   row disable it; cool: ms until a probe then; drop: runs asked for while it is disabled are dropped
+--   n: room taken; busy: runs started and not ended; w: runs in its lanes, wk: of these judged; ok, ended, good, begun:
+--   how the last run ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set
+--   it is in; fails: failures in a row, err: the last one; probe: while disabled, the run that tries whether it works
+--   again, '' if one may; z: waiting runs that are in no lane; took: ms that the last run took
 local function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
@@ -91,20 +113,22 @@ local function job(name)
     return nil
   end
   j = { name = name, blk = tonumber(v[3]) or 0, off = v[4] or nil }
-  j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax = cmsgpack.unpack(v[1])
+  j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax, j.cool, j.drop =
+    cmsgpack.unpack(v[1])
   if v[2] then
-    j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err =
+    j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took =
       cmsgpack.unpack(v[2])
   else
     j.n, j.busy, j.w, j.wk = 0, 0, 0, 0
   end
+  j.z = j.z or 0
   J[name] = j
   return j
 end
 
 local function save_policy(name, p)
   call('HSET', P .. 'j:' .. name, 'p', cmsgpack.pack(p.cap, p.keyed, p.conf, p.deps, p.depd, p.crash, p.recmax, p.hash,
-    p.fmax))
+    p.fmax, p.cool, p.drop))
   J[name] = nil
 end
 
@@ -112,13 +136,23 @@ local function flush()
   for name, j in pairs(J) do
     if j and j.dirty then
       call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's',
-        cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err))
+        cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err,
+          j.probe, j.z, j.took))
       j.dirty = false
     end
   end
   if G.dirty then
-    call('HSET', P .. 'g', 'tick', int(G.tick), 'seq', int(G.seq), 'total', G.total)
+    call('HSET', P .. 'g', 'tick', int(G.tick), 'seq', int(G.seq), 'total', G.total, 'next', G.next and int(G.next) or '',
+      'alone', G.alone)
     G.dirty = false
+  end
+end
+
+-- Something is to be looked at then.
+local function look_at(ms)
+  if not G.next or ms < G.next then
+    G.next = ms
+    G.dirty = true
   end
 end
 
@@ -132,6 +166,13 @@ local function switch_off(j, who, why)
   j.off = cjson.encode({ by = who, why = why, at = NOW })
   call('HSET', P .. 'j:' .. j.name, 'off', j.off)
   audit(who, 'disable', j.name, why)
+end
+
+local function switch_on(j, who, why)
+  audit(who, 'enable', j.name, why)
+  j.off, j.fails, j.probe, j.dirty = nil, 0, nil, true
+  call('HDEL', P .. 'j:' .. j.name, 'off')
+  call('ZREM', P .. 'cool', j.name)
 end
 
 -- Those of the given jobs that have runs in their lanes.
@@ -152,20 +193,21 @@ end
 --   job, key: its job and room key; st: its state; a: attempt; rank; fence, own: of the start, and the worker;
 --   gn, dest, tries: grant number, queue it is handed over to, how often that got lost; rec: recoveries;
 --   jd: its dependencies were judged; sd: it has started; ex: expires, ms; q, gq: own and granted queue;
---   enq: arrival, ms; at: since when in this state, ms; why: it ends; behind: there is an x: record
+--   enq: arrival, ms; at: since when in this state, ms; why: it ends; behind: there is an x: record;
+--   eta: not to start before, ms; wf: what it waited for first; al: it is tried alone
 local function load_run(id, prefix)
   local s = call('HGET', P .. (prefix or 'r:') .. id, 's')
   if not s then return nil end
   local r = { id = id }
   r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd, r.ex, r.q, r.gq, r.enq,
-    r.at, r.why, r.behind = cmsgpack.unpack(s)
+    r.at, r.why, r.behind, r.eta, r.wf, r.al = cmsgpack.unpack(s)
   return r
 end
 
 local function save_run(r, prefix, message)
   r.at = NOW
   local s = cmsgpack.pack(r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd,
-    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind)
+    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al)
   if message then
     call('HSET', P .. (prefix or 'r:') .. r.id, 's', s, 'm', message)
   else

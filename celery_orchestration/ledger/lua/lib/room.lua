@@ -52,12 +52,24 @@ local function free(j, key)
   if j.n == 0 then block_conflicts(j, -1) end
 end
 
+local function expires(r)
+  if not r.ex then return end
+  call('ZADD', P .. 'due', int(r.ex), r.id)
+  look_at(r.ex)
+end
+
 local function enqueue(j, r, message)
   r.st = 'waiting'
   save_run(r, nil, message)
-  call('ZADD', lane_of(j, r.key, r.jd), int(r.rank), r.id)
   call('ZADD', P .. 'wait', int(r.rank), r.id)
-  if r.ex then call('ZADD', P .. 'due', int(r.ex), r.id) end
+  expires(r)
+  if r.al then
+    -- In no lane: lib/alone.lua looks after it.
+    call('HSETNX', P .. 'alone', r.id, '')
+    G.alone, G.dirty, j.z, j.dirty = G.alone + 1, true, j.z + 1, true
+    return
+  end
+  call('ZADD', lane_of(j, r.key, r.jd), int(r.rank), r.id)
   j.w = j.w + 1
   if r.jd then j.wk = j.wk + 1 end
   j.dirty = true
@@ -66,14 +78,35 @@ local function enqueue(j, r, message)
 end
 
 local function dequeue(j, r)
-  call('ZREM', lane_of(j, r.key, r.jd), r.id)
   call('ZREM', P .. 'wait', r.id)
   if r.ex then call('ZREM', P .. 'due', r.id) end
+  if r.al then
+    call('HDEL', P .. 'alone', r.id)
+    G.alone, G.dirty, j.z, j.dirty = G.alone - 1, true, j.z - 1, true
+    return
+  end
+  call('ZREM', lane_of(j, r.key, r.jd), r.id)
   touch_lane(j, r.key)
   j.w = j.w - 1
   if r.jd then j.wk = j.wk - 1 end
   j.dirty = true
   if j.w == 0 then call('SREM', P .. 'waitjobs', j.name) end
+end
+
+-- The run is not to start before its time.
+local function put_off(j, r, message)
+  r.st = 'later'
+  save_run(r, nil, message)
+  call('ZADD', P .. 'later', int(r.eta), r.id)
+  look_at(r.eta)
+  expires(r)
+  j.z, j.dirty = j.z + 1, true
+end
+
+local function no_longer_put_off(j, r)
+  call('ZREM', P .. 'later', r.id)
+  if r.ex then call('ZREM', P .. 'due', r.id) end
+  j.z, j.dirty = j.z - 1, true
 end
 
 local function out(queue, by)

@@ -1,20 +1,22 @@
 -- A call whose reply was lost gives, called again, the same answer: each worker keeps the number and the reply of
 -- the last call of each verb that changes something anew each time. Needs records.
 
-local SESSION = {}
-
 -- Returns the reply of this very call if it was made before. Errors: UNKNOWNWORKER if the worker is not registered
 -- (never was, or its lease ran out).
 local function replayed(worker, verb, number)
-  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'no:' .. verb, 'reply:' .. verb, 'rel')
+  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'no:' .. verb, 'reply:' .. verb, 'rel', 'name', 'alone', 'done', 'failed')
   if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
   SESSION.worker, SESSION.verb, SESSION.number, SESSION.queues, SESSION.rel = worker, verb, number, v[1], v[4]
+  SESSION.name, SESSION.alone = v[5], v[6] or nil
+  SESSION.done, SESSION.failed = tonumber(v[7]) or 0, tonumber(v[8]) or 0
   if v[2] == number then return cmsgpack.unpack(v[3]) end
   return nil
 end
 
-local function remember(reply)
+-- done, failed: how many runs ended on this worker in this call, and how many of these failed.
+local function remember(reply, done, failed)
   call('HSET', P .. 'w:' .. SESSION.worker, 'no:' .. SESSION.verb, SESSION.number,
-    'reply:' .. SESSION.verb, cmsgpack.pack(reply))
+    'reply:' .. SESSION.verb, cmsgpack.pack(reply), 'done', SESSION.done + (done or 0),
+    'failed', SESSION.failed + (failed or 0))
   return reply
 end

@@ -12,7 +12,7 @@ local function refresh_all()
 end
 
 -- Takes up to `limit` running runs from a worker that is gone. Returns {dead}, {recovered}, done: whether none is left.
--- counted: whether it counts as a crash of the runs.
+-- counted: 'worker' if it counts as a crash of the runs.
 local function take_runs(worker, counted, limit)
   local dead, recovered = {}, {}
   local ids = call('SMEMBERS', P .. 'wr:' .. worker)
@@ -43,6 +43,12 @@ local function remove_worker(worker)
   call('DEL', P .. 'w:' .. worker, P .. 'wr:' .. worker)
   refresh_all()
   return v[1]
+end
+
+-- For people: a worker died with so many runs.
+local function note_death(name, runs)
+  call('LPUSH', P .. 'gone', cjson.encode({ name = name, at = NOW, runs = runs }))
+  call('LTRIM', P .. 'gone', 0, 19)
 end
 
 -- The releases that live workers bring, oldest first, as one string.

@@ -1,0 +1,9 @@
+-- uses: records
+--
+-- history: how the last runs of a job ended, the latest first.
+--
+-- ARGV  job, how many
+-- Returns  { JSON of each: [id, attempt, outcome, arrived, started or false, ended, worker or false, fence or false,
+--            recoveries, what it waited for first or false, what failed or false, room key] }, or nil for an unknown job
+if not job(ARGV[1]) then return false end
+return call('LRANGE', P .. 'h:' .. ARGV[1], 0, math.min(tonumber(ARGV[2]), G.history) - 1)

@@ -1,0 +1,17 @@
+-- uses: records
+--
+-- released: these runs are in the broker now, and none of the ledger's any more.
+--
+-- ARGV  ids...
+-- Returns  how many
+-- Called again: 0.
+local count = 0
+for _, id in ipairs(ARGV) do
+  local r = load_run(id)
+  if r and r.st == 'released' then
+    call('DEL', P .. 'r:' .. id)
+    count = count + 1
+  end
+  call('ZREM', P .. 'released', id)
+end
+return count

@@ -1,0 +1,250 @@
+"""What the ledger says, as models."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from celery_orchestration import queues
+from celery_orchestration.envelope import Envelope
+from celery_orchestration.ledger.keys import decode_job, retries
+from celery_orchestration.operate import reasons
+from celery_orchestration.operate.models import (
+    Change,
+    DeadLetter,
+    Death,
+    Disabled,
+    Ended,
+    JobStatus,
+    Letter,
+    QueueStatus,
+    RunStatus,
+    Status,
+    WorkerStatus,
+)
+from celery_orchestration.policy import Priority, show
+
+
+def status(namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> Status:
+    """The ledger's document as a model. Lua's empty tables come as {} where a list is meant.
+
+    `sent`: the queues that jobs are sent to, each with its jobs.
+    """
+    now = found["now"]
+    workers = {worker["id"]: worker for worker in found["workers"] or ()}
+    runs = [_run(run, now, workers, None) for run in found["running"] or ()]
+
+    def holder(encoded: str) -> str:
+        name = decode_job(encoded)
+        run = next((run for run in (*runs, *put_off) if run.job == name), None)
+        if run is None:
+            return ""
+        if run.state == "running":
+            return f"running on {run.worker} for {run.seconds:.0f} s"
+        if run.state in ("retrying", "later"):
+            return f"to be tried again, for {run.seconds:.0f} s"
+        return f"about to start for {run.seconds:.0f} s"
+
+    retried = [one for one in found["waits"] or () if one["state"] == "later" and one["started"]]
+    put_off = [_run(one, now, workers, None) for one in retried]
+    waits = []
+    for wait in found["waits"] or ():
+        words = _words(wait["reason"])
+        waits.append(_run(wait, now, workers, reasons.sentence(words, holder)))
+    slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
+    to_queue = Counter(wait.queue for wait in waits)
+    all_queues = [
+        QueueStatus(name=name, slots=slots.get(name, 0), under_way=under_way.get(name, 0), waiting=to_queue[name])
+        for name in sorted({*slots, *under_way, *to_queue, *sent})
+    ]
+    return Status(
+        namespace=namespace,
+        at=_when(now),
+        paused=found["paused"],
+        running=found["total"],
+        max_running=found.get("cap"),
+        waiting=found["waiting"],
+        later=found["later"],
+        dead_letters=found["letters"],
+        jobs=sorted((_job(job) for job in found["jobs"] or ()), key=lambda job: job.name),
+        runs=runs,
+        waits=waits,
+        workers=sorted((_worker(worker, now) for worker in workers.values()), key=lambda worker: worker.name),
+        died=[Death(**{**one, "at": _when(one["at"])}) for one in map(json.loads, found["gone"] or ())],
+        queues=all_queues,
+        problems=_problems(all_queues, found, sent),
+    )
+
+
+def _words(reason: Sequence[str]) -> list[str]:
+    if reason[0] == "disabled":
+        off = json.loads(reason[1])
+        return ["disabled", f"{off['why']} ({off['by']})" if off["why"] else f"by {off['by']}"]
+    if reason[0] == "due":
+        return ["due", _when(int(reason[1])).astimezone().strftime("%Y-%m-%d %H:%M:%S")]
+    return [decode_job(word) if index == 1 else word for index, word in enumerate(reason)]
+
+
+def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> list[str]:
+    if all(_is_lost(worker, found["now"]) for worker in found["workers"] or ()):
+        problems = ["no worker is alive"]
+    else:
+        problems = [_unserved(queue, sent.get(queue.name, [])) for queue in all_queues if queue.slots == 0]
+    if found["paused"]:
+        problems.append("everything is paused")
+    return problems
+
+
+def _unserved(queue: QueueStatus, jobs: list[str]) -> str:
+    why = []
+    if queue.waiting or queue.under_way:
+        why.append("runs are to be handed over")
+    if jobs:
+        why.append(queues.sent_there(jobs))
+    return f"no live worker serves queue {queue.name}, where {' and '.join(why)}"
+
+
+def _job(job: Mapping[str, Any]) -> JobStatus:
+    state = "disabled" if job.get("off") else "running" if job["running"] else "waiting" if job["waiting"] else "idle"
+    return JobStatus(
+        name=decode_job(job["name"]),
+        state=state,
+        running=job["running"],
+        max_running=job.get("cap"),
+        keyed=job["keyed"],
+        waiting=job["waiting"],
+        later=job["later"],
+        oldest_arrival=_when(job.get("oldest")),
+        last_start=_when(job.get("begun")),
+        last_end=_when(job.get("ended")),
+        last_outcome=None if job.get("ended") is None else "succeeded" if job.get("succeeded") else "failed",
+        last_success=_when(job.get("succeeded_at")),
+        last_seconds=job["took"] / 1000 if "took" in job else None,
+        failures=job.get("fails") or 0,
+        max_consecutive_failures=job.get("fmax"),
+        last_error=job.get("err") or None,
+        disabled=_disabled(job.get("off")),
+        probe=job.get("probe"),
+        next_probe=_when(job.get("cools")),
+        dead_letters=job["letters"],
+        would_have_waited=job.get("observed") or {},
+    )
+
+
+def _disabled(off: str | None) -> Disabled | None:
+    if not off:
+        return None
+    found = json.loads(off)
+    return Disabled(by=found["by"], why=found["why"], at=_when(found["at"]))
+
+
+def _run(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None) -> RunStatus:
+    worker = workers.get(run.get("worker") or "")
+    return RunStatus(
+        id=run["id"],
+        job=decode_job(run["job"]),
+        state=run["state"],
+        key=run["key"],
+        priority="forced" if run["priority"] == queues.FORCED else Priority(run["priority"]).label,
+        retries=retries(run["attempt"]),
+        worker=worker["name"] if worker else None,
+        queue=run["queue"],
+        fence=int(run["fence"]) if run.get("fence") else None,
+        recoveries=run["recoveries"],
+        arrived=_when(run["arrived"]),
+        since=_when(run["since"]),
+        seconds=max(0.0, (now - run["since"]) / 1000),
+        expires=_when(run.get("expires")),
+        reason=reason,
+    )
+
+
+def _is_lost(worker: Mapping[str, Any], now: int) -> bool:
+    """By the ledger clock, or, as that stands still while nobody sweeps, by its silence."""
+    return bool(worker["left"] <= 0 or now - worker["beat"] > worker["lease"])
+
+
+def _worker(worker: Mapping[str, Any], now: int) -> WorkerStatus:
+    state = "lost" if _is_lost(worker, now) else "busy" if worker["running"] else "idle"
+    return WorkerStatus(
+        name=worker["name"],
+        host=worker["host"],
+        pid=worker["pid"],
+        state=state,
+        execution_pool=worker["kind"],
+        slots=worker["slots"],
+        running=worker["running"],
+        done=worker["done"],
+        failed=worker["failed"],
+        queues=worker["queues"] or [],
+        mode=worker["mode"],
+        since=_when(worker["since"]),
+        last_beat=_when(worker["beat"]),
+    )
+
+
+def _when(ms: int | None) -> Any:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, timezone.utc)
+
+
+def change(text: str) -> Change:
+    """What is done to a run names it, and its job as the reason; ids are not encoded."""
+    found = json.loads(text)
+    encoded = "why" if found["what"] in ("cancel", "requeue", "purge") else "about"
+    return Change(**{**found, "at": _when(found["at"]), encoded: decode_job(found[encoded])})
+
+
+def ended(job: str, text: str) -> Ended:
+    id, attempt, outcome, arrived, started, over, worker, fence, recoveries, waited_for, error, key = json.loads(text)
+    words = str(waited_for).split(" ") if waited_for else None
+    return Ended(
+        id=id,
+        job=job,
+        outcome=outcome,
+        retries=retries(attempt),
+        key=key,
+        arrived=_when(arrived),
+        started=_when(started or None),
+        ended=_when(over),
+        seconds=(over - started) / 1000 if started else None,
+        waited_seconds=max(0, (started or over) - arrived) / 1000,
+        waited_for=reasons.past(words) if words else None,
+        worker=worker or None,
+        fence=int(fence) if fence else None,
+        recoveries=recoveries,
+        error=error or None,
+    )
+
+
+def dead_letter(text: str, revoked: bool) -> DeadLetter:
+    return DeadLetter(**_letter(text), revoked=revoked)
+
+
+def letter(text: str, revoked: bool, message: bytes) -> Letter:
+    envelope = Envelope.unpack(message)
+    headers = envelope.headers
+    return Letter(
+        **_letter(text),
+        revoked=revoked,
+        args=headers.get("argsrepr"),
+        named_args=headers.get("kwargsrepr"),
+        headers={key: show(value) for key, value in headers.items()},
+        content_type=envelope.content_type,
+        content_encoding=envelope.content_encoding,
+        body_bytes=len(envelope.body),
+    )
+
+
+def _letter(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    return {
+        **{name: found[name] for name in ("id", "error", "traceback", "key", "queue", "recoveries")},
+        "job": decode_job(found["job"]),
+        "at": _when(found["at"]),
+        "arrived": _when(found["arrived"]),
+        "retries": retries(found["attempt"]),
+        "worker": found.get("worker"),
+    }
