@@ -6,6 +6,7 @@ Calling the function, ``apply()`` and eager mode never meet the gate.
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Mapping
@@ -129,7 +130,10 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             written = cls._written_by_users = cls._written()
         bound = super().bind(app)
         cls._lift_priority()  # an annotation may have set it
-        if cls.name and not cls.name.startswith("celery."):
+        if cls.name and cls.name.startswith("celery."):
+            # Where the app's task_cls is this class, Celery's own tasks have it, too: they are no jobs.
+            cls.Strategy, cls.Request = Task.Strategy, Task.Request
+        elif cls.name:
             annotated = {key: value for found in resolve_all(app.annotations, cls) for key, value in found.items()}
             try:
                 cls._bind_job(app, {**written, **annotated})
@@ -290,8 +294,17 @@ def jobs_of(app: Celery) -> dict[str, Policy]:
 
 
 def limits_of(app: Celery) -> dict[str, tuple[float | None, float | None]]:
-    """Hard and soft time limit of each job, where Celery looks for them."""
-    return {name: (app.tasks[name].time_limit, app.tasks[name].soft_time_limit) for name in jobs_of(app)}
+    """Hard and soft time limit of each job that has ``timeout_seconds``."""
+    timed = [name for name, job in jobs_of(app).items() if job.timeout_seconds is not None]
+    return {name: (app.tasks[name].time_limit, app.tasks[name].soft_time_limit) for name in timed}
+
+
+def signature_of(task: Task) -> inspect.Signature | None:
+    """Of a job's function, for its room key: an argument counts the same by position, by name or by default."""
+    try:
+        return inspect.signature(task.run)
+    except (TypeError, ValueError):
+        return None
 
 
 _local = threading.local()

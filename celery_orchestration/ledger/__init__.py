@@ -410,11 +410,11 @@ class Ledger:
 
     def switch(self, job: str, on: bool, who: str, why: str) -> list[Grant] | None:
         """None if the ledger does not know the job."""
-        found, grants = self._call("switch", (keys.encode_job(job), "on" if on else "off", who, why))
+        found, grants = self._call("switch", (keys.encode_job(job), "on" if on else "off", who, keys.note(why)))
         return _grants(grants) if _text(found) == "ok" else None
 
     def pause(self, paused: bool, who: str, why: str) -> list[Grant]:
-        return _grants(self._call("pause", (int(paused), who, why)))
+        return _grants(self._call("pause", (int(paused), who, keys.note(why))))
 
     def cancel_by_hand(self, who: str, id: str) -> tuple[list[Ending], list[Grant]]:
         endings, grants = self._call("cancel", (who, "", "revoked", id))

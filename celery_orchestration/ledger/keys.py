@@ -17,6 +17,7 @@ LONGEST_NAME = 200
 LONGEST_ROOM_KEY = 120
 #: Bytes; progress.lua knows it too.
 LONGEST_PROGRESS = 2000
+LONGEST_NOTE = 1000
 
 
 def prefix(namespace: str, global_keyprefix: str = "") -> str:
@@ -25,7 +26,10 @@ def prefix(namespace: str, global_keyprefix: str = "") -> str:
 
 def encode_job(name: str) -> str:
     """A job's name without ``:`` and other characters that have a meaning in keys; ordinary names stay as they are."""
-    encoded = quote(name, safe="")
+    try:
+        encoded = quote(name, safe="")
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"job {name[:60]!r}: a job's name must be a text that UTF-8 can encode") from None
     if len(encoded) > LONGEST_NAME:
         raise ConfigurationError(f"job {name[:60]!r}…: a job's name may have at most {LONGEST_NAME} characters")
     return encoded
@@ -42,6 +46,12 @@ def room_key(value: str) -> str:
     if shown == value and len(value) <= LONGEST_ROOM_KEY:
         return value
     return f"{shown[: LONGEST_ROOM_KEY - 33]}~{hashlib.sha256(raw).hexdigest()[:32]}"
+
+
+def note(text: str) -> str:
+    """What a person wrote, of bounded length."""
+    shown = text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 1]}…"
+    return shown.encode("utf-8", "replace").decode()
 
 
 def attempt(nesting: int, retries: int) -> int:

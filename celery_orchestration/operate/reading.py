@@ -217,8 +217,10 @@ def _when(ms: int | None) -> Any:
 
 
 def change(text: str) -> Change:
+    """What is done to a run names it, and its job as the reason; ids are not encoded."""
     found = json.loads(text)
-    return Change(**{**found, "at": _when(found["at"]), "about": decode_job(found["about"])})
+    encoded = "why" if found["what"] in ("cancel", "requeue", "purge") else "about"
+    return Change(**{**found, "at": _when(found["at"]), encoded: decode_job(found[encoded])})
 
 
 def ended(job: str, text: str) -> Ended:

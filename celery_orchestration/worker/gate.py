@@ -601,7 +601,7 @@ class Gate:
         self._side.keeper.finish(request.id, request.attempt)
 
     def unknown_task(self, message: Any) -> None:
-        """Celery failed a run that was handed over: nobody here has its job (any more, or yet)."""
+        """Celery refused a run that was handed over: nobody here has its job (any more, or yet), or may read it."""
         headers = message.headers or {}
         if HEADER in headers:
             attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)

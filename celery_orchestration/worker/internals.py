@@ -58,7 +58,9 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     semaphore = LaxBoundedSemaphore(1)
     yield "the slots' semaphore is another", semaphore.value == 1 and hasattr(semaphore, "_waiting")
     yield "Consumer.on_close does not flush the pool", "self.pool.flush()" in _source(Consumer.on_close)
-    yield "no Consumer.on_unknown_task", "self.on_unknown_task" in _source(Consumer.create_task_handler)
+    handler = _source(Consumer.create_task_handler)
+    for name in ("on_unknown_task", "on_invalid_task", "on_decode_error"):
+        yield f"no Consumer.{name}", f"self.{name}" in handler
     yield "no control command revoke", callable(control.Panel.data.get("revoke"))
     yield "no QoS.callback", "self.callback" in _source(QoS)
     yield "AsynPool does not watch its children", "self._event_process_exit" in _source(AsynPool)
@@ -208,20 +210,24 @@ def hear_revokes(heard: Callable[[Any, list[str]], None]) -> None:
     control.Panel.data["revoke"] = revoke_and_tell
 
 
-# -- a message of a task that this worker does not know: Celery fails it, and no request is made
+# -- a message that Celery refuses at once (an unknown task, content that it must not read): no request is made
 
 
-def hear_unknown_tasks(consumer: Any, heard: Callable[[Any], None]) -> None:
-    """`heard(message)` is called for every message that Celery failed like that."""
+def hear_refused_messages(consumer: Any, heard: Callable[[Any], None]) -> None:
+    """`heard(message)` is called for every such message."""
     if "on_unknown_task" in vars(consumer):
         return
-    fail = consumer.on_unknown_task
 
-    def on_unknown_task(body: Any, message: Any, exc: Exception) -> None:
-        fail(body, message, exc)
-        heard(message)
+    def telling(refuse: Callable[..., None], position: int) -> Callable[..., None]:
+        def refuse_and_tell(*args: Any) -> None:
+            refuse(*args)
+            heard(args[position])
 
-    consumer.on_unknown_task = on_unknown_task
+        return refuse_and_tell
+
+    consumer.on_unknown_task = telling(consumer.on_unknown_task, 1)
+    consumer.on_invalid_task = telling(consumer.on_invalid_task, 1)
+    consumer.on_decode_error = telling(consumer.on_decode_error, 0)
 
 
 # -- queues -----------------------------------------------------------------------------------------

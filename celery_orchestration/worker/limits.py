@@ -24,9 +24,9 @@ class Limits:
         self._due = math.inf
 
     def begun(self, request: OrchestratedRequest) -> None:
-        """Its code begins. From any thread."""
+        """Its code begins. From any thread. Limits that are not ours are Celery's matter, which ignores them here."""
         limit = request.time_limits[0] or request.task.time_limit
-        if not limit:
+        if not limit or request.task.orchestration.timeout_seconds is None:
             return
         with self._lock:
             sooner = clocks.start(request.run, limit, request.time_is_over) < self._due

@@ -231,8 +231,15 @@ class Publisher(threading.Thread):
 
     def _read(self, envelope: Envelope) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Headers and what is embedded in the body (callbacks, chord), read as Celery's worker would read it."""
-        message = envelope.as_message(self._side.accept)
-        payload = message.payload
+        try:
+            payload = envelope.as_message(self._side.accept).payload
+        except Exception as exc:
+            if "task" not in envelope.headers:
+                raise
+            # Who waits for the result hears of it all the same.
+            headers = envelope.headers
+            logger.error("The callbacks of run %s are not called, its content cannot be read: %s", headers["id"], exc)
+            return headers, None
         if "task" in envelope.headers:
             args, kwargs, embed = payload
             return {**envelope.headers, "args": args, "kwargs": kwargs}, embed

@@ -6,7 +6,6 @@ stopped after the execution pool is down.
 
 from __future__ import annotations
 
-import inspect
 import os
 import secrets
 import socket
@@ -28,7 +27,7 @@ from celery_orchestration.ledger.keys import encode_job
 from celery_orchestration.limits import CANNOT_INTERRUPT, sentence
 from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.signals import job_disabled
-from celery_orchestration.task import jobs_of, limits_of, owner_of, settings_of
+from celery_orchestration.task import jobs_of, limits_of, owner_of, settings_of, signature_of
 from celery_orchestration.worker import eviction, internals, policies
 from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.gate import Gate
@@ -62,7 +61,8 @@ class WorkerSide:
         jobs = jobs_of(self.app)
         Graph.build(jobs, plain=[name for name in self.app.tasks if name not in jobs])
         self.encoded = {name: encode_job(name) for name in jobs}
-        self.signatures = {name: _signature(self.app.tasks[name]) for name, job in jobs.items() if job.key is not None}
+        keyed = [name for name, job in jobs.items() if job.key is not None]
+        self.signatures = {name: signature_of(self.app.tasks[name]) for name in keyed}
         self.release = policies.release(jobs, self.settings.max_running)
         self.worker = secrets.token_hex(6)
         self.epoch = Epoch(self)
@@ -116,7 +116,7 @@ class WorkerSide:
         else:
             self._loop.schedule_again()
             self.gate.connected(consumer)
-        internals.hear_unknown_tasks(consumer, self.gate.unknown_task)
+        internals.hear_refused_messages(consumer, self.gate.unknown_task)
         self.message_consumers = [consumer.task_consumer]
         if self.settings.strict_priority:
             self._fetch_strictly(consumer)
@@ -296,10 +296,3 @@ class WorkerSide:
         self.publisher.join(max(0.1, deadline - monotonic()))
         self.publisher.give_up()
         gates.pop(self.controller.hostname, None)
-
-
-def _signature(task: Any) -> inspect.Signature | None:
-    try:
-        return inspect.signature(task.run)
-    except (TypeError, ValueError):
-        return None

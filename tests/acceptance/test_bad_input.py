@@ -113,6 +113,14 @@ def refusal(run: Callable[..., Any]) -> Callable[..., str]:
             "dependency cycle: shop.a -> shop.b -> shop.a",
         ),
         (
+            "@job(name='x' * 1_000_000)\ndef fetch(): ...",
+            f"job '{'x' * 60}'…: a job's name may have at most 200 characters",
+        ),
+        (
+            "@job(name='shop.\\ud800')\ndef fetch(): ...",
+            r"job 'shop.\ud800': a job's name must be a text that UTF-8 can encode",
+        ),
+        (
             "@job()\ndef fetch(): ...\napp.conf.orchestration_leese_seconds = 5",
             "unknown setting 'orchestration_leese_seconds', did you mean 'orchestration_lease_seconds'?",
         ),

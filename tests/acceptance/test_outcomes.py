@@ -71,7 +71,8 @@ def test_a_job_that_keeps_failing_is_disabled_and_says_why(site: Site) -> None:
     assert (found.state, found.failures, found.max_consecutive_failures) == ("disabled", 3, 3)
     assert found.disabled.by == "failures"
     assert found.disabled.why.startswith("3 failures in a row, the last: ConnectionError: no route to")
-    assert (site.scratch / "disabled-fragile").read_text() == found.disabled.why
+    told = site.scratch / "disabled-fragile"
+    until(lambda: told.exists() and told.read_text() == found.disabled.why, message="the signal was sent")
     assert f"Job {FRAGILE} is disabled: 3 failures in a row" in site.process.log()
     # What is asked for meanwhile is held, and dependents explain themselves with it.
     held, follows = site.jobs.fragile.delay("held"), site.jobs.follower.delay()

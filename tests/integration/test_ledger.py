@@ -24,6 +24,7 @@ from celery_orchestration.ledger import (
 )
 from celery_orchestration.ledger.scripts import script, verbs
 from celery_orchestration.worker import policies
+from support.hostile import TEXTS
 from support.servers import RedisServer, redis_binaries
 
 PREFIX = keys.prefix("shop")
@@ -61,7 +62,7 @@ class Shop:
         for job in documents.values():
             job["deps"] = [{"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in job["deps"]]
         self.document = json.dumps({"cap": cap, "jobs": documents})
-        self.jobs = tuple(jobs)
+        self.jobs = tuple(map(keys.encode_job, jobs))
         self.register("w1", release=release)
         merged = policies.merged([self.document])
         assert self.ledger.install(release, merged.cap, merged.jobs)
@@ -553,6 +554,22 @@ class TestFailures:
             ("me", "enable", "j"),
             ("failures", "disable", "j"),
         ]
+
+
+def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
+    """Whatever either is made of: what ends one name in a key is part of none."""
+    pairs = [(keys.encode_job(job), key) for job in TEXTS.values() for key in TEXTS.values()]
+    policy = {"cap": 1, "keyed": True}
+    shop.install(dict.fromkeys(TEXTS.values(), policy))
+    for job, key in pairs:
+        assert shop.come(f"{job} {key} 1", job, key=key) == "start"
+    for job, key in pairs:
+        assert shop.come(f"{job} {key} 2", job, key=key) == "wait"
+    for job, key in pairs:
+        assert shop.end(f"{job} {key} 1") == [f"{job} {key} 2"]
+        shop.end(f"{job} {key} 2")
+    left = {key.removeprefix(PREFIX).partition(":")[0] for key in shop.redis.keys("*")}
+    assert left == {"d", "g", "h", "j", "jobs", "rel", "relseq", "rj", "slots", "w", "wn", "ws"}
 
 
 class TestDeadLetters:
