@@ -20,7 +20,8 @@ _COLOURS = {
     "granted": "cyan",
     "queued": "cyan",
     "disabled": "red",
-    "lost": "red",
+    "draining": "yellow",
+    "dead": "red",
     "failed": "red",
 }
 

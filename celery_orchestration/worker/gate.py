@@ -113,7 +113,8 @@ class Gate:
         #: Whether handed-over runs are shared, because there was no slot for them here.
         self._sharing = False
         self.closed = True
-        self.stopping = False
+        #: The worker was told to stop: nothing more is admitted. Then its event loop is down: stopping.
+        self.draining = self.stopping = False
         #: Runs that wait in the ledger, as of the last turn.
         self.waiting = 0
         #: Runs of this worker, by id.
@@ -165,13 +166,15 @@ class Gate:
         """Celery wants a request executed: its slot goes to the first in rank, which need not be this one."""
         if request.stage is None:
             self._reserve(request)
+        if self.stopping:
+            return  # by a timer that was still due
         self._slots.arrived()
         if self.closed:
             self._stalled.append(request)
         self._serve()
 
     def _serve(self) -> None:
-        while self._reserved and not self.closed and self._slots.take():
+        while self._reserved and not self.closed and not self.draining and self._slots.take():
             request = heapq.heappop(self._reserved).request
             request.stage = "asked"
             if request.fence is not None:
@@ -222,7 +225,7 @@ class Gate:
             outcome, then = self._told.popleft()
             batch.outcomes.append(outcome)
             batch.thens.append(then)
-        if not self.stopping:
+        if not self.draining:
             asking, self._asking = self._asking, []
             for request in asking:
                 arrival = self._arrival(request)
@@ -341,7 +344,7 @@ class Gate:
         for request, fence in starting:
             request.start(fence)
             self.runs[request.id] = request
-            if self.stopping:
+            if self.draining:
                 request.settle("returned")
             elif self._is_limited(request):
                 continue
@@ -401,8 +404,10 @@ class Gate:
             return request.settle("returned")
         # Threads and gevent may drop what they accepted without a callback.
         if hasattr(result, "f"):
+            request.pool_result = result
             result.f.add_done_callback(lambda _: self._left_the_pool(request))
         elif hasattr(result, "link"):
+            request.pool_result = result
             result.link(lambda _: self._left_the_pool(request))
         return None
 
@@ -554,8 +559,16 @@ class Gate:
 
     # -- the worker stops ---------------------------------------------------------------------------
 
+    def begin_drain(self) -> None:
+        """The worker was told to stop. Also in a signal handler."""
+        self.draining = True
+        self._side.drain.begin()
+
+    def hurry_drain(self) -> None:
+        self._side.drain.hurry()
+
     def stop(self) -> None:
-        """No more admissions, and the event loop is down. What the ledger still grants us goes back."""
+        """The event loop is down. What the ledger still grants us goes back, and what was not begun."""
         self.stopping = True
         self._loop.drain()
         self._acks.flush()
@@ -563,8 +576,14 @@ class Gate:
         self._reserved.clear()
         self._asking.clear()
         self._stalled.clear()
-        self.returned(waiting)
+        unbegun = [request for request in self.in_pool() if request.time_start is None]
+        self.returned([*waiting, *self._limited, *internals.take_back(self._consumer.pool, unbegun)])
         self._flush()
+
+    def code_is_gone(self) -> bool:
+        """Whether nothing of our runs is executed any more: the pool is down, and not only left alone."""
+        alive = any(not internals.is_gone(child) for child in internals.children(self._consumer.pool))
+        return not alive and all(internals.is_over(run.pool_result) for run in list(self.runs.values()))
 
     def return_all(self) -> None:
         """The execution pool is down: no code of ours runs any more."""

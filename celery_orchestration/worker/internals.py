@@ -7,12 +7,16 @@ because a gate that is bypassed silently is worse than none.
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import billiard.pool
 import celery
 from celery.app.amqp import Queues
+from celery.apps.worker import Worker, on_cold_shutdown
 from celery.concurrency.asynpool import AsynPool
 from celery.worker import control, request
 from celery.worker.consumer import Consumer
@@ -21,6 +25,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from kombu.messaging import Consumer as MessageConsumer
 from kombu.transport import virtual
+from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import QoS as RedisQoS
 
 from celery_orchestration.errors import ConfigurationError
@@ -70,6 +75,10 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     )
     ack = _source(RedisQoS.ack)
     yield "QoS.ack of the Redis transport is another", "self._remove_from_indices(delivery_tag).execute()" in ack
+    yield "a cold shutdown is another", "worker.wait_for_soft_shutdown()" in _source(on_cold_shutdown)
+    cancelling = ("cancel_active_requests", "cancel_all_unacked_requests")
+    yield "no Consumer.cancel_active_requests", any(hasattr(Consumer, name) for name in cancelling)
+    yield "no Channel._in_poll", "self._in_poll" in _source(RedisChannel.close)
     yield "no Queues._consume_from", hasattr(Queues, "_consume_from")
     yield "no Consumer._active_tags", "_active_tags" in _source(MessageConsumer.__init__)
 
@@ -165,6 +174,83 @@ def process_of(pool: Any, pid: int | None) -> Any:
 
 def is_gone(process: Any) -> bool:
     return not process._is_alive()
+
+
+# -- the worker stops -------------------------------------------------------------------------------
+
+
+def before_soft_shutdown(controller: Any, function: Callable[[], None]) -> None:
+    """Calls it when a cold shutdown begins: the signal for that comes after Celery has slept in its soft shutdown."""
+    wait = controller.wait_for_soft_shutdown
+
+    def wait_for_soft_shutdown() -> Any:
+        function()
+        return wait()
+
+    controller.wait_for_soft_shutdown = wait_for_soft_shutdown
+
+
+def children(pool: Any) -> list[Any]:
+    """The processes of a prefork pool; none of another pool, or of one that is down."""
+    found = getattr(getattr(pool, "_pool", None), "_pool", None)
+    return [process for process in found or () if getattr(process, "pid", None)] if isinstance(found, list) else []
+
+
+def kill(process: Any) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def take_back(pool: Any, requests: Iterable[Any]) -> list[Any]:
+    """Takes from a pool that is about to close what it has not begun; returns those that it will say nothing about."""
+    buffer: Any = getattr(getattr(pool, "_pool", None), "outbound_buffer", ())
+    taken = []
+    for req in requests:
+        job = req._apply_result() if req._apply_result else None
+        if job is not None and job in buffer and not job._accepted:
+            buffer.remove(job)
+            job.discard()
+            taken.append(req)
+        elif hasattr(req.pool_result, "f"):
+            req.pool_result.f.cancel()  # threads; before Celery 5.7 the pool itself begins them all
+    return taken
+
+
+def is_over(result: Any) -> bool:
+    """What apply_async of threads and gevent gave; the results of other pools do not outlive them."""
+    if hasattr(result, "f"):
+        return bool(result.f.done())
+    return bool(result.ready()) if hasattr(result, "link") else True
+
+
+def cancel_active(consumer: Any) -> None:
+    """As in a cold shutdown."""
+    cancel = getattr(consumer, "cancel_active_requests", None) or consumer.cancel_all_unacked_requests  # before 5.6
+    cancel()
+
+
+def owns_process(controller: Any) -> bool:
+    """Whether it is a worker of the command line, and not one in somebody else's process."""
+    return isinstance(controller, Worker)
+
+
+#: Longest time that the Redis transport lets BRPOP wait, and a bit.
+BRPOP_SECONDS = 1.2
+
+
+def hang_up(connection: Any, consumers: Iterable[Any]) -> None:
+    """Closes a broker connection while the main thread is somewhere else: what was fetched goes back to the broker.
+
+    kombu's Redis channel waits at its close for the answer to the BRPOP under way, so that no message is lost with it.
+    But it also thinks that one is under way while a message is being dealt with (on solo: while its task runs).
+    """
+    for consumer in consumers:
+        with suppress(Exception):
+            consumer.cancel()
+    for channel in list(getattr(getattr(connection, "transport", None), "channels", None) or ()):
+        if isinstance(channel, RedisChannel) and channel._in_poll and not channel._in_poll.can_read(BRPOP_SECONDS):
+            channel._in_poll = None
+    connection.close()
 
 
 # -- acknowledging: kombu's Redis channel counts deliveries (here), and keeps them in a hash (there) ------

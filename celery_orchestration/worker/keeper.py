@@ -40,6 +40,7 @@ class Keeper(threading.Thread):
         # Once the ledger is back, others sweep: a lease must be renewed well before it could run out.
         self._patience = Patience(self._wake.wait, min(LONGEST_WAIT, side.settings.lease_seconds / 10))
         self._registered = False
+        self._draining = self._drain_is_told = False
         self._revoked: deque[str] = deque()
         self._cancelling: list[str] = []
         self._finished: deque[tuple[str, int]] = deque()
@@ -67,6 +68,11 @@ class Keeper(threading.Thread):
     def fail(self, id: str, fence: str) -> None:
         """A run that was handed over to this worker cannot be begun at all."""
         self._failed.append(Outcome(id, fence, "failed"))
+        self._wake.set()
+
+    def drain(self) -> None:
+        """The worker begins to stop."""
+        self._draining = True
         self._wake.set()
 
     def stop(self) -> None:
@@ -104,6 +110,9 @@ class Keeper(threading.Thread):
     def _round(self) -> None:
         if not self._registered:
             self.register()
+        if self._draining and not self._drain_is_told:
+            self._side.publisher.publish(self._ledger.drain(self._side.worker))
+            self._drain_is_told = True
         now = monotonic()
         settings = self._side.settings
         if now >= self._beat_at:
@@ -118,7 +127,7 @@ class Keeper(threading.Thread):
     def register(self) -> None:
         live, installed = self._ledger.register(self._side.presence())
         self.install(live, installed)
-        self._registered = True
+        self._registered, self._drain_is_told = True, False
         self._side.in_loop(self._side.gate.open)
 
     def install(self, live: str, installed: str) -> None:

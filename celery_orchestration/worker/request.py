@@ -51,6 +51,10 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     settled = False
     #: Another run of it has started since: whatever this one says is refused.
     void = False
+    #: Its process was killed by the drain: it goes back.
+    drained = False
+    #: What the execution pool gave for it, on threads and gevent.
+    pool_result: Any = None
     #: Grant number of a handed-over message.
     grant = ""
     origin: dict[str, Any] | None = None
@@ -139,6 +143,8 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     def _on_process_lost(self, as_celery_does: Callable[[], None]) -> None:
         """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
+        if self.drained:
+            return self._leave_quietly()
         if self._already_cancelled or self._already_revoked:
             return self._settle_after(as_celery_does, "revoked" if self._already_revoked else "returned")
         if self.task.orchestration.celery.keys() & {"reject_on_worker_lost", "retry_on_worker_lost"}:
@@ -161,6 +167,16 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         if retried:
             self.verdict = "retry"
         return retried
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().cancel(pool, *args, **kwargs)
+        except NotImplementedError:
+            # A cold shutdown, on an execution pool whose code cannot be killed but with the whole process. Celery would
+            # let this error go up into whatever the main thread is doing: on solo into the task.
+            if self.gate is None or self.fence is None or not self.gate.draining:
+                raise
+            self.gate.hurry_drain()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if not soft and self.verdict is None:
@@ -242,6 +258,8 @@ def _settling(on_success: Callable[..., Any]) -> Callable[..., Any]:
             return self._leave_quietly()
         if not isinstance(failed__retval__runtime, tuple):
             return self.on_failure(failed__retval__runtime)  # threads: SystemExit in a task, as an ExceptionInfo
+        if failed__retval__runtime[2] is None and self._already_cancelled and not self._already_revoked:
+            return self._leave_quietly()  # gevent: a cold shutdown killed its greenlet, which looks like success
         try:
             return on_success(self, failed__retval__runtime, **kwargs)  # of a failure it calls on_failure
         finally:

@@ -29,6 +29,7 @@ from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.signals import job_disabled
 from celery_orchestration.task import jobs_of, owner_of, settings_of
 from celery_orchestration.worker import internals, policies
+from celery_orchestration.worker.drain import Drain
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.keeper import Keeper
 from celery_orchestration.worker.line import Line
@@ -48,6 +49,7 @@ class WorkerSide:
     line: Line
     keeper: Keeper
     publisher: Publisher
+    drain: Drain
 
     def __init__(self, controller: Any) -> None:
         self.app: Celery = controller.app
@@ -99,7 +101,7 @@ class WorkerSide:
             self.message_consumers.append(self._consume(consumer))
         consumer.on_task_message.add(self.gate.reserved)
         if first:
-            for thread in (self.line, self.keeper, self.publisher):
+            for thread in (self.line, self.keeper, self.publisher, self.drain):
                 thread.start()
             self._running = True
 
@@ -112,6 +114,8 @@ class WorkerSide:
             slots = CountedSlots(pool.limit or controller.concurrency)
         self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
         self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
+        self.drain = Drain(self)
+        internals.before_soft_shutdown(controller, self.gate.begin_drain)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
@@ -170,6 +174,10 @@ class WorkerSide:
                 ours.channel.close()
             except Exception as exc:
                 logger.debug("Cancelling the consumer of %s: %r", self.queues, exc)
+
+    def hang_up(self) -> None:
+        """From any thread, when the process is about to end."""
+        internals.hang_up(self._consumer.connection, self.message_consumers)
 
     def register_with_hub(self) -> None:
         if self._loop is not None:
@@ -232,13 +240,18 @@ class WorkerSide:
     def close(self) -> None:
         """The worker begins to stop: nothing more is admitted, what runs may end."""
         if self._running:
+            self.gate.begin_drain()
             self.gate.stop()
             self.line.give_to_thread()
 
     def stop(self) -> None:
         """The execution pool is down."""
         if not self._running:
-            return
+            return None
+        if not self.gate.code_is_gone():
+            self.drain.end_process()
+            return self.keeper.stop()
+        self.drain.over()
         deadline = monotonic() + STOP_SECONDS
         self.gate.return_all()
         if not self.gate.wait_told(deadline):
@@ -254,6 +267,7 @@ class WorkerSide:
         self.publisher.join(max(0.1, deadline - monotonic()))
         self.publisher.give_up()
         gates.pop(self.controller.hostname, None)
+        return None
 
 
 def _signature(task: Any) -> inspect.Signature | None:

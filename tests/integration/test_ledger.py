@@ -117,9 +117,10 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.switch("one", False, "me", "") == shop.ledger.switch("one", True, "me", "") == []
     assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
     assert len(shop.ledger.audit(10)) == 4
+    assert shop.ledger.drain("w1") == shop.ledger.drain("w1", 1000) == []
     assert shop.ledger.leave("w1") == []
     used = {"turn", "register", "install", "beat", "current", "granted", "published", "sweep", "cancel", "ending"}
-    assert set(verbs()) == used | {"finish", "status", "releases", "leave", "switch", "pause", "audit"}
+    assert set(verbs()) == used | {"finish", "status", "releases", "leave", "switch", "pause", "audit", "drain"}
 
 
 def test_every_verb_has_a_contract():

@@ -34,11 +34,12 @@ end
 local ends = call('ZRANGE', P .. 'ws', 0, -1, 'WITHSCORES')
 for i = 1, #ends, 2 do
   local id = ends[i]
-  local v = call('HMGET', P .. 'w:' .. id, 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'mode', 'since', 'beat', 'lease')
+  local v = call('HMGET', P .. 'w:' .. id, 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'mode', 'since', 'beat', 'lease',
+    'state')
   local runs = call('SMEMBERS', P .. 'wr:' .. id)
   workers[#workers + 1] = { id = id, name = v[1], host = v[2], pid = tonumber(v[3]), slots = tonumber(v[4]), kind = v[5],
     queues = v[6] and cjson.decode(v[6]), mode = v[7], since = tonumber(v[8]), beat = tonumber(v[9]), running = #runs,
-    lease = tonumber(v[10]), left = tonumber(ends[i + 1]) - G.clk }
+    lease = tonumber(v[10]), draining = v[11] ~= false, left = tonumber(ends[i + 1]) - G.clk }
   for _, run in ipairs(runs) do
     local r = #running < most_running and load_run(run)
     if r then running[#running + 1] = shown(r) end

@@ -28,6 +28,7 @@
 --   slots            hash  queue -> slots of the live workers that serve it
 --   ws               zset  live workers by the end of their lease (ledger clock)
 --   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms);
+--                          state: draining (hands in its runs), departing (and is about to end its process);
 --                          no:<verb>, reply:<verb>: the last call
 --   wr:<worker>      set   its running runs
 --   wn               hash  worker name -> worker, the latest that registered
