@@ -102,21 +102,21 @@ class Drain(threading.Thread):
         runs = [run for run in list(self._side.gate.runs.values()) if not run.settled]
         plain = [request for request in tuple(state.active_requests) if request not in runs]
         logger.warning("The time to drain is up: %d runs go back to their queues", len(runs))
-        children = internals.children(self._side.controller.pool)
-        if not children and (runs or plain):
+        pool = self._side.controller.pool
+        if not internals.can_kill(pool) and (runs or plain):
             return self.end_process()
         for run in runs:
             run.drained = True
             task_ready(run)  # what is active after this is plain
         ours = {run.worker_pid for run in runs}
-        for child in children:
+        for child in internals.children(pool):
             if not plain or child.pid in ours:
                 internals.kill(child)
         if plain:
             self._cancel(len(plain))
             if self._is_over(CANCELLED_SECONDS):
                 return None
-            for child in internals.children(self._side.controller.pool):
+            for child in internals.children(pool):
                 internals.kill(child)
         return None if self._is_over(CLOSING_SECONDS) else self.end_process()
 

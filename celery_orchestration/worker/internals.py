@@ -18,6 +18,7 @@ import celery
 from celery.app.amqp import Queues
 from celery.apps.worker import Worker, on_cold_shutdown
 from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import control, request
 from celery.worker.consumer import Consumer
 from celery.worker.worker import WorkController
@@ -78,7 +79,7 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     yield "a cold shutdown is another", "worker.wait_for_soft_shutdown()" in _source(on_cold_shutdown)
     cancelling = ("cancel_active_requests", "cancel_all_unacked_requests")
     yield "no Consumer.cancel_active_requests", any(hasattr(Consumer, name) for name in cancelling)
-    yield "no Channel._in_poll", "self._in_poll" in _source(RedisChannel.close)
+    yield "no Channel._in_poll", "self._brpop_read()" in _source(RedisChannel.close)
     yield "no Queues._consume_from", hasattr(Queues, "_consume_from")
     yield "no Consumer._active_tags", "_active_tags" in _source(MessageConsumer.__init__)
 
@@ -196,6 +197,11 @@ def children(pool: Any) -> list[Any]:
     return [process for process in found or () if getattr(process, "pid", None)] if isinstance(found, list) else []
 
 
+def can_kill(pool: Any) -> bool:
+    """Whether code in this pool has processes of its own."""
+    return isinstance(pool, PreforkPool)
+
+
 def kill(process: Any) -> None:
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
@@ -242,13 +248,17 @@ def hang_up(connection: Any, consumers: Iterable[Any]) -> None:
     """Closes a broker connection while the main thread is somewhere else: what was fetched goes back to the broker.
 
     kombu's Redis channel waits at its close for the answer to the BRPOP under way, so that no message is lost with it.
-    But it also thinks that one is under way while a message is being dealt with (on solo: while its task runs).
+    But it also thinks that one is under way while a message is being dealt with (on solo: while its task runs), and it
+    puts what came back through another channel that is open: so this is done before any of them is closed.
     """
     for consumer in consumers:
         with suppress(Exception):
             consumer.cancel()
     for channel in list(getattr(getattr(connection, "transport", None), "channels", None) or ()):
-        if isinstance(channel, RedisChannel) and channel._in_poll and not channel._in_poll.can_read(BRPOP_SECONDS):
+        if isinstance(channel, RedisChannel) and channel._in_poll:
+            with suppress(Exception):
+                if channel._in_poll.can_read(BRPOP_SECONDS):
+                    channel._brpop_read()
             channel._in_poll = None
     connection.close()
 

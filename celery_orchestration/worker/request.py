@@ -20,6 +20,7 @@ from celery.worker.strategy import default
 
 from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
 from celery_orchestration.ledger import keys
+from celery_orchestration.worker.internals import can_kill
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.gate import Gate
@@ -169,13 +170,11 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         return retried
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
-        try:
+        if self.gate is None or self.fence is None or not self.gate.draining or can_kill(pool):
             super().cancel(pool, *args, **kwargs)
-        except NotImplementedError:
-            # A cold shutdown, on an execution pool whose code cannot be killed but with the whole process. Celery would
-            # let this error go up into whatever the main thread is doing: on solo into the task.
-            if self.gate is None or self.fence is None or not self.gate.draining:
-                raise
+        else:
+            # A cold shutdown, where code cannot be killed but with the whole process. Celery would raise an error into
+            # whatever the main thread is doing (on solo into the task), or take a killed greenlet for a success.
             self.gate.hurry_drain()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -194,8 +193,10 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             super().reject(requeue)
             return
         # The broker may deliver it again at once: the ledger must have let go of it before. But of a run that was
-        # handed over it has the only copy: that stays, and waits.
-        self.verdict = "requeued" if self._message.channel is not None else "returned"
+        # handed over it has the only copy: that stays, and waits. So does that of one on a worker that stops: the
+        # broker may have delivered the message to somebody else already, who dropped it because the run was running.
+        theirs = self._message.channel is not None and not self.gate.draining
+        self.verdict = "requeued" if theirs else "returned"
         self.gate.when_gone(
             None if self.returned else self.gate.process_of(self),
             lambda: self.settle("requeued", lambda _: super(OrchestratedRequest, self).reject(requeue)),
@@ -258,8 +259,6 @@ def _settling(on_success: Callable[..., Any]) -> Callable[..., Any]:
             return self._leave_quietly()
         if not isinstance(failed__retval__runtime, tuple):
             return self.on_failure(failed__retval__runtime)  # threads: SystemExit in a task, as an ExceptionInfo
-        if failed__retval__runtime[2] is None and self._already_cancelled and not self._already_revoked:
-            return self._leave_quietly()  # gevent: a cold shutdown killed its greenlet, which looks like success
         try:
             return on_success(self, failed__retval__runtime, **kwargs)  # of a failure it calls on_failure
         finally:
