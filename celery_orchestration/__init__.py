@@ -14,6 +14,8 @@ order in which it meets them:
    ``worker.publisher``.
 5. ``worker.keeper`` renews the lease, and sweeps: runs of workers that died go back to their queues, what got lost
    is published again, what expired ends.
+6. A worker stops: ``worker.drain`` tells the ledger, and after ``drain_seconds`` ends what still runs there; it goes
+   back to its queue.
 
 ``operate`` shows all this to people and their scripts, ``cli`` on the terminal.
 """

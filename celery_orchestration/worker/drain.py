@@ -40,6 +40,8 @@ logger = get_logger(__name__)
 
 #: Seconds that plain tasks get to end when they were cancelled, before their processes are killed as well.
 CANCELLED_SECONDS = 2.0
+#: Seconds that Celery's pool listens to each of its processes while it stops.
+LISTENING_SECONDS = 0.5
 #: Seconds that Celery gets to close down when everything is killed, before the process is ended.
 CLOSING_SECONDS = 10.0
 #: Seconds that closing the broker connection may take when the process is about to end.
@@ -100,7 +102,7 @@ class Drain(threading.Thread):
 
     def _end_what_runs(self) -> None:
         runs = [run for run in list(self._side.gate.runs.values()) if not run.settled]
-        plain = [request for request in tuple(state.active_requests) if request not in runs]
+        plain = [request for request in internals.given_to_pool() if request not in runs]
         logger.warning("The time to drain is up: %d runs go back to their queues", len(runs))
         pool = self._side.controller.pool
         if not internals.can_kill(pool) and (runs or plain):
@@ -113,21 +115,26 @@ class Drain(threading.Thread):
             if not plain or child.pid in ours:
                 internals.kill(child)
         if plain:
-            self._cancel(len(plain))
-            if self._is_over(CANCELLED_SECONDS):
+            logger.warning("%d plain tasks are cancelled", len(plain))
+            if self._cancel_plain(pool):
                 return None
             for child in internals.children(pool):
                 internals.kill(child)
         return None if self._is_over(CLOSING_SECONDS) else self.end_process()
 
-    def _cancel(self, count: int) -> None:
-        """As Celery's cold shutdown does it."""
-        logger.warning("%d plain tasks are cancelled", count)
+    def _cancel_plain(self, pool: Any) -> bool:
+        """As Celery's cold shutdown does it. Returns whether the pool is down."""
         state.should_terminate = EX_FAILURE
-        try:
-            internals.cancel_active(self._side.controller.consumer)
-        except Exception:
-            logger.exception("Plain tasks could not be cancelled")
+        # Celery listens to one process after the other while it stops: what began just before is not heard of at once.
+        deadline = monotonic() + CANCELLED_SECONDS + LISTENING_SECONDS * len(internals.children(pool))
+        while monotonic() < deadline:
+            try:
+                internals.cancel_active(self._side.controller.consumer)
+            except Exception as exc:
+                logger.warning("Plain tasks could not be cancelled: %r", exc)
+            if self._is_over(LISTENING_SECONDS / 2):
+                return True
+        return False
 
     # -- code that cannot be killed -----------------------------------------------------------------
 

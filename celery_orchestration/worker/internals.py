@@ -19,7 +19,7 @@ from celery.app.amqp import Queues
 from celery.apps.worker import Worker, on_cold_shutdown
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.prefork import TaskPool as PreforkPool
-from celery.worker import control, request
+from celery.worker import control, request, state
 from celery.worker.consumer import Consumer
 from celery.worker.worker import WorkController
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
@@ -180,7 +180,7 @@ def is_gone(process: Any) -> bool:
 # -- the worker stops -------------------------------------------------------------------------------
 
 
-def before_soft_shutdown(controller: Any, function: Callable[[], None]) -> None:
+def before_cold_shutdown(controller: Any, function: Callable[[], None]) -> None:
     """Calls it when a cold shutdown begins: the signal for that comes after Celery has slept in its soft shutdown."""
     wait = controller.wait_for_soft_shutdown
 
@@ -227,6 +227,17 @@ def is_over(result: Any) -> bool:
     if hasattr(result, "f"):
         return bool(result.f.done())
     return bool(result.ready()) if hasattr(result, "link") else True
+
+
+def given_to_pool() -> list[Any]:
+    """Requests that the execution pool has, whether it said already that they began or not."""
+    while True:
+        try:
+            # Before Celery 5.7 those that began are not reserved any more when the consumer was closed.
+            reserved = [req for req in state.reserved_requests if req._apply_result]
+            return list({*reserved, *state.active_requests})
+        except RuntimeError:
+            continue  # the main thread has changed the set meanwhile
 
 
 def cancel_active(consumer: Any) -> None:

@@ -72,7 +72,7 @@ class WorkerSide:
         self.message_consumers: list[Any] = []
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
-        self._running = False
+        self._running = self._cold = False
 
     def check_ledger(self) -> None:
         """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
@@ -115,7 +115,7 @@ class WorkerSide:
         self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
         self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
         self.drain = Drain(self)
-        internals.before_soft_shutdown(controller, self.gate.begin_drain)
+        internals.before_cold_shutdown(controller, self._cold_shutdown)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
@@ -237,12 +237,19 @@ class WorkerSide:
 
     # -- the worker stops ---------------------------------------------------------------------------
 
+    def _cold_shutdown(self) -> None:
+        """In a signal handler."""
+        self._cold = True
+        self.gate.begin_drain()
+
     def close(self) -> None:
         """The worker begins to stop: nothing more is admitted, what runs may end."""
         if self._running:
             self.gate.begin_drain()
             self.gate.stop()
             self.line.give_to_thread()
+            if self._cold and self.gate.runs and not internals.can_kill(self.controller.pool):
+                self.drain.hurry()  # Celery could not cancel them
 
     def stop(self) -> None:
         """The execution pool is down."""

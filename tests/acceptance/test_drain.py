@@ -124,13 +124,14 @@ def test_what_is_handed_over_goes_to_the_workers_that_stay(stage):
     stage.ran_once(stage.sent)
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_the_rate_limit_goes_back_at_once(stage):
     process = stage.worker(concurrency=3)
     first, second = stage.send(stage.jobs.held, "first"), stage.send(stage.jobs.limited, "second")
     stage.started(first)
     stage.started(second)
     third = stage.send(stage.jobs.limited, "third")
-    stage.wait_waiting(1)  # it has passed the rate limit once
+    stage.wait_waiting(1)  # after 6 s it has passed the rate limit once
     stage.release("second")
     until(lambda: run_of(stage, third).state == "running", 5, "it was handed over, and waits for the rate limit")
     process.signal(signal.SIGTERM)
@@ -249,7 +250,7 @@ def test_plain_tasks_are_treated_as_by_a_cold_shutdown(stage_on, broker):
     stage.release("late")
     stage.all_well()
     assert len(stage.starts(early)) == 1
-    assert early.state == "RETRY"
+    assert early.state in ("RETRY", "PENDING")  # the latter if Celery had not heard of its start yet
 
 
 # -- drain_seconds: code that cannot be killed but with its process

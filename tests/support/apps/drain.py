@@ -64,7 +64,7 @@ def beating_late(self: Task, name: str, clings: float = 0) -> Any:
     return beat(self, name, clings)
 
 
-@job(max_running=1, rate_limit="20/m")
+@job(max_running=1, rate_limit="10/m")
 def limited(self: Task, name: str) -> Any:
     return hold(self, name)
 
