@@ -576,8 +576,9 @@ class Gate:
         self._reserved.clear()
         self._asking.clear()
         self._stalled.clear()
-        unbegun = [request for request in self.in_pool() if request.time_start is None]
-        self.returned([*waiting, *self._limited, *internals.take_back(self._consumer.pool, unbegun)])
+        self.returned([*waiting, *self._limited])
+        for request in self.in_pool():
+            internals.take_back(request.pool_result)
         self._flush()
 
     def code_is_gone(self) -> bool:

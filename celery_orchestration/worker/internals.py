@@ -207,19 +207,11 @@ def kill(process: Any) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
-def take_back(pool: Any, requests: Iterable[Any]) -> list[Any]:
-    """Takes from a pool that is about to close what it has not begun; returns those that it will say nothing about."""
-    buffer: Any = getattr(getattr(pool, "_pool", None), "outbound_buffer", ())
-    taken = []
-    for req in requests:
-        job = req._apply_result() if req._apply_result else None
-        if job is not None and job in buffer and not job._accepted:
-            buffer.remove(job)
-            job.discard()
-            taken.append(req)
-        elif hasattr(req.pool_result, "f"):
-            req.pool_result.f.cancel()  # threads; before Celery 5.7 the pool itself begins them all
-    return taken
+def take_back(result: Any) -> None:
+    """Threads that have not begun a run will not: before Celery 5.7 the pool begins all it has while it stops. (Prefork
+    gives back what it has not begun when the consumer is closed, see guard_flush.)"""
+    if hasattr(result, "f"):
+        result.f.cancel()
 
 
 def is_over(result: Any) -> bool:

@@ -125,8 +125,9 @@ def test_what_is_handed_over_goes_to_the_workers_that_stay(stage):
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_for_the_rate_limit_goes_back_at_once(stage):
-    process = stage.worker(concurrency=3)
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_run_that_waits_for_the_rate_limit_goes_back_at_once(stage, pool):
+    process = stage.worker(pool, concurrency=3)
     first, second = stage.send(stage.jobs.held, "first"), stage.send(stage.jobs.limited, "second")
     stage.started(first)
     stage.started(second)
