@@ -14,9 +14,10 @@ order in which it meets them:
    ``worker.publisher``. Until then it may tell its ``progress``; its time may be over before it ends, which
    ``limits`` and ``worker.limits`` see to where the execution pool cannot.
 5. ``worker.keeper`` (``worker.watch`` looks after it) renews the lease, and sweeps: runs of workers that died go back
-   to their queues, what got lost is published again, what expired ends.
-
-6. Redis is emptied, restarted or fails over: ``worker.epoch`` claims what this worker runs, and nothing starts for one
+   to their queues, what is due goes to the gate, what got lost is published again, what expired ends.
+6. A worker stops: ``worker.drain`` tells the ledger, and after ``drain_seconds`` ends what still runs there; it goes
+   back to its queue.
+7. Redis is emptied, restarted or fails over: ``worker.epoch`` claims what this worker runs, and nothing starts for one
    lease. ``worker.eviction`` refuses a Redis that would drop parts of the ledger.
 
 ``operate`` shows all this to people and their scripts, ``cli`` on the terminal.

@@ -42,7 +42,6 @@ NOT_AVAILABLE: dict[str, tuple[object, ...]] = {
     "overlap": (),
     "catch_up": (),
     "catch_up_seconds": (),
-    "orchestration_drain_seconds": (),
     "orchestration_pools": (),
 }
 
@@ -504,6 +503,8 @@ class Settings(BaseModel):
     namespace: Annotated[str, PlainValidator(_namespace)] = "celery"
     max_running: Count | None = None
     lease_seconds: Annotated[float, Field(strict=True, ge=3, le=LONGEST_SECONDS)] = 30
+    #: After so many seconds a worker that stops ends what still runs; None: never.
+    drain_seconds: Annotated[float, Field(strict=True, ge=0, le=LONGEST_SECONDS)] | None = None
     strict_priority: Annotated[bool, Field(strict=True)] = False
     sweep_seconds: Seconds = 5
     history: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 100

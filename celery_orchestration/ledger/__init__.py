@@ -296,6 +296,9 @@ class Ledger:
             args += run
         return [_text(one) for one in self._call("beat", args)]
 
+    def drain(self, worker: str, gone_ms: int | None = None) -> list[Grant]:
+        return _grants(self._call("drain", (worker, "" if gone_ms is None else gone_ms)))
+
     def leave(self, worker: str) -> list[Grant]:
         return _grants(self._call("leave", (worker,)))
 

@@ -166,7 +166,7 @@ class WorkerStatus(Model):
     name: str
     host: str
     pid: int
-    state: Literal["idle", "busy", "lost"]
+    state: Literal["idle", "busy", "draining", "dead"]
     execution_pool: str
     slots: int
     running: int

@@ -96,7 +96,7 @@ def _words(reason: Sequence[str]) -> list[str]:
 
 
 def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Mapping[str, list[str]]) -> list[str]:
-    if all(_is_lost(worker, found["now"]) for worker in found["workers"] or ()):
+    if all(_is_dead(worker, found["now"]) for worker in found["workers"] or ()):
         problems = ["no worker is alive"]
     else:
         problems = [_unserved(queue, sent.get(queue.name, [])) for queue in all_queues if queue.slots == 0]
@@ -111,7 +111,7 @@ def _unkept_limits(
     """Limits of jobs on workers whose execution pool does not keep them."""
     served: dict[str, set[str]] = {}
     for worker in found["workers"] or ():
-        if not _is_lost(worker, found["now"]):
+        if not _is_dead(worker, found["now"]):
             jobs = {job for queue in worker["queues"] or () for job in sent.get(queue, ())}
             served.setdefault(worker["kind"], set()).update(jobs)
     problems = [sentence(kind, {job: limits[job] for job in jobs & limits.keys()}) for kind, jobs in served.items()]
@@ -188,18 +188,18 @@ def _progress(found: Mapping[str, Any] | None) -> Progress | None:
     return Progress(**json.loads(found["what"]), at=_when(found["at"])) if found else None
 
 
-def _is_lost(worker: Mapping[str, Any], now: int) -> bool:
+def _is_dead(worker: Mapping[str, Any], now: int) -> bool:
     """By the ledger clock, or, as that stands still while nobody sweeps, by its silence."""
     return bool(worker["left"] <= 0 or now - worker["beat"] > worker["lease"])
 
 
 def _worker(worker: Mapping[str, Any], now: int) -> WorkerStatus:
-    state = "lost" if _is_lost(worker, now) else "busy" if worker["running"] else "idle"
+    state = "draining" if worker["draining"] else "busy" if worker["running"] else "idle"
     return WorkerStatus(
         name=worker["name"],
         host=worker["host"],
         pid=worker["pid"],
-        state=state,
+        state="dead" if _is_dead(worker, now) else state,
         execution_pool=worker["kind"],
         slots=worker["slots"],
         running=worker["running"],

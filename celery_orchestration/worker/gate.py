@@ -139,7 +139,8 @@ class Gate:
         #: Where the execution pool has no time limits.
         self.limits: Limits | None = None
         self.closed = True
-        self.stopping = False
+        #: The worker was told to stop: nothing more is admitted. Then its event loop is down: stopping.
+        self.draining = self.stopping = False
         #: Runs that wait in the ledger, as of the last turn.
         self.waiting = 0
         #: Runs of this worker, by id.
@@ -195,13 +196,15 @@ class Gate:
         """Celery wants a request executed: its slot goes to the first in rank, which need not be this one."""
         if request.stage is None:
             self._reserve(request)
+        if self.stopping:
+            return  # by a timer that was still due
         self._slots.arrived()
         if self.closed:
             self._stalled.append(request)
         self._serve()
 
     def _serve(self) -> None:
-        while self._reserved and not self.closed and self._slots.take():
+        while self._reserved and not self.closed and not self.draining and self._slots.take():
             request = heapq.heappop(self._reserved).request
             request.stage = "asked"
             if request.fence is not None:
@@ -272,8 +275,8 @@ class Gate:
             self._side.line.carry(self._in_flight)
 
     def _has_work(self) -> bool:
-        putting_off = self._putting_off and not self.closed
-        return bool(self._told or self._asking or self._more or putting_off)
+        coming = self._asking or (self._putting_off and not self.closed)
+        return bool(self._told or self._more or (coming and not self.draining))
 
     def _next_batch(self) -> Batch:
         batch = Batch([], [], [], [], 0)
@@ -281,7 +284,7 @@ class Gate:
             outcome, then = self._told.popleft()
             batch.outcomes.append(outcome)
             batch.thens.append(then)
-        if not self.stopping:
+        if not self.draining:
             asking, self._asking = self._asking, []
             for request in asking:
                 arrival = self._arrival(request)
@@ -431,7 +434,7 @@ class Gate:
             self.voided([request.id])  # an earlier start of it, if that was here
             self._side.epoch.fence = fence  # they rise
             self.runs[request.id] = request
-            if self.stopping:
+            if self.draining:
                 request.settle("returned")
             elif self._is_limited(request):
                 continue
@@ -495,8 +498,10 @@ class Gate:
             return request.settle("returned")
         # Threads and gevent may drop what they accepted without a callback.
         if hasattr(result, "f"):
+            request.pool_result = result
             result.f.add_done_callback(lambda _: self._left_the_pool(request))
         elif hasattr(result, "link"):
+            request.pool_result = result
             result.link(lambda _: self._left_the_pool(request))
         return None
 
@@ -670,8 +675,16 @@ class Gate:
 
     # -- the worker stops ---------------------------------------------------------------------------
 
+    def begin_drain(self) -> None:
+        """The worker was told to stop. Also in a signal handler."""
+        self.draining = True
+        self._side.drain.begin()
+
+    def hurry_drain(self) -> None:
+        self._side.drain.hurry()
+
     def stop(self) -> None:
-        """No more admissions, and the event loop is down. What the ledger still grants us goes back."""
+        """The event loop is down. What the ledger still grants us goes back, and what was not begun."""
         self.stopping = True
         self._loop.drain()
         self._acks.flush()
@@ -680,8 +693,15 @@ class Gate:
         self._asking.clear()
         self._putting_off.clear()
         self._stalled.clear()
-        self.returned(waiting)
+        self.returned([*waiting, *self._limited])
+        for request in self.in_pool():
+            internals.take_back(request.pool_result)
         self._flush()
+
+    def code_is_gone(self) -> bool:
+        """Whether nothing of our runs is executed any more: the pool is down, and not only left alone."""
+        alive = any(not internals.is_gone(child) for child in internals.children(self._consumer.pool))
+        return not alive and all(internals.is_over(run.pool_result) for run in list(self.runs.values()))
 
     def return_all(self) -> None:
         """The execution pool is down: no code of ours runs any more."""

@@ -7,20 +7,26 @@ because a gate that is bypassed silently is worse than none.
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import billiard.pool
 import celery
 from celery.app.amqp import Queues
+from celery.apps.worker import Worker, on_cold_shutdown
 from celery.concurrency.asynpool import AsynPool
-from celery.worker import control, request
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.worker import control, request, state
 from celery.worker.consumer import Consumer
 from celery.worker.worker import WorkController
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from kombu.messaging import Consumer as MessageConsumer
 from kombu.transport import virtual
+from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import QoS as RedisQoS
 
 from celery_orchestration.errors import ConfigurationError
@@ -72,6 +78,10 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     )
     ack = _source(RedisQoS.ack)
     yield "QoS.ack of the Redis transport is another", "self._remove_from_indices(delivery_tag).execute()" in ack
+    yield "a cold shutdown is another", "worker.wait_for_soft_shutdown()" in _source(on_cold_shutdown)
+    cancelling = ("cancel_active_requests", "cancel_all_unacked_requests")
+    yield "no Consumer.cancel_active_requests", any(hasattr(Consumer, name) for name in cancelling)
+    yield "no Channel._in_poll", "self._brpop_read()" in _source(RedisChannel.close)
     yield "no Queues._consume_from", hasattr(Queues, "_consume_from")
     yield "no Consumer._active_tags", "_active_tags" in _source(MessageConsumer.__init__)
 
@@ -167,6 +177,95 @@ def process_of(pool: Any, pid: int | None) -> Any:
 
 def is_gone(process: Any) -> bool:
     return not process._is_alive()
+
+
+# -- the worker stops -------------------------------------------------------------------------------
+
+
+def before_cold_shutdown(controller: Any, function: Callable[[], None]) -> None:
+    """Calls it when a cold shutdown begins: the signal for that comes after Celery has slept in its soft shutdown."""
+    wait = controller.wait_for_soft_shutdown
+
+    def wait_for_soft_shutdown() -> Any:
+        function()
+        return wait()
+
+    controller.wait_for_soft_shutdown = wait_for_soft_shutdown
+
+
+def children(pool: Any) -> list[Any]:
+    """The processes of a prefork pool; none of another pool, or of one that is down."""
+    found = getattr(getattr(pool, "_pool", None), "_pool", None)
+    return [process for process in found or () if getattr(process, "pid", None)] if isinstance(found, list) else []
+
+
+def can_kill(pool: Any) -> bool:
+    """Whether code in this pool has processes of its own."""
+    return isinstance(pool, PreforkPool)
+
+
+def kill(process: Any) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def take_back(result: Any) -> None:
+    """Threads that have not begun a run will not: before Celery 5.7 the pool begins all it has while it stops. (Prefork
+    gives back what it has not begun when the consumer is closed, see guard_flush.)"""
+    if hasattr(result, "f"):
+        result.f.cancel()
+
+
+def is_over(result: Any) -> bool:
+    """What apply_async of threads and gevent gave; the results of other pools do not outlive them."""
+    if hasattr(result, "f"):
+        return bool(result.f.done())
+    return bool(result.ready()) if hasattr(result, "link") else True
+
+
+def given_to_pool() -> list[Any]:
+    """Requests that the execution pool has, whether it said already that they began or not."""
+    while True:
+        try:
+            # Before Celery 5.7 those that began are not reserved any more when the consumer was closed.
+            reserved = [req for req in state.reserved_requests if req._apply_result]
+            return list({*reserved, *state.active_requests})
+        except RuntimeError:
+            continue  # the main thread has changed the set meanwhile
+
+
+def cancel_active(consumer: Any) -> None:
+    """As in a cold shutdown."""
+    cancel = getattr(consumer, "cancel_active_requests", None) or consumer.cancel_all_unacked_requests  # before 5.6
+    cancel()
+
+
+def owns_process(controller: Any) -> bool:
+    """Whether it is a worker of the command line, and not one in somebody else's process."""
+    return isinstance(controller, Worker)
+
+
+#: Longest time that the Redis transport lets BRPOP wait, and a bit.
+BRPOP_SECONDS = 1.2
+
+
+def hang_up(connection: Any, consumers: Iterable[Any]) -> None:
+    """Closes a broker connection while the main thread is somewhere else: what was fetched goes back to the broker.
+
+    kombu's Redis channel waits at its close for the answer to the BRPOP under way, so that no message is lost with it.
+    But it also thinks that one is under way while a message is being dealt with (on solo: while its task runs), and it
+    puts what came back through another channel that is open: so this is done before any of them is closed.
+    """
+    for consumer in consumers:
+        with suppress(Exception):
+            consumer.cancel()
+    for channel in list(getattr(getattr(connection, "transport", None), "channels", None) or ()):
+        if isinstance(channel, RedisChannel) and channel._in_poll:
+            with suppress(Exception):
+                if channel._in_poll.can_read(BRPOP_SECONDS):
+                    channel._brpop_read()
+            channel._in_poll = None
+    connection.close()
 
 
 # -- acknowledging: kombu's Redis channel counts deliveries (here), and keeps them in a hash (there) ------

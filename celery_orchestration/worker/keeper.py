@@ -41,6 +41,7 @@ class Keeper(threading.Thread):
         # Once the ledger is back, others sweep: a lease must be renewed well before it could run out.
         self._patience = Patience(self._wake.wait, min(LONGEST_WAIT, side.settings.lease_seconds / 10))
         self._registered = self._unknown = False
+        self._draining = self._drain_is_told = False
         self._revoked: deque[str] = deque()
         self._cancelling: list[str] = []
         self._finished: deque[tuple[str, int]] = deque()
@@ -82,6 +83,11 @@ class Keeper(threading.Thread):
 
     def over(self, run: Over) -> None:
         self._over.append(run)
+        self._wake.set()
+
+    def drain(self) -> None:
+        """The worker begins to stop."""
+        self._draining = True
         self._wake.set()
 
     def stop(self) -> None:
@@ -127,6 +133,9 @@ class Keeper(threading.Thread):
     def _round(self) -> None:
         if not self._registered:
             self.register()
+        if self._draining and not self._drain_is_told:
+            self._side.publisher.publish(self._ledger.drain(self._side.worker))
+            self._drain_is_told = True
         now = monotonic()
         settings = self._side.settings
         if now >= self._beat_at:
@@ -156,7 +165,7 @@ class Keeper(threading.Thread):
         self._unknown = False
         self.install(found.live, found.installed)
         side.epoch.registered(found)
-        self._registered = True
+        self._registered, self._drain_is_told = True, False
         self._side.in_loop(self._side.gate.open)
 
     def install(self, live: str, installed: str) -> None:

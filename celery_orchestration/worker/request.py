@@ -26,6 +26,7 @@ from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
 from celery_orchestration.ledger import keys
 from celery_orchestration.limits import Run, clocks
 from celery_orchestration.task import lost_lease
+from celery_orchestration.worker.internals import can_kill
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.gate import Gate
@@ -96,6 +97,10 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     over = False
     #: What is done when the ledger knows that it is over.
     afterwards: Callable[[str], None] | None = None
+    #: Its process was killed by the drain: it goes back.
+    drained = False
+    #: What the execution pool gave for it, on threads and gevent.
+    pool_result: Any = None
     #: Grant number of a handed-over message.
     grant = ""
     origin: dict[str, Any] | None = None
@@ -203,6 +208,8 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     def _on_process_lost(self, as_celery_does: Callable[[], None]) -> None:
         """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
+        if self.drained:
+            return self._leave_quietly()
         if self._already_cancelled or self._already_revoked:
             return self._settle_after(as_celery_does, "revoked" if self._already_revoked else "returned")
         if self.task.orchestration.celery.keys() & {"reject_on_worker_lost", "retry_on_worker_lost"}:
@@ -249,6 +256,15 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             logger.exception("Celery could not be told that run %s is over its time limit", self.id)
         self.gate.over(self)  # type: ignore[union-attr]
 
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        if self.gate is None or self.fence is None or not self.gate.draining or can_kill(pool):
+            super().cancel(pool, *args, **kwargs)
+        else:
+            # A cold shutdown, where code cannot be killed but with the whole process. Celery would raise an error into
+            # whatever the main thread is doing (on solo into the task), or take a killed greenlet for a success.
+            self.gate.hurry_drain()
+
+
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if not soft and (self.void or (self.verdict is None and self._lost_lease())):
             return self._leave_quietly()
@@ -269,8 +285,10 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             super().reject(requeue)
             return
         # The broker may deliver it again at once: the ledger must have let go of it before. But of a run that was
-        # handed over it has the only copy: that stays, and waits.
-        self.verdict = "requeued" if self._message.channel is not None else "returned"
+        # handed over it has the only copy: that stays, and waits. So does that of one on a worker that stops: the
+        # broker may have delivered the message to somebody else already, who dropped it because the run was running.
+        theirs = self._message.channel is not None and not self.gate.draining
+        self.verdict = "requeued" if theirs else "returned"
         self.afterwards = lambda _: super(OrchestratedRequest, self).reject(requeue)
         if not self.over:  # else its code goes on
             self.gate.when_gone(

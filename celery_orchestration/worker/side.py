@@ -29,6 +29,7 @@ from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.signals import job_disabled
 from celery_orchestration.task import jobs_of, limits_of, owner_of, settings_of, signature_of
 from celery_orchestration.worker import eviction, internals, policies
+from celery_orchestration.worker.drain import Drain
 from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.keeper import Keeper
@@ -52,6 +53,7 @@ class WorkerSide:
     keeper: Keeper
     publisher: Publisher
     watch: Watch
+    drain: Drain
 
     def __init__(self, controller: Any) -> None:
         self.app: Celery = controller.app
@@ -77,7 +79,7 @@ class WorkerSide:
         self.message_consumers: list[Any] = []
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
-        self._running = False
+        self._running = self._cold = False
 
     def check_ledger(self) -> None:
         """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
@@ -125,7 +127,7 @@ class WorkerSide:
         consumer.on_task_message.add(self.gate.reserved)
         if first:
             self.check_limits()
-            for thread in (self.line, self.keeper, self.publisher, self.watch):
+            for thread in (self.line, self.keeper, self.publisher, self.watch, self.drain):
                 thread.start()
             self._running = True
 
@@ -141,6 +143,8 @@ class WorkerSide:
             self.gate.limits = Limits(self, self._loop)
         self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
         self.watch = Watch(self)
+        self.drain = Drain(self)
+        internals.before_cold_shutdown(controller, self._cold_shutdown)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
@@ -199,6 +203,10 @@ class WorkerSide:
                 ours.channel.close()
             except Exception as exc:
                 logger.debug("Cancelling the consumer of %s: %r", self.queues, exc)
+
+    def hang_up(self) -> None:
+        """From any thread, when the process is about to end."""
+        internals.hang_up(self._consumer.connection, self.message_consumers)
 
     def register_with_hub(self) -> None:
         if self._loop is not None:
@@ -270,16 +278,28 @@ class WorkerSide:
 
     # -- the worker stops ---------------------------------------------------------------------------
 
+    def _cold_shutdown(self) -> None:
+        """In a signal handler."""
+        self._cold = True
+        self.gate.begin_drain()
+
     def close(self) -> None:
         """The worker begins to stop: nothing more is admitted, what runs may end."""
         if self._running:
+            self.gate.begin_drain()
             self.gate.stop()
             self.line.give_to_thread()
+            if self._cold and self.gate.runs and not internals.can_kill(self.controller.pool):
+                self.drain.hurry()  # Celery could not cancel them
 
     def stop(self) -> None:
         """The execution pool is down."""
         if not self._running:
-            return
+            return None
+        if not self.gate.code_is_gone():
+            self.drain.end_process()
+            return self.keeper.stop()
+        self.drain.over()
         deadline = monotonic() + STOP_SECONDS
         self.gate.return_all()
         if not self.gate.wait_told(deadline):
@@ -296,3 +316,4 @@ class WorkerSide:
         self.publisher.join(max(0.1, deadline - monotonic()))
         self.publisher.give_up()
         gates.pop(self.controller.hostname, None)
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -353,6 +354,11 @@ def test_a_lost_reply_changes_nothing(stage, proxy: DroppingProxy, verb):
     env = {"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)}
     leaving = stage.worker(concurrency=3, env=env)
     assert mixed_work(stage) == EXPECTED
+    if verb == "drain":
+        stage.started(stage.send(stage.jobs.held, "last"))
+        leaving.signal(signal.SIGTERM)
+        until(lambda: [found.state for found in status_of(stage.app).workers] == ["draining"] and len(lost.lost) == 3)
+        stage.release("last")
     stage.all_well()
     if verb == "leave":
         leaving.stop()

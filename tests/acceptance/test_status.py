@@ -180,7 +180,7 @@ def test_a_dead_worker_is_shown_as_lost_even_if_no_other_one_is_there_to_notice(
 
     def noticed() -> bool:
         status = status_of(stage.app)
-        return [found.state for found in status.workers] == ["lost"] and "no worker is alive" in status.problems
+        return [found.state for found in status.workers] == ["dead"] and "no worker is alive" in status.problems
 
     until(noticed, 6, "lease and sweep are over")
 

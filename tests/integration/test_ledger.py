@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,6 +158,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("d", "one"), "7")]).answers == ["ok"]
     shop.ledger.close()
     assert shop.turn().answers == []  # on a new connection: meets
+    assert shop.ledger.drain("w1") == shop.ledger.drain("w1", 1000) == []
     assert shop.ledger.leave("w1") == []
     assert set(verbs()) == shop.called
 
@@ -166,6 +168,70 @@ def test_every_verb_has_a_contract():
         text = script(verb).text.rpartition("-- uses:")[2]
         assert "-- Returns" in text or "-- ARGV" in text, verb
         assert f"-- {verb}: " in text, verb
+
+
+class TestDrain:
+    def slots(self, shop: Shop) -> dict[str, str]:
+        return shop.redis.hgetall(f"{PREFIX}slots")
+
+    def state(self, shop: Shop, worker: str) -> dict[str, Any]:
+        found: list[dict[str, Any]] = json.loads(shop.ledger.status(10, 10))["workers"]
+        return next(one for one in found if one["id"] == worker)
+
+    def test_a_draining_worker_is_handed_nothing(self, shop: Shop):
+        """However often it says so, and whatever becomes of it then."""
+        shop.install({"one": {"cap": 1}})
+        shop.register("w2", slots=2)
+        assert self.slots(shop) == {"q": "10"}
+        for _ in range(2):
+            shop.ledger.drain("w2")
+            assert self.slots(shop) == {"q": "8"}
+        assert [self.state(shop, worker)["draining"] for worker in ("w1", "w2")] == [False, True]
+        shop.register("w2", slots=2)
+        assert self.slots(shop) == {"q": "10"}
+        shop.ledger.drain("w2")
+        shop.ledger.leave("w2")
+        assert self.slots(shop) == {"q": "8"}
+
+    def test_what_was_to_go_there_goes_to_others(self, shop: Shop):
+        shop.install({"one": {"cap": 1}})
+        shop.register("w2", slots=1, queues=("granted",))
+        shop.come("a", "one")
+        shop.turn(come=[replace(arrival("b", "one"), granted_queue="granted")])
+        shop.ledger.drain("w2")
+        [grant] = shop.turn(ends={"a": "succeeded"}).grants
+        assert shop.ledger.granted(grant) == ("q", b"b")
+
+    def test_a_worker_lost_while_it_drains_is_no_crash_of_its_runs(self, shop: Shop):
+        shop.install({"one": {"on_crash": "fail"}})
+        shop.register("w2")
+        shop.turn(come=[arrival("a", "one")], worker="w2")
+        shop.ledger.drain("w2")
+        shop.redis.zadd(f"{PREFIX}ws", {"w2": 0})
+        shop.redis.hset(f"{PREFIX}g", "clk", 1)
+        swept = shop.ledger.sweep("w1", 1, 5000)
+        assert (swept.recovered, swept.endings, swept.dead_workers) == (1, [], ["w2@host"])
+        assert [grant.id for grant in swept.grants] == ["a"]
+
+    def test_the_lease_of_one_that_departs_ends_then_and_not_before(self, shop: Shop):
+        """However long ago the last sweep was; a heartbeat that is late does not renew it."""
+        shop.install({"one": {}})
+        shop.register("w2")
+        shop.turn(come=[arrival("a", "one")], worker="w2")
+        shop.ledger.sweep("w1", 1, 5000)
+        shop.redis.hincrby(f"{PREFIX}g", "swept", -4000)
+        shop.ledger.drain("w2", 1000)
+        shop.ledger.beat("w2", 30_000, [])
+        shop.ledger.drain("w2")
+        assert shop.ledger.sweep("w1", 2, 5000).dead_workers == []
+        shop.redis.hincrby(f"{PREFIX}g", "swept", -1100)
+        swept = shop.ledger.sweep("w1", 3, 5000)
+        assert (swept.recovered, swept.dead_workers) == (1, ["w2@host"])
+
+    def test_a_worker_that_is_not_known_has_to_register(self, shop: Shop):
+        shop.install({"one": {}})
+        with pytest.raises(UnknownWorker):
+            shop.ledger.drain("w2")
 
 
 class TestDependents:

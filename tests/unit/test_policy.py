@@ -479,6 +479,7 @@ class TestSettings:
         assert settings == Settings(namespace="shop")
         assert (settings.mode, settings.lease_seconds, settings.sweep_seconds) == ("enforce", 30, 5)
         assert (settings.redis_url, settings.max_running, settings.strict_priority) == (None, None, False)
+        assert settings.drain_seconds is None
 
     @pytest.mark.parametrize(
         ("main", "namespace"),
@@ -531,7 +532,8 @@ class TestSettings:
             ("namespace", "a\x00", "orchestration_namespace should be"),
             ("namespace", "a\u202e", "orchestration_namespace should be"),
             ("redis_url", "", "orchestration_redis_url should"),
-            ("drain_seconds", 30, "orchestration_drain_seconds is not available in this version"),
+            ("drain_seconds", -1, "orchestration_drain_seconds should be greater than or equal to 0, not -1"),
+            ("drain_seconds", "30", "orchestration_drain_seconds should be a valid number, not '30'"),
             ("history", -1, "orchestration_history should be greater than or equal to 0, not -1"),
             ("pools", {}, "orchestration_pools is not available in this version"),
         ],

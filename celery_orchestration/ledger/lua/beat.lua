@@ -9,10 +9,11 @@
 local worker = ARGV[1]
 make_way()
 same_epoch()
-local known = call('HMGET', P .. 'w:' .. worker, 'queues', 'epoch')
+local known = call('HMGET', P .. 'w:' .. worker, 'queues', 'epoch', 'state')
 if not known[1] then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
 if known[2] and known[2] ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. G.epoch) end
-call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[2])), worker)
+-- The end of one that departs is fixed.
+if known[3] ~= 'departing' then call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[2])), worker) end
 call('HSET', P .. 'w:' .. worker, 'beat', int(NOW))
 local void = {}
 for i = 3, #ARGV, 2 do

@@ -29,11 +29,12 @@ if call('HSETNX', P .. 'rel', release, ARGV[15]) == 1 then
   call('ZADD', P .. 'relseq', 'NX', int(tick()), release)
   for _, j in ipairs(cjson.decode(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end
 end
-local old = call('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'epoch')
-if old[1] then add_slots(old[1], -(tonumber(old[2]) or 0)) end
+local old_epoch = call('HGET', P .. 'w:' .. worker, 'epoch')
+take_slots(worker)
+call('HDEL', P .. 'w:' .. worker, 'state')
 call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4], 'slots', ARGV[5], 'kind', ARGV[6],
   'queues', queues, 'rel', release, 'mode', ARGV[9], 'lease', ARGV[10], 'since', int(NOW), 'beat', int(NOW),
-  'epoch', (told == '' or told == G.epoch or old[3] == G.epoch) and G.epoch or '')
+  'epoch', (told == '' or told == G.epoch or old_epoch == G.epoch) and G.epoch or '')
 call('HSET', P .. 'wn', name, worker)
 call('ZADD', P .. 'ws', int(G.clk + lease), worker)
 add_slots(queues, tonumber(ARGV[5]))

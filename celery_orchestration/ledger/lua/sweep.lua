@@ -32,7 +32,8 @@ call('HSET', P .. 'g', 'clk', int(G.clk), 'swept', int(NOW))
 
 for _, gone in ipairs(call('ZRANGEBYSCORE', P .. 'ws', '-inf', '(' .. int(G.clk), 'LIMIT', 0, 8)) do
   if gone ~= worker then
-    local dead, back, done = take_runs(gone, 'worker', limit)
+    local drained = call('HEXISTS', P .. 'w:' .. gone, 'state') == 1
+    local dead, back, done = take_runs(gone, not drained and 'worker', limit)
     recovered = recovered + #back + #dead
     for _, id in ipairs(dead) do endings[#endings + 1] = { id, 'crashed' } end
     if done then

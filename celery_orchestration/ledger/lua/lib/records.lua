@@ -37,8 +37,9 @@
 --   slots            hash  queue -> slots of the live workers that serve it
 --   ws               zset  live workers by the end of their lease (ledger clock)
 --   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms), done,
---                          failed (runs that ended there), alone (the run it is kept free for); no:<verb>,
---                          reply:<verb>: the last call; epoch (the last in which it claimed its runs)
+--                          failed (runs that ended there), alone (the run it is kept free for); state: draining (hands
+--                          in its runs), departing (and is about to end its process); epoch (the last in which it
+--                          claimed its runs); no:<verb>, reply:<verb>: the last call
 --   wr:<worker>      set   its running runs
 --   wn               hash  worker name -> worker, the latest that registered
 --   gone             list  workers that died (JSON), the latest first; bounded

@@ -6,6 +6,12 @@ local function add_slots(queues, by)
   end
 end
 
+-- Nothing more is handed over to this worker. What it runs, and its lease, are untouched. Called again: nothing to do.
+local function take_slots(worker)
+  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'state')
+  if v[1] and not v[3] then add_slots(v[1], -(tonumber(v[2]) or 0)) end
+end
+
 -- Which queues are served decides where waiting runs are handed over to.
 local function refresh_all()
   for _, name in ipairs(call('SMEMBERS', P .. 'waitjobs')) do refresh(job(name)) end
@@ -34,15 +40,13 @@ local function take_runs(worker, counted, limit)
 end
 
 local function remove_worker(worker)
-  local v = call('HMGET', P .. 'w:' .. worker, 'name', 'queues', 'slots')
-  if v[1] then
-    add_slots(v[2], -(tonumber(v[3]) or 0))
-    if call('HGET', P .. 'wn', v[1]) == worker then call('HDEL', P .. 'wn', v[1]) end
-  end
+  local name = call('HGET', P .. 'w:' .. worker, 'name')
+  take_slots(worker)
+  if name and call('HGET', P .. 'wn', name) == worker then call('HDEL', P .. 'wn', name) end
   call('ZREM', P .. 'ws', worker)
   call('DEL', P .. 'w:' .. worker, P .. 'wr:' .. worker)
   refresh_all()
-  return v[1]
+  return name
 end
 
 -- For people: a worker died with so many runs.

@@ -1,0 +1,169 @@
+"""The drain: a worker that stops hands in what it has, within `drain_seconds` if that is set.
+
+It begins with the signal, not when Celery gets around to closing: until then a solo worker may have to end its task,
+and a soft shutdown sleeps. The ledger is told (the worker shows as draining, nothing more is handed over to it), no
+more runs are admitted, and what runs may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold
+shutdown.
+
+What still runs when the time is up is killed, and goes back to its queue when its process is gone: the pool hears of
+the death like of any other, but the run knows that it was us. Where code cannot be killed by itself (threads, gevent,
+solo) the whole process ends. It cannot say so afterwards, so it says before that it will be gone within two seconds;
+until then the ledger keeps its runs, and then another worker's sweep takes them. A cold shutdown of such a worker ends
+the same way, at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from celery.platforms import EX_FAILURE, EX_OK
+from celery.signals import worker_shutting_down
+from celery.utils.log import get_logger
+from celery.worker import state
+from celery.worker.request import task_ready
+
+from celery_orchestration.errors import LedgerError
+from celery_orchestration.worker import internals
+from celery_orchestration.worker.request import gates
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.side import WorkerSide
+
+logger = get_logger(__name__)
+
+#: Seconds that plain tasks get to end when they were cancelled, before their processes are killed as well.
+CANCELLED_SECONDS = 2.0
+#: Seconds that Celery's pool listens to each of its processes while it stops.
+LISTENING_SECONDS = 0.5
+#: Seconds that Celery gets to close down when everything is killed, before the process is ended.
+CLOSING_SECONDS = 10.0
+#: Seconds that closing the broker connection may take when the process is about to end.
+HANGING_UP_SECONDS = 3.0
+#: Seconds that functions registered with atexit may take, and within how many milliseconds the process is gone then.
+EXITING_SECONDS, GONE_MS = 1.0, 2000
+
+
+@worker_shutting_down.connect(dispatch_uid="celery_orchestration.drain")  # type: ignore[untyped-decorator]
+def _shutting_down(sender: str, **_: Any) -> None:
+    if sender in gates:
+        gates[sender].begin_drain()
+
+
+class Drain(threading.Thread):
+    def __init__(self, side: WorkerSide) -> None:
+        super().__init__(name="orchestration-drain", daemon=True)
+        self._side = side
+        self._ledger = side.ledger.line()
+        # Its put() may be called in a signal handler, whatever that has interrupted.
+        self._words: SimpleQueue[str] = SimpleQueue()
+
+    # -- from anywhere, signal handlers included ----------------------------------------------------
+
+    def begin(self) -> None:
+        """The worker was told to stop."""
+        self._words.put("begin")
+
+    def hurry(self) -> None:
+        """What runs is to be ended now."""
+        self._words.put("hurry")
+
+    def over(self) -> None:
+        """The execution pool is down."""
+        self._words.put("over")
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        word = self._words.get()
+        self._side.keeper.drain()
+        if word != "over" and not self._is_over(self._side.settings.drain_seconds, hurried=word == "hurry"):
+            self._end_what_runs()
+        self._ledger.close()
+
+    def _is_over(self, seconds: float | None, hurried: bool = False) -> bool:
+        """Waits until the pool is down, so long at most, or until it is to hurry."""
+        deadline = None if seconds is None else monotonic() + seconds
+        while not hurried:
+            try:
+                word = self._words.get(timeout=None if deadline is None else max(0.0, deadline - monotonic()))
+            except Empty:
+                return False
+            if word == "over":
+                return True
+            hurried = word == "hurry"
+        return False
+
+    def _end_what_runs(self) -> None:
+        runs = [run for run in list(self._side.gate.runs.values()) if not run.settled]
+        plain = [request for request in internals.given_to_pool() if request not in runs]
+        logger.warning("The time to drain is up: %d runs go back to their queues", len(runs))
+        pool = self._side.controller.pool
+        if not internals.can_kill(pool) and (runs or plain):
+            return self.end_process()
+        for run in runs:
+            run.drained = True
+            task_ready(run)  # what is active after this is plain
+        ours = {run.worker_pid for run in runs}
+        for child in internals.children(pool):
+            if not plain or child.pid in ours:
+                internals.kill(child)
+        if plain:
+            logger.warning("%d plain tasks are cancelled", len(plain))
+            if self._cancel_plain(pool):
+                return None
+            for child in internals.children(pool):
+                internals.kill(child)
+        return None if self._is_over(CLOSING_SECONDS) else self.end_process()
+
+    def _cancel_plain(self, pool: Any) -> bool:
+        """As Celery's cold shutdown does it. Returns whether the pool is down."""
+        state.should_terminate = EX_FAILURE
+        # Celery listens to one process after the other while it stops: what began just before is not heard of at once.
+        deadline = monotonic() + CANCELLED_SECONDS + LISTENING_SECONDS * len(internals.children(pool))
+        while monotonic() < deadline:
+            try:
+                internals.cancel_active(self._side.controller.consumer)
+            except Exception as exc:
+                logger.warning("Plain tasks could not be cancelled: %r", exc)
+            if self._is_over(LISTENING_SECONDS / 2):
+                return True
+        return False
+
+    # -- code that cannot be killed -----------------------------------------------------------------
+
+    def end_process(self) -> None:
+        """The code of our runs goes with the process, and others take them when it is gone."""
+        side = self._side
+        if not internals.owns_process(side.controller):
+            logger.error("Runs go on in a process that is not ours to end: they are recovered when their lease is over")
+            return
+        logger.warning("What runs cannot be stopped but by ending this process")
+        for child in internals.children(side.controller.pool):
+            internals.kill(child)
+        self._within(HANGING_UP_SECONDS, side.hang_up)
+        side.gate.wait_told(monotonic() + 1)
+        side.keeper.stop()
+        side.keeper.join(1.0)
+        try:
+            self._ledger.drain(side.worker, GONE_MS)
+        except LedgerError as exc:
+            logger.error("Leaving without telling the ledger: %s", exc)
+        self._within(EXITING_SECONDS, atexit._run_exitfuncs)
+        os._exit(side.controller.exitcode or (EX_FAILURE if state.should_terminate else EX_OK))
+
+    @staticmethod
+    def _within(seconds: float, function: Callable[[], None]) -> None:
+        def guarded() -> None:
+            with suppress(Exception):
+                function()
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        thread.join(seconds)
