@@ -6,8 +6,6 @@ nothing is left in the ledger but its configuration and done-markers.
 
 from __future__ import annotations
 
-import base64
-import http.client
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -414,12 +412,8 @@ def lose_connections(broker: Broker) -> None:
     if broker.rabbit is None:
         with broker.redis.client() as client:
             client.client_kill_filter(_type="normal")
-        return
-    connection = http.client.HTTPConnection("127.0.0.1", broker.rabbit.http_port, timeout=10)
-    login = base64.b64encode(b"guest:guest").decode()
-    connection.request("DELETE", "/api/connections/username/guest", headers={"Authorization": f"Basic {login}"})
-    connection.getresponse()  # an error if one of them closed meanwhile
-    connection.close()
+    else:
+        broker.rabbit.close_connections()
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from support.history import History, Span
 from support.wait import until
 
 #: Keys (head of lua/lib/records.lua) that are not about a run that has not ended.
-CONFIGURATION = ("g", "jobs", "rel", "relseq", "slots", "ws", "wn")
+CONFIGURATION = ("g", "jobs", "rel", "relseq", "slots", "ws", "wn", "audit")
 CONFIGURATION_OF = ("j", "rj", "w", "ob", "d")
 
 
