@@ -224,13 +224,19 @@ def accepted_outcomes(story: Story) -> Iterator[Violation]:
 
 
 def stored_results(story: Story) -> Iterator[Violation]:
-    """The result is that of the execution whose outcome was accepted: the others store none, or were overwritten."""
-    for entry in story.kinds["settled"]:
-        run, result = entry["run"], story.results.get(entry["run"])
-        won = entry["answer"] == "ok" and entry["outcome"] == "succeeded"
-        if won and story.states.get(run) == "SUCCESS" and isinstance(result, int) and result != entry["fence"]:
-            what = f"the result of run {run} is of fence {result}, accepted was {entry['fence']}"
-            yield Violation("I1", what, entry["at"], (run,))
+    """The result is that of the execution whose outcome was accepted, or of one that had ended before that began: its
+    worker died before it could tell. (Celery keeps the first success that is stored.)"""
+    for run, spans in story.by_run.items():
+        result = story.results.get(run)
+        accepted = [span for span in spans if span.end and story.accepted(span)]
+        if not isinstance(result, int) or not accepted:
+            continue
+        last = accepted[-1]
+        stored = [span for span in spans if span.start.fence == result and span.end]
+        before = any(span is last or span.end.monotonic < last.start.monotonic for span in stored if span.end)
+        if not before:
+            what = f"the result of run {run} is of fence {result}, accepted was {last.start.fence}"
+            yield Violation("I1", what, last.start.monotonic, (run,))
 
 
 # -- I2

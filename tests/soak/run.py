@@ -46,13 +46,20 @@ Progress = Callable[[str], None]
 
 class Soak:
     def __init__(
-        self, plan: Plan, directory: Path, *, hurry: bool = False, progress: Progress = lambda _: None
+        self,
+        plan: Plan,
+        directory: Path,
+        *,
+        rabbit: RabbitServer | None = None,
+        hurry: bool = False,
+        progress: Progress = lambda _: None,
     ) -> None:
         self.plan = plan
         self.directory = directory
         self.history = History(directory / "history.jsonl")
         self.journal = Journal(directory / "journal.jsonl")
         self.counts: Counter[str] = Counter()
+        self._rabbit = rabbit
         self._hurry = hurry
         self._progress = progress
         self._cleanups = contextlib.ExitStack()
@@ -108,9 +115,12 @@ class Soak:
         if self.plan.topology == "apart":
             other = self._redis(name="broker")
             return Broker("redis", other.url(0), other.url(1), durable.url(0), other), durable
-        rabbit = RabbitServer(self.directory)
-        self._cleanups.callback(rabbit.cleanup)
-        vhost = self._cleanups.enter_context(rabbit.start().fresh_vhost())
+        rabbit = self._rabbit
+        if rabbit is None:
+            rabbit = RabbitServer(self.directory)
+            self._cleanups.callback(rabbit.cleanup)
+            rabbit.start()
+        vhost = self._cleanups.enter_context(rabbit.fresh_vhost())
         return Broker("rabbitmq", rabbit.url(vhost), durable.url(1), durable.url(1), durable, rabbit), durable
 
     def _worker(self, place: int) -> WorkerProcess:
