@@ -29,6 +29,8 @@ def summary(story: Story) -> Iterator[str]:
     plain = [r.id for _, r in story.plan.runs() if r.job == PLAIN and story.states.get(r.id, "PENDING") not in READY]
     if plain:
         yield f"plain tasks that Celery lost: {len(plain)}"
+    if ended := story.kinds["ended_by_celery"]:
+        yield f"workers that Celery ended when the broker's Redis died, as it does with plain tasks: {len(ended)}"
     if unsent := story.kinds["unsent"]:
         yield f"calls that could not be sent: {len(unsent)}"
     rest = next((entry["seconds"] for entry in story.kinds["rested"]), 0.0)

@@ -38,6 +38,8 @@ TICK = 0.1
 REST, STOP = 75.0, 30.0
 #: Seconds of rest after which, in a hurry, what was handed over and has not started counts as lost.
 HURRY_AFTER = 4.0
+#: How Celery 5.7 ends, plain tasks or not, when its broker's Redis dies while it has unacknowledged messages.
+GIVES_UP = "Unrecoverable error: AttributeError(\"'NoneType' object has no attribute 'hostname'\")"
 #: The state of a run's record, for those that status() has no reason for.
 _STATE = "local s = redis.call('HGET', KEYS[1], 's'); return s and ({cmsgpack.unpack(s)})[3] or false"
 
@@ -316,10 +318,14 @@ class Soak:
         self._progress(self._line())
 
     def _replace(self, place: int, worker: WorkerProcess) -> None:
-        """A job that kills its process has taken a worker of threads along; or it is a bug."""
+        """A job that kills its process has taken a worker of threads along; or Celery gave up; or it is a bug."""
         self._struck(worker)
-        if not any(entry["kind"] == "dies" and entry["pid"] == worker.pid for entry in self.journal.read()):
-            self.journal.write("ended_by_itself", worker=worker.hostname, code=worker.returncode)
+        self._died(worker.kill())
+        killed = any(entry["kind"] == "dies" and entry["pid"] == worker.pid for entry in self.journal.read())
+        if not killed:
+            celerys = GIVES_UP in worker.log_of_this_start() and self.plan.topology != "rabbitmq"
+            kind = "ended_by_celery" if celerys else "ended_by_itself"
+            self.journal.write(kind, worker=worker.hostname, code=worker.returncode)
         self._workers[place] = self._worker(place)
 
     def _line(self) -> str:
