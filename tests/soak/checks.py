@@ -39,6 +39,9 @@ REDELIVERY, HANDED_OVER_AGAIN = 15.0, 32.0
 #: Seconds after which the soak itself, had it stood still that long, says that the machine was too busy to tell.
 STALL = LEASE / 3
 
+#: Seconds that a message is in the broker, or fetched and not written down: a lost one was sent so shortly before.
+TAKEN = 10.0
+
 PLAIN = "plain"
 
 
@@ -257,7 +260,7 @@ def ends(story: Story) -> Iterator[Violation]:
             if state == "SUCCESS" and not any(span.end and span.end.outcome == "returned" for span in spans):
                 yield Violation("I2", f"run {run.id} of {run.job} succeeded and was never executed", at, (run.id,))
         elif run.id not in lost and run.id not in story.listed and run.id not in story.queued:
-            if run.job == PLAIN and (_touched(story, run.id) or _fragile_broker(story)):
+            if run.job == PLAIN and (_touched(story, run.id)):
                 continue  # a plain task that was acknowledged and killed: Celery's own
             yield Violation("I2", f"run {run.id} of {run.job} is {state} and nowhere to be found", at, (run.id,))
 
@@ -268,35 +271,49 @@ def _may_end(story: Story, run: Run, lost: set[str]) -> tuple[str, ...]:
     return run.ends
 
 
-def lost_by_broker(story: Story) -> Iterator[str]:
+def lost_by_broker(story: Story) -> list[str]:
     """Runs whose message kombu's Redis transport lost: popped, and not written down before its connection, its process
-    or Redis died. Plain Celery loses them as well. None of them reached a worker, and nobody has them."""
-    if not _fragile_broker(story):
-        return
+    or Redis died. Plain Celery loses them as well. None of them reached a worker, nobody has them, and something broke
+    at that time. The rest of a canvas is lost with them."""
+    harms = list(_harms(story))
+    if not harms:
+        return []
     got: dict[str, int] = defaultdict(lambda: -1)
     for entry in story.kinds["received"]:
         got[entry["run"]] = max(got[entry["run"]], entry["retries"])
-    lost: set[str] = set()
+    sent = {run: entry["at"] for entry in story.kinds["sent"] for run in entry["runs"]}
+    lost: dict[str, None] = {}
     for _, run in story.plan.runs():
         if story.states.get(run.id, "PENDING") in READY or run.id in story.queued:
             continue
-        unseen = got[run.id] < 0 and run.id not in story.listed and not story.by_run.get(run.id)
-        if unseen or (TIMERS_ARE_CELERYS and _lost_retry(story, run.id, got[run.id])):
-            # Of a canvas the rest is lost with it; that is why the order of the plan matters.
-            lost.add(run.id)
-            yield run.id
+        ended = [story.gone[span.start.execution] for id in run.after for span in story.by_run.get(id, ())]
+        published = max(ended, default=sent.get(run.id, math.inf))
+        unseen = got[run.id] < 0 and run.id not in story.listed and run.id not in story.by_run
+        retried = TIMERS_ARE_CELERYS and _lost_retry(story, run.id, got[run.id])
+        harmed = any(begin - TAKEN < (retried or published) < end for begin, end in harms)
+        if any(id in lost for id in run.after) or ((unseen or retried) and harmed):
+            lost[run.id] = None
+    return list(lost)
 
 
-def _lost_retry(story: Story, run: str, received: int) -> bool:
-    retried = [e["attempt"] for e in story.kinds["settled"] if e["run"] == run and e["outcome"] == "retry"]
-    return bool(retried) and max(retried) >= received and story.listed.get(run, "").startswith("retrying")
+def _lost_retry(story: Story, run: str, received: int) -> float | None:
+    """When its last attempt asked for another, if that one never came."""
+    if not story.listed.get(run, "").startswith("retrying"):
+        return None
+    asked = [e for e in story.kinds["settled"] if e["run"] == run and e["outcome"] == "retry"]
+    return max((e["at"] for e in asked if e["attempt"] >= received), default=None)
 
 
-def _fragile_broker(story: Story) -> bool:
-    """Whether something was done that makes kombu's Redis transport lose messages."""
+def _harms(story: Story) -> Iterator[tuple[float, float]]:
+    """When something happened that makes kombu's Redis transport lose messages."""
+    if story.plan.topology == "rabbitmq":
+        return
     harmful = {"kill_worker", "cut_broker"} | ({"kill_ledger"} if story.plan.topology == "together" else set())
-    broken = any(entry["what"] in harmful for entry in story.kinds["fault"]) or bool(story.kinds["dies"])
-    return story.plan.topology != "rabbitmq" and broken
+    for entry in story.kinds["fault"]:
+        if entry["what"] in harmful:
+            yield entry["at"], entry["at"] + entry.get("seconds", 0.0) + 1.0
+    for entry in (*story.kinds["dies"], *story.kinds["ended_by_celery"]):
+        yield entry["at"], entry["at"] + 1.0
 
 
 def _touched(story: Story, run: str) -> bool:
@@ -408,7 +425,7 @@ def _last_end(story: Story, run: str) -> float:
 def _broken(story: Story) -> Iterator[tuple[float, float]]:
     """When something was broken, and the time that it takes to mend."""
     recovery = LEASE + 2 * SWEEP
-    lost = HANDED_OVER_AGAIN if _fragile_broker(story) else REDELIVERY
+    lost = HANDED_OVER_AGAIN if any(_harms(story)) else REDELIVERY
     for entry in story.kinds["fault"]:
         yield entry["at"], entry["at"] + entry.get("seconds", 0.0) + recovery + lost
     for entry in (*story.kinds["dies"], *story.kinds["death"]):

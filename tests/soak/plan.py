@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
 
-#: The ledger with the broker and the results in one Redis; in a Redis of its own; or with the results, beside RabbitMQ.
+#: The ledger in one Redis with broker and results; in a Redis of its own; the same, with RabbitMQ as the broker.
 TOPOLOGIES = ("together", "apart", "rabbitmq")
 #: Chosen by the seed. RabbitMQ is not on every machine: it has to be asked for.
 BY_SEED = ("together", "apart")

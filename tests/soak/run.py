@@ -89,7 +89,7 @@ class Soak:
     def _set_up(self) -> None:
         self._broker, self._ledger_server = self._servers()
         self._env = {**self.history.env(), VARIABLE: str(self.journal.path)}
-        if self.plan.topology == "apart":
+        if self.plan.topology != "together":
             self._env["TEST_LEDGER"] = self._broker.ledger_url
         if self.plan.max_running is not None:
             self._env["TEST_MAX_RUNNING"] = str(self.plan.max_running)
@@ -114,8 +114,9 @@ class Soak:
         durable = self._redis(name="ledger", appendonly=True)
         if self.plan.topology == "together":
             return Broker("redis", durable.url(0), durable.url(1), durable.url(0), durable), durable
+        # A client that sends wants to hear of the result: it could not while that Redis is down.
+        other = self._redis(name="other")
         if self.plan.topology == "apart":
-            other = self._redis(name="broker")
             return Broker("redis", other.url(0), other.url(1), durable.url(0), other), durable
         rabbit = self._rabbit
         if rabbit is None:
@@ -123,7 +124,7 @@ class Soak:
             self._cleanups.callback(rabbit.cleanup)
             rabbit.start()
         vhost = self._cleanups.enter_context(rabbit.fresh_vhost())
-        return Broker("rabbitmq", rabbit.url(vhost), durable.url(1), durable.url(1), durable, rabbit), durable
+        return Broker("rabbitmq", rabbit.url(vhost), other.url(1), durable.url(0), other, rabbit), durable
 
     def _worker(self, place: int) -> WorkerProcess:
         worker = WorkerProcess(

@@ -231,12 +231,26 @@ def test_what_kombu_lost_is_allowed_for_only_where_it_loses_messages():
     tale.note("fault", 1, what="cut_broker")
     tale.note("received", 2, run="a", retries=0, worker="w1")  # it reached a worker: nobody's but ours to lose
     tale.finds("I2 run a of free is PENDING")
+    tale.journal.pop()
+    tale.journal[-1]["at"] = 60  # nothing broke at that time
+    tale.finds("I2 run a of free is PENDING")
+
+
+def test_the_rest_of_a_canvas_is_lost_with_a_member():
+    tale = Tale("apart")
+    tale.sent("a", "free", 1, state=None)
+    tale.sent("b", "free", 1, state=None, after=("a",))
+    tale.note("fault", 1, what="cut_broker")
+    tale.finds()
+    tale.states["a"] = "SUCCESS"
+    tale.executed("a", "free", 30, 31)
+    tale.finds("I2 run b of free is PENDING")
 
 
 def test_a_lost_retry_is_allowed_for_as_long_as_timers_are_celerys(monkeypatch):
     tale = Tale("apart")
     tale.sent("a", "free", 1, state="RETRY")
-    tale.note("fault", 1, what="cut_broker")
+    tale.note("fault", 3, what="cut_broker")
     tale.note("received", 1, run="a", retries=0, worker="w1")
     tale.settled("a", tale.executed("a", "free", 1, 2, outcome="Retry"), 2, outcome="retry")
     tale.rest = {"listed": {"a": "retrying"}, "leftovers": {"{soak}:r:a": "hash", "free is busy": 1}}
