@@ -88,6 +88,9 @@ class Story:
         self.gone: dict[str, float] = {span.start.execution: self._gone(span) for span in self.spans}
         self.stops = list(self._stops())
 
+    def killed(self, span: Span) -> bool:
+        return any(at >= span.start.monotonic for at in self._deaths[span.start.pid])
+
     def _gone(self, span: Span) -> float:
         """When its code was gone; without an end, at its process's death, or when that was last seen alive."""
         if span.end is not None:
@@ -403,6 +406,23 @@ def waited_for_nobody(story: Story) -> Iterator[Violation]:
             yield Violation("I4", what, end, (run.id,))
 
 
+def recovered(story: Story) -> Iterator[Violation]:
+    """A run whose process or worker died goes again: at once, or within a lease and a sweep. Where another fault came
+    meanwhile nothing is said: it may have taken the run a second time."""
+    children = {entry["pid"] for entry in story.kinds["struck"] if entry.get("pid")}
+    breaks = [entry["at"] for kind in ("fault", "dies", "act", "stall") for entry in story.kinds[kind]]
+    for run, spans in story.by_run.items():
+        for first, second in pairwise(spans):
+            died, again = story.gone[first.start.execution], second.start.monotonic
+            if first.end is not None or first.job not in story.rules or not story.killed(first):
+                continue
+            limit = PATIENCE + (0.0 if first.start.pid in children else LEASE + 2 * SWEEP)
+            # The fault that killed it was written down right before.
+            if again - died > limit and not any(died + 0.1 < at < again for at in breaks):
+                what = f"run {run} of {first.job} was killed and went again after {again - died:.1f} s"
+                yield Violation("I4", what, again, (run,))
+
+
 #: Their dependencies may be in the way.
 _DEPENDENT = ("process", "publish", "report")
 
@@ -483,6 +503,7 @@ CHECKS: tuple[Check, ...] = (
     one_run_per_fire,
     stuck,
     waited_for_nobody,
+    recovered,
     leftovers,
     workers,
 )

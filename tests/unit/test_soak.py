@@ -324,6 +324,18 @@ def test_a_run_that_waited_for_nobody(tale):
     tale.finds()
 
 
+def test_a_killed_run_that_goes_again_too_late(tale):
+    tale.sent("a", "free", 1)
+    tale.executed("a", "free", 1, None, pid=7)
+    tale.note("death", 2.0, pid=7)
+    tale.settled("a", tale.executed("a", "free", 2 + LEASE + checks.PATIENCE, 30), 30)
+    tale.finds()
+    tale.note("struck", 2.0, worker="w1", pid=7)  # its main process has seen it die
+    tale.finds("I4 run a of free was killed and went again after 13.0 s")
+    tale.note("fault", 4, what="kill_ledger", seconds=1)
+    tale.finds()
+
+
 def test_what_is_left_in_the_ledger(tale):
     tale.rest["leftovers"] = {"{soak}:r:x": "hash"}
     tale.finds("I5 left in the ledger: {soak}:r:x: hash")
