@@ -26,7 +26,7 @@ from soak.checks import READY, REDELIVERY, STALL, Rule, Story
 from soak.journal import VARIABLE, Journal
 from soak.plan import LEASE, Act, Call, Fault, Plan, Run
 from support.history import History
-from support.invariants import leftovers, prefix_of
+from support.invariants import leftovers, prefix_of, status_of
 from support.servers import RabbitServer, RedisServer
 from support.wait import until
 from support.workers import Broker, WorkerProcess, celery_state_of_its_own, loaded_app
@@ -95,8 +95,6 @@ class Soak:
             self._env["TEST_MAX_RUNNING"] = str(self.plan.max_running)
         self.module: ModuleType = self._cleanups.enter_context(loaded_app(APP, self._broker, self._env))
         self.app = self.module.app
-        self.orchestration = Orchestration(self.app)
-        self._cleanups.callback(self.orchestration.close)
         self._client = self._ledger_server.client(int(self._broker.ledger_url.rpartition("/")[2]))
         for place in range(len(self.plan.places)):
             self._workers.append(self._worker(place))
@@ -207,21 +205,26 @@ class Soak:
         self.counts[act.what] += 1
         try:
             if act.what == "pause":
-                self.orchestration.pause("soak")
                 self._soon(act.seconds, self._resume)
+                with self._operator() as operator:
+                    operator.pause("soak")
             elif act.what == "cancel":
-                self.orchestration.cancel(act.run)
+                with self._operator() as operator:
+                    operator.cancel(act.run)
             else:
                 self.app.control.revoke(act.run, terminate=act.what == "terminate")
         except (LedgerError, OperationalError, RedisError, OSError) as error:
             self.journal.write("act_failed", what=act.what, error=repr(error))
-            if act.what == "pause":
-                self._soon(0.5, self._resume)
         return None
+
+    def _operator(self) -> contextlib.closing[Orchestration]:
+        """A new one each time, as on the command line."""
+        return contextlib.closing(Orchestration(self.app))
 
     def _resume(self) -> None:
         try:
-            self.orchestration.resume("soak")
+            with self._operator() as operator:
+                operator.resume("soak")
         except (LedgerError, OperationalError, RedisError, OSError):
             self._soon(0.5, self._resume)
 
@@ -378,7 +381,7 @@ class Soak:
 
     def _publish_again_what_was_lost(self) -> None:
         """Half a minute is long for a short soak: what was handed over and has not started is overdue now."""
-        for run in self.orchestration.status().runs:
+        for run in status_of(self.app).runs:
             if run.state == "queued" and run.seconds > 2:
                 self._client.zadd(f"{prefix_of(self.app)}gr", {run.id: 0}, xx=True)
 
@@ -434,7 +437,7 @@ class Soak:
         }
 
     def _listed(self) -> dict[str, str]:
-        reasons = {run.id: f"waiting: {run.reason}" for run in self.orchestration.status().waits}
+        reasons = {run.id: f"waiting: {run.reason}" for run in status_of(self.app).waits}
         found = {}
         for run in self._outstanding:
             state = self._client.eval(_STATE, 1, f"{prefix_of(self.app)}r:{run}")
