@@ -243,7 +243,7 @@ _SHAPES: list[tuple[Callable[[_Load, float], None], float]] = [
     (_Load.keyed, 10),
     (_Load.ring, 8),
     (_Load.dependents, 10),
-    (_Load.long, 4),
+    (_Load.long, 6),
     (_Load.plain, 8),
     (_Load.failing, 4),
     (_Load.flaky, 6),
@@ -263,9 +263,10 @@ _KINDS = {
     "kill_child": 6,
     "kill_worker": 4,
     "stop_worker": 3,
-    "stop_main": 1,
+    "stop_main": 2,
     "end_worker": 2,
     "kill_ledger": 3,
+    "stop_ledger": 1,
     "cut_broker": 2,
     "flush_scripts": 2,
 }
@@ -296,10 +297,10 @@ def _faults(chance: Random, seconds: float, topology: str, places: tuple[Place, 
             lasts = long if what.startswith("stop") else 0.0
             fault = replace(fault, worker=worker, seconds=lasts)
             free_at[worker] = at + {"kill_child": 0.5}.get(what, lasts or _STARTING)
-        elif what in ("kill_ledger", "cut_broker"):
+        elif what in ("kill_ledger", "stop_ledger", "cut_broker"):
             if server_at > at:
                 continue
-            lasts = short if what == "kill_ledger" else 0.0
+            lasts = short if what != "cut_broker" else 0.0
             fault = replace(fault, seconds=lasts)
             server_at = at + lasts + 2.0
         yield fault

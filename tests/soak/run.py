@@ -285,8 +285,18 @@ class Soak:
         self._ledger_server.kill()
         self._soon(fault.seconds, self._start_ledger)
 
+    def _stop_ledger(self, fault: Fault) -> None:
+        """Connections stay open, and nothing answers."""
+        self._ledger_is_up = False
+        self._broker_is_up = self.plan.topology != "together"
+        self._ledger_server.pause()
+        self._soon(fault.seconds, self._start_ledger)
+
     def _start_ledger(self) -> None:
-        self._ledger_server.start()
+        if self._ledger_server.running:
+            self._ledger_server.resume()
+        else:
+            self._ledger_server.start()
         self._ledger_is_up = self._broker_is_up = True
         self.journal.write("ledger_is_back")
 

@@ -372,4 +372,4 @@ def test_a_plan_is_of_everything(topology):
     assert {call.shape for call in plan.calls} == {"single", "chain", "group", "chord"}
     assert {"free", "keyed", "ring.0", "process", "plain", "deadly", "flaky", "gather"} <= {run.job for run in runs}
     assert {act.what for act in plan.acts} == {"revoke", "terminate", "cancel", "pause"}
-    assert len({fault.what for fault in plan.faults}) == 8
+    assert len({fault.what for fault in plan.faults}) == 9
