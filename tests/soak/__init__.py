@@ -5,7 +5,8 @@
 - ``plan``: from a seed, what is sent and what is broken, and when. Pure.
 - ``journal``: what happened besides the executions themselves: sends, faults, deliveries, outcomes and their answers.
 - ``run``: real servers and workers that the plan is carried out on, until everything came to rest.
-- ``checks``: what must hold (FAULTS: I1 to I5), found out from the recorded story alone. Pure.
+- ``story``: all that is known afterwards; ``losses``: what of it is plain Celery's own loss; ``checks``: what must hold
+  (I1 to I5), found out from the story alone. Pure.
 - ``report``: what was done and what was found, for people.
 
 The same seed gives the same plan. What the operating system makes of it differs each time: a replay meets the same

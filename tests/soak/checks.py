@@ -15,125 +15,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from soak.plan import LEASE, SWEEP, Plan, Run
+from soak import losses
+from soak.plan import LEASE, SWEEP, Run
+from soak.story import ACCEPTED, PLAIN, READY, Rule, Story
 from support.history import Span
 
-#: Celery keeps a countdown, and the delay of a retry, in the memory of one worker, and the ledger does not know of it.
-#: While that is so, such runs may be late, and the message of a retry that the broker lost is gone.
-TIMERS_ARE_CELERYS = True
-
-READY = ("SUCCESS", "FAILURE", "REVOKED")
-#: Answers of the ledger by which an outcome was accepted.
-ACCEPTED = ("ok", "dead")
 #: Seconds that a run may wait with nobody in its way. The machine may be slow: about order these checks are strict,
 #: about time they are not.
 PATIENCE = 10.0
 #: Seconds until a message that a dead worker had fetched is delivered again by kombu (visibility timeout, and the time
 #: between two looks), or until the ledger publishes again what was handed over and got lost.
 REDELIVERY, HANDED_OVER_AGAIN = 15.0, 32.0
-#: Seconds after which the soak itself, had it stood still that long, says that the machine was too busy to tell.
-STALL = LEASE / 3
-
-#: Seconds that a message is in the broker, or fetched and not written down: a lost one was sent so shortly before.
-TAKEN = 10.0
-
-PLAIN = "plain"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What the gate forbids to a job."""
-
-    cap: int | None = None
-    keyed: bool = False
-    blocks: frozenset[str] = frozenset()
-
-
-@dataclass
-class Story:
-    """Everything that is known when a soak has come to rest."""
-
-    plan: Plan
-    rules: Mapping[str, Rule]
-    spans: list[Span]
-    journal: list[dict[str, Any]]
-    states: dict[str, str]
-    results: dict[str, Any] = field(default_factory=dict)
-    #: Runs that the ledger still has, and why.
-    listed: dict[str, str] = field(default_factory=dict)
-    #: Runs with a message in the broker.
-    queued: set[str] = field(default_factory=set)
-    leftovers: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.spans = sorted(self.spans, key=lambda span: span.start.monotonic)
-        self.by_run: dict[str, list[Span]] = defaultdict(list)
-        for span in self.spans:
-            self.by_run[span.run].append(span)
-        self.kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for entry in self.journal:
-            self.kinds[entry["kind"]].append(entry)
-        self.settled: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-        for entry in self.kinds["settled"]:
-            self.settled[entry["run"], entry["fence"]].append(entry)
-        self._deaths: dict[int, list[float]] = defaultdict(list)
-        for entry in (*self.kinds["death"], *self.kinds["dies"]):
-            self._deaths[entry["pid"]].append(entry["at"])
-        self._seen = {entry["pid"]: entry["last"] for entry in self.kinds["seen"]}
-        self.gone: dict[str, float] = {span.start.execution: self._gone(span) for span in self.spans}
-        self.stops = list(self._stops())
-
-    def killed(self, span: Span) -> bool:
-        return any(at >= span.start.monotonic for at in self._deaths[span.start.pid])
-
-    def _gone(self, span: Span) -> float:
-        """When its code was gone; without an end, at its process's death, or when that was last seen alive."""
-        if span.end is not None:
-            return span.end.monotonic
-        deaths = [at for at in self._deaths[span.start.pid] if at >= span.start.monotonic]
-        if deaths:
-            return min(deaths)
-        last = self._seen.get(span.start.pid, math.inf)
-        return max(last, span.start.monotonic)
-
-    def _stops(self) -> Iterator[tuple[str, float, float]]:
-        """Which workers stood still, from when to when."""
-        for stop in self.kinds["stopped"]:
-            ends = [e["at"] for e in self.kinds["continued"] if e["worker"] == stop["worker"] and e["at"] > stop["at"]]
-            yield stop["worker"], stop["at"], min(ends, default=math.inf)
-
-    def accepted(self, span: Span) -> bool:
-        fence = span.start.fence or 0
-        return any(entry["answer"] in ACCEPTED for entry in self.settled[span.run, fence])
-
-    def void_since(self, span: Span) -> float:
-        """From when on it may have lost its lease; never, if its outcome was accepted."""
-        if self.accepted(span):
-            return math.inf
-        # A fence is Redis's time at the admission, in microseconds: that may be well before the function begins.
-        start = span.start
-        admitted = start.monotonic - max(0.0, start.wall - (start.fence or 0) / 1e6) if start.fence else start.monotonic
-        # The last heartbeat may have been a third of a lease before.
-        return min(
-            (
-                begin + LEASE / 2
-                for worker, begin, end in self.stops
-                if worker == start.worker
-                and end - begin > LEASE / 2
-                and end > admitted
-                and begin < self.gone[start.execution]
-            ),
-            default=math.inf,
-        )
-
-    def stalled(self, begin: float, end: float) -> bool:
-        """Whether the machine was too busy, somewhere in that time, for a lease to be renewed."""
-        return any(begin - LEASE < entry["at"] and entry["since"] < end for entry in self.kinds["stall"])
 
 
 @dataclass(frozen=True)
@@ -251,7 +148,7 @@ def stored_results(story: Story) -> Iterator[Violation]:
 def ends(story: Story) -> Iterator[Violation]:
     """Everything sent has ended, as it may end; what has not is here or in ``stuck``."""
     sent = {run: entry["at"] for entry in story.kinds["sent"] for run in entry["runs"]}
-    lost = set(lost_by_broker(story))
+    lost = set(losses.lost_by_broker(story))
     for _, run in story.plan.runs():
         at, state = sent.get(run.id), story.states.get(run.id, "PENDING")
         if at is None:
@@ -272,51 +169,6 @@ def _may_end(story: Story, run: Run, lost: set[str]) -> tuple[str, ...]:
     if run.job == PLAIN and _touched(story, run.id):
         return (*run.ends, "FAILURE")  # WorkerLostError
     return run.ends
-
-
-def lost_by_broker(story: Story) -> list[str]:
-    """Runs whose message kombu's Redis transport lost: popped, and not written down before its connection, its process
-    or Redis died. Plain Celery loses them as well. None of them reached a worker, nobody has them, and something broke
-    at that time. The rest of a canvas is lost with them."""
-    harms = list(_harms(story))
-    if not harms:
-        return []
-    got: dict[str, int] = defaultdict(lambda: -1)
-    for entry in story.kinds["received"]:
-        got[entry["run"]] = max(got[entry["run"]], entry["retries"])
-    sent = {run: entry["at"] for entry in story.kinds["sent"] for run in entry["runs"]}
-    lost: dict[str, None] = {}
-    for _, run in story.plan.runs():
-        if story.states.get(run.id, "PENDING") in READY or run.id in story.queued:
-            continue
-        ended = [story.gone[span.start.execution] for id in run.after for span in story.by_run.get(id, ())]
-        published = max(ended, default=sent.get(run.id, math.inf))
-        unseen = got[run.id] < 0 and run.id not in story.listed and run.id not in story.by_run
-        retried = TIMERS_ARE_CELERYS and _lost_retry(story, run.id, got[run.id])
-        harmed = any(begin - TAKEN < (retried or published) < end for begin, end in harms)
-        if any(id in lost for id in run.after) or ((unseen or retried) and harmed):
-            lost[run.id] = None
-    return list(lost)
-
-
-def _lost_retry(story: Story, run: str, received: int) -> float | None:
-    """When its last attempt asked for another, if that one never came."""
-    if not story.listed.get(run, "").startswith("retrying"):
-        return None
-    asked = [e for e in story.kinds["settled"] if e["run"] == run and e["outcome"] == "retry"]
-    return max((e["at"] for e in asked if e["attempt"] >= received), default=None)
-
-
-def _harms(story: Story) -> Iterator[tuple[float, float]]:
-    """When something happened that makes kombu's Redis transport lose messages."""
-    if story.plan.topology == "rabbitmq":
-        return
-    harmful = {"kill_worker", "cut_broker"} | ({"kill_ledger"} if story.plan.topology == "together" else set())
-    for entry in story.kinds["fault"]:
-        if entry["what"] in harmful:
-            yield entry["at"], entry["at"] + entry.get("seconds", 0.0) + 1.0
-    for entry in (*story.kinds["dies"], *story.kinds["ended_by_celery"]):
-        yield entry["at"], entry["at"] + 1.0
 
 
 def _touched(story: Story, run: str) -> bool:
@@ -373,7 +225,7 @@ def one_run_per_fire(story: Story) -> Iterator[Violation]:
 
 def stuck(story: Story) -> Iterator[Violation]:
     """At rest, everybody had the time to end."""
-    lost = set(lost_by_broker(story))
+    lost = set(losses.lost_by_broker(story))
     last = max((entry["at"] for entry in story.journal), default=0.0)
     for _, run in story.plan.runs():
         state = story.states.get(run.id, "PENDING")
@@ -445,7 +297,7 @@ def _last_end(story: Story, run: str) -> float:
 def _broken(story: Story) -> Iterator[tuple[float, float]]:
     """When something was broken, and the time that it takes to mend."""
     recovery = LEASE + 2 * SWEEP
-    lost = HANDED_OVER_AGAIN if any(_harms(story)) else REDELIVERY
+    lost = HANDED_OVER_AGAIN if any(losses.harms(story)) else REDELIVERY
     for entry in story.kinds["fault"]:
         yield entry["at"], entry["at"] + entry.get("seconds", 0.0) + recovery + lost
     for entry in (*story.kinds["dies"], *story.kinds["death"]):
@@ -472,7 +324,7 @@ def _longest_gap(begin: float, end: float, covered: Iterable[tuple[float, float]
 
 def leftovers(story: Story) -> Iterator[Violation]:
     last = max((entry["at"] for entry in story.journal), default=0.0)
-    lost = set(lost_by_broker(story))
+    lost = set(losses.lost_by_broker(story))
     for key, value in story.leftovers.items():
         of_lost = any(run in key for run in lost)  # said there
         if not of_lost and not (lost and _only_counts(key)):
@@ -481,7 +333,7 @@ def leftovers(story: Story) -> Iterator[Violation]:
 
 def _only_counts(key: str) -> bool:
     """A lost retry keeps its job busy as well."""
-    return TIMERS_ARE_CELERYS and key.endswith("is busy")
+    return losses.TIMERS_ARE_CELERYS and key.endswith("is busy")
 
 
 def workers(story: Story) -> Iterator[Violation]:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from soak.checks import PLAIN, READY, Story, Violation, lost_by_broker
+from soak.checks import Violation
+from soak.losses import lost_by_broker
+from soak.story import PLAIN, READY, Story
 
 #: Seconds before and after a violation whose events are shown, and how many of them at most.
 AROUND, MOST = 6.0, 40

@@ -21,10 +21,11 @@ from redis.exceptions import RedisError
 from celery_orchestration import Orchestration
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.task import jobs_of
-from soak import checks
-from soak.checks import READY, REDELIVERY, STALL, Rule, Story
+from soak.checks import REDELIVERY
 from soak.journal import VARIABLE, Journal
+from soak.losses import lost_by_broker
 from soak.plan import LEASE, Act, Call, Fault, Plan, Run
+from soak.story import PLAIN, READY, Rule, Story
 from support.history import History
 from support.invariants import leftovers, prefix_of, status_of
 from support.servers import RabbitServer, RedisServer
@@ -38,6 +39,8 @@ TICK = 0.1
 REST, STOP = 75.0, 30.0
 #: Seconds of rest after which, in a hurry, what was handed over and has not started counts as lost.
 HURRY_AFTER = 4.0
+#: Seconds after which the soak itself, had it stood still that long, says that the machine was too busy to tell.
+STALL = LEASE / 3
 #: How Celery 5.7 ends, plain tasks or not, when its broker's Redis dies while it has unacknowledged messages.
 GIVES_UP = "Unrecoverable error: AttributeError(\"'NoneType' object has no attribute 'hostname'\")"
 #: The state of a run's record, for those that status() has no reason for.
@@ -384,8 +387,8 @@ class Soak:
         """Whether nobody has those that are left: no need to wait for them."""
         if len(self._outstanding) > 50:
             return False
-        lost = set(checks.lost_by_broker(self._story({})))
-        return all(id in lost or run.job == checks.PLAIN for id, run in self._outstanding.items()) and not (
+        lost = set(lost_by_broker(self._story({})))
+        return all(id in lost or run.job == PLAIN for id, run in self._outstanding.items()) and not (
             self._queued() & self._outstanding.keys()
         )
 

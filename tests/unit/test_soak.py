@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from soak import checks, report
-from soak.checks import Rule, Story, violations
+from soak import checks, losses, report
+from soak.checks import violations
 from soak.plan import LEASE, TOPOLOGIES, Call, Plan, Run, make
+from soak.story import Rule, Story
 from support.history import Event, Span
 
 RULES = {
@@ -255,7 +256,7 @@ def test_a_lost_retry_is_allowed_for_as_long_as_timers_are_celerys(monkeypatch):
     tale.settled("a", tale.executed("a", "free", 1, 2, outcome="Retry"), 2, outcome="retry")
     tale.rest = {"listed": {"a": "retrying"}, "leftovers": {"{soak}:r:a": "hash", "free is busy": 1}}
     tale.finds()
-    monkeypatch.setattr(checks, "TIMERS_ARE_CELERYS", False)
+    monkeypatch.setattr(losses, "TIMERS_ARE_CELERYS", False)
     assert len(tale.found()) == 3
 
 
