@@ -4,7 +4,8 @@
 
 - ``plan``: from a seed, what is sent and what is broken, and when. Pure.
 - ``journal``: what happened besides the executions themselves: sends, faults, deliveries, outcomes and their answers.
-- ``run``: real servers and workers that the plan is carried out on, until everything came to rest.
+- ``crew``: real servers and workers, and what befalls them.
+- ``run``: carries the plan out on them, until everything came to rest.
 - ``story``: all that is known afterwards; ``losses``: what of it is plain Celery's own loss; ``checks``: what must hold
   (I1 to I5), found out from the story alone. Pure.
 - ``report``: what was done and what was found, for people.

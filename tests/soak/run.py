@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from celery import chain, chord, group
@@ -22,27 +20,25 @@ from celery_orchestration import Orchestration
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.task import jobs_of
 from soak.checks import REDELIVERY
+from soak.crew import APP, Crew
 from soak.journal import VARIABLE, Journal
 from soak.losses import lost_by_broker
 from soak.plan import LEASE, Act, Call, Fault, Plan, Run
 from soak.story import PLAIN, READY, Rule, Story
 from support.history import History
 from support.invariants import leftovers, prefix_of, status_of
-from support.servers import RabbitServer, RedisServer
+from support.servers import RabbitServer
 from support.wait import until
-from support.workers import Broker, WorkerProcess, celery_state_of_its_own, loaded_app
+from support.workers import celery_state_of_its_own, loaded_app
 
-APP = "support.apps.soak"
 #: Seconds between two looks at the processes.
 TICK = 0.1
-#: Seconds for all runs to end once nothing is broken any more, and for a worker that is told to end.
-REST, STOP = 75.0, 30.0
+#: Seconds for all runs to end once nothing is broken any more.
+REST = 75.0
 #: Seconds of rest after which, in a hurry, what was handed over and has not started counts as lost.
 HURRY_AFTER = 4.0
 #: Seconds after which the soak itself, had it stood still that long, says that the machine was too busy to tell.
 STALL = LEASE / 3
-#: How Celery 5.7 ends, plain tasks or not, when its broker's Redis dies while it has unacknowledged messages.
-GIVES_UP = "Unrecoverable error: AttributeError(\"'NoneType' object has no attribute 'hostname'\")"
 #: The state of a run's record, for those that status() has no reason for.
 _STATE = "local s = redis.call('HGET', KEYS[1], 's'); return s and ({cmsgpack.unpack(s)})[3] or false"
 
@@ -64,84 +60,32 @@ class Soak:
         self.history = History(directory / "history.jsonl")
         self.journal = Journal(directory / "journal.jsonl")
         self.counts: Counter[str] = Counter()
-        self._rabbit = rabbit
         self._hurry = hurry
         self._progress = progress
-        self._cleanups = contextlib.ExitStack()
         self._steps: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._begin = 0.0
-        self._broker_is_up = True
-        self._ledger_is_up = True
-        self._workers: list[WorkerProcess] = []
-        self._leaving: list[tuple[WorkerProcess, float]] = []
-        self._seen: dict[int, float] = {}
+        self._crew = Crew(plan, directory, self.journal, self._soon, rabbit)
         self._outstanding: dict[str, Run] = {}
-        self._looked_at = 0
 
     def run(self) -> Story:
         (self.directory / "plan.json").write_text(self.plan.dumps())
-        with self._cleanups, celery_state_of_its_own():
-            self._set_up()
-            self._carry_out()
-            self._rest()
-            return self._story(self._leftovers())
+        with self._crew, celery_state_of_its_own():
+            env = self._environment()
+            with loaded_app(APP, self._crew.broker, env) as module, _pulse(self.journal):
+                self.app = module.app
+                self._crew.start_workers(env)
+                self._carry_out()
+                self._rest()
+                return self._story(self._leftovers())
 
-    # -- setting up
-
-    def _set_up(self) -> None:
-        self._broker, self._ledger_server = self._servers()
-        self._env = {**self.history.env(), VARIABLE: str(self.journal.path)}
+    def _environment(self) -> dict[str, str]:
+        env = {**self.history.env(), VARIABLE: str(self.journal.path)}
         if self.plan.topology != "together":
-            self._env["TEST_LEDGER"] = self._broker.ledger_url
+            env["TEST_LEDGER"] = self._crew.broker.ledger_url
         if self.plan.max_running is not None:
-            self._env["TEST_MAX_RUNNING"] = str(self.plan.max_running)
-        self.module: ModuleType = self._cleanups.enter_context(loaded_app(APP, self._broker, self._env))
-        self.app = self.module.app
-        self._client = self._ledger_server.client(int(self._broker.ledger_url.rpartition("/")[2]))
-        for place in range(len(self.plan.places)):
-            self._workers.append(self._worker(place))
-        for worker in self._workers:
-            worker.wait_ready(60)
-        self._cleanups.enter_context(_pulse(self.journal))
-
-    def _redis(self, **options: Any) -> RedisServer:
-        server = RedisServer(self.directory, **options)
-        self._cleanups.callback(server.cleanup)
-        return server.start()
-
-    def _servers(self) -> tuple[Broker, RedisServer]:
-        """Whatever Redis is killed keeps what it acknowledged."""
-        durable = self._redis(name="ledger", appendonly=True)
-        if self.plan.topology == "together":
-            return Broker("redis", durable.url(0), durable.url(1), durable.url(0), durable), durable
-        # A client that sends wants to hear of the result: it could not while that Redis is down.
-        other = self._redis(name="other")
-        if self.plan.topology == "apart":
-            return Broker("redis", other.url(0), other.url(1), durable.url(0), other), durable
-        rabbit = self._rabbit
-        if rabbit is None:
-            rabbit = RabbitServer(self.directory)
-            self._cleanups.callback(rabbit.cleanup)
-            rabbit.start()
-        vhost = self._cleanups.enter_context(rabbit.fresh_vhost())
-        return Broker("rabbitmq", rabbit.url(vhost), other.url(1), durable.url(0), other, rabbit), durable
-
-    def _worker(self, place: int) -> WorkerProcess:
-        worker = WorkerProcess(
-            APP,
-            broker_url=self._broker.broker_url,
-            backend_url=self._broker.backend_url,
-            directory=self.directory,
-            name=f"place{place}",
-            pool=self.plan.places[place].pool,
-            concurrency=self.plan.places[place].concurrency,
-            env=self._env,
-        )
-        self._cleanups.callback(worker.cleanup)
-        worker.start()
-        self.journal.write("started", worker=worker.hostname, pid=worker.pid)
-        return worker
+            env["TEST_MAX_RUNNING"] = str(self.plan.max_running)
+        return env
 
     # -- carrying out
 
@@ -170,7 +114,7 @@ class Soak:
         self._at(time.monotonic() - self._begin + seconds, step)
 
     def _send(self, call: Call) -> None:
-        if not self._broker_is_up:
+        if not self._crew.broker_is_up:
             return self._soon(0.2, lambda: self._send(call))
         runs = [run.id for run in call.runs]
         try:
@@ -202,7 +146,7 @@ class Soak:
             {"chain": chain, "group": group}[call.shape](members).apply_async()
 
     def _act(self, act: Act) -> None:
-        if not (self._broker_is_up and self._ledger_is_up):
+        if not (self._crew.broker_is_up and self._crew.ledger_is_up):
             return self._soon(0.2, lambda: self._act(act))
         self.journal.write("act", what=act.what, run=act.run, seconds=act.seconds)
         self.counts[act.what] += 1
@@ -231,127 +175,20 @@ class Soak:
         except (LedgerError, OperationalError, RedisError, OSError):
             self._soon(0.5, self._resume)
 
-    # -- breaking
-
     def _fault(self, fault: Fault) -> None:
-        self.journal.write("fault", what=fault.what, place=fault.worker, seconds=fault.seconds)
-        self.counts[fault.what] += 1
-        getattr(self, f"_{fault.what}")(fault)
-
-    def _struck(self, worker: WorkerProcess, **fields: Any) -> None:
-        self.journal.write("struck", worker=worker.hostname, **fields)
-
-    def _died(self, deaths: dict[int, float]) -> None:
-        for pid, at in deaths.items():
-            self.journal.write("death", pid=pid, at=at)
-
-    def _kill_child(self, fault: Fault) -> None:
-        worker = self._workers[fault.worker]
-        children = worker.children()
-        if children:
-            pid = children[fault.child % len(children)]
-            self._struck(worker, pid=pid)
-            worker.kill_child(pid)
-            self._died({pid: worker.deaths[pid]})
-
-    def _kill_worker(self, fault: Fault) -> None:
-        worker = self._workers[fault.worker]
-        self._struck(worker)
-        self._died(worker.kill())
-        self._workers[fault.worker] = self._worker(fault.worker)
-
-    def _end_worker(self, fault: Fault) -> None:
-        """As a deploy does it: told to end, and the next one starts beside it."""
-        worker = self._workers[fault.worker]
-        self._struck(worker)
-        worker.signal(signal.SIGTERM)
-        self._leaving.append((worker, time.monotonic()))
-        self._workers[fault.worker] = self._worker(fault.worker)
-
-    def _stop_worker(self, fault: Fault, whole: bool = True) -> None:
-        worker = self._workers[fault.worker]
-        self.journal.write("stopped", worker=worker.hostname)
-        worker.pause(whole=whole)
-        self._soon(fault.seconds, lambda: self._continue(worker))
-
-    def _stop_main(self, fault: Fault) -> None:
-        """Its children run on, and nobody renews their lease."""
-        self._stop_worker(fault, whole=False)
-
-    def _continue(self, worker: WorkerProcess) -> None:
-        worker.resume()
-        self.journal.write("continued", worker=worker.hostname)
-
-    def _kill_ledger(self, fault: Fault) -> None:
-        self._ledger_is_up = False
-        self._broker_is_up = self.plan.topology != "together"
-        self._ledger_server.kill()
-        self._soon(fault.seconds, self._start_ledger)
-
-    def _stop_ledger(self, fault: Fault) -> None:
-        """Connections stay open, and nothing answers."""
-        self._ledger_is_up = False
-        self._broker_is_up = self.plan.topology != "together"
-        self._ledger_server.pause()
-        self._soon(fault.seconds, self._start_ledger)
-
-    def _start_ledger(self) -> None:
-        if self._ledger_server.running:
-            self._ledger_server.resume()
-        else:
-            self._ledger_server.start()
-        self._ledger_is_up = self._broker_is_up = True
-        self.journal.write("ledger_is_back")
-
-    def _cut_broker(self, _: Fault) -> None:
-        """Every connection to the broker; where the ledger is there too, those to the ledger as well."""
-        if self._broker.rabbit is not None:
-            self._broker.rabbit.close_connections()
-        elif self._broker_is_up:
-            with self._broker.redis.client() as client:
-                client.client_kill_filter(_type="normal")
-
-    def _flush_scripts(self, _: Fault) -> None:
-        if self._ledger_is_up:
-            self._client.script_flush("SYNC")
-
-    # -- looking
+        self.counts["faults"] += 1
+        self._crew.befall(fault)
 
     def _look(self) -> None:
-        now = time.monotonic()
-        for place, worker in enumerate(self._workers):
-            if not worker.running:
-                self._replace(place, worker)
-        for worker in [*self._workers, *(worker for worker, _ in self._leaving)]:
-            for pid in (worker.pid, *worker.children()):
-                self._seen[pid] = now
-        for leaving in list(self._leaving):
-            worker, since = leaving
-            if not worker.running:
-                self._leaving.remove(leaving)
-            elif now - since > STOP + LEASE:
-                self.journal.write("did_not_end", worker=worker.hostname)
-                self._leaving.remove(leaving)
+        self._crew.look()
         self._progress(self._line())
-
-    def _replace(self, place: int, worker: WorkerProcess) -> None:
-        """A job that kills its process has taken a worker of threads along; or Celery gave up; or it is a bug."""
-        self._struck(worker)
-        self._died(worker.kill())
-        killed = any(entry["kind"] == "dies" and entry["pid"] == worker.pid for entry in self.journal.read())
-        if not killed:
-            celerys = GIVES_UP in worker.log_of_this_start() and self.plan.topology != "rabbitmq"
-            kind = "ended_by_celery" if celerys else "ended_by_itself"
-            self.journal.write(kind, worker=worker.hostname, code=worker.returncode)
-        self._workers[place] = self._worker(place)
 
     def _line(self) -> str:
         at = time.monotonic() - self._begin
-        faults = sum(self.counts[fault.what] for fault in {fault.what: fault for fault in self.plan.faults}.values())
-        down = "" if self._ledger_is_up else "  ledger down"
-        still = sum(worker.paused for worker in self._workers)
+        down = "" if self._crew.ledger_is_up else "  ledger down"
+        still = sum(worker.paused for worker in self._crew.workers)
         return (
-            f"{at:5.0f} s of {self.plan.seconds:.0f}  sent {self.counts['sent']}  faults {faults}"
+            f"{at:5.0f} s of {self.plan.seconds:.0f}  sent {self.counts['sent']}  faults {self.counts['faults']}"
             f"{down}{f'  {still} stopped' if still else ''}"
         )
 
@@ -375,7 +212,7 @@ class Soak:
                 self._publish_again_what_was_lost()
             time.sleep(0.3)
         self.journal.write("rested", seconds=time.monotonic() - begin)
-        for pid, last in self._seen.items():
+        for pid, last in self._crew.seen.items():
             self.journal.write("seen", pid=pid, last=last)
 
     def _forget_the_ended(self) -> None:
@@ -396,30 +233,20 @@ class Soak:
         """Half a minute is long for a short soak: what was handed over and has not started is overdue now."""
         for run in status_of(self.app).runs:
             if run.state == "queued" and run.seconds > 2:
-                self._client.zadd(f"{prefix_of(self.app)}gr", {run.id: 0}, xx=True)
+                self._crew.ledger.zadd(f"{prefix_of(self.app)}gr", {run.id: 0}, xx=True)
 
     def _leftovers(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
 
         def clean() -> bool:
             found.clear()
-            found.update(leftovers(self.app, self._client))
+            found.update(leftovers(self.app, self._crew.ledger))
             return not found or bool(self._outstanding)
 
         with contextlib.suppress(AssertionError):
             until(clean, 20, poll=0.3)
-        self._stop_workers()
+        self._crew.stop_workers()
         return found
-
-    def _stop_workers(self) -> None:
-        for worker in self._workers:
-            worker.signal(signal.SIGTERM)
-            self._leaving.append((worker, time.monotonic()))
-        for worker, _ in self._leaving:
-            try:
-                until(lambda worker=worker: not worker.running, STOP, poll=0.1)
-            except AssertionError:
-                self.journal.write("did_not_end", worker=worker.hostname)
 
     # -- the story
 
@@ -453,16 +280,16 @@ class Soak:
         reasons = {run.id: f"waiting: {run.reason}" for run in status_of(self.app).waits}
         found = {}
         for run in self._outstanding:
-            state = self._client.eval(_STATE, 1, f"{prefix_of(self.app)}r:{run}")
+            state = self._crew.ledger.eval(_STATE, 1, f"{prefix_of(self.app)}r:{run}")
             if state:
                 found[run] = reasons.get(run, state)
         return found
 
     def _queued(self) -> set[str]:
         """Runs that have not ended and whose message the broker has. RabbitMQ is not asked: it does not lose any."""
-        if self._broker.rabbit is not None or not self._outstanding:
+        if self._crew.broker.rabbit is not None or not self._outstanding:
             return set()
-        with self._broker.redis.client(decode_responses=False) as client:
+        with self._crew.broker.redis.client(decode_responses=False) as client:
             text = b"".join(
                 b"".join(client.lrange(key, 0, -1)) if client.type(key) == b"list" else b"".join(client.hvals(key))
                 for key in client.scan_iter(count=1000)
