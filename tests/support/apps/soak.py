@@ -26,6 +26,8 @@ app = Celery(
 app.conf.broker_connection_retry_on_startup = True
 app.conf.broker_connection_retry_delay = 0.1
 app.conf.broker_connection_max_retries = None
+# Without it Celery fails a run, after half a second, whose chain cannot be continued because the broker is down.
+app.conf.task_publish_retry_policy = {"max_retries": 100, "interval_start": 0, "interval_max": 0.3}
 # Without it Celery loses results while its backend is down.
 app.conf.result_backend_always_retry = True
 app.conf.orchestration_lease_seconds = LEASE
