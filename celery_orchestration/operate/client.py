@@ -96,17 +96,10 @@ class Orchestration:
 
     def _ask(self, call: Callable[[], T]) -> T:
         try:
-            self._check()
+            self._ledger.check(owner_of(self._app))
             return call()
         except LedgerUnavailable as exc:
             raise LedgerUnavailable(f"the ledger at {self._ledger.address} does not answer: {exc}") from exc
-
-    def _check(self) -> None:
-        """Twice if need be: the connection may have died since the last question, and this one only reads."""
-        try:
-            self._ledger.check(owner_of(self._app))
-        except LedgerUnavailable:
-            self._ledger.check(owner_of(self._app))
 
     def _hand_over(self, grants: Sequence[Grant]) -> None:
         """Publishes them. What does not get published is, by the next sweep."""

@@ -107,6 +107,29 @@ def test_a_worker_that_comes_back_after_its_lease_changes_nothing(stage, pool, w
 
 
 @pytest.mark.slow
+def test_a_zombie_sees_that_it_is_void_on_a_new_connection(stage):
+    """The one that it looked through before has died meanwhile: that is no reason to believe in its lease."""
+    zombie = stage.worker("threads", concurrency=1)
+    before = stage.send(stage.jobs.held_free, "before")
+    half_a_lease = 1.6
+    until(lambda: time.monotonic() - stage.started(before).start.monotonic > half_a_lease)
+    stage.release("before")
+    result = stage.send(stage.jobs.held, "run")
+    first = stage.started(result)
+    stage.worker()
+    zombie.pause()
+    second = stage.started(result, 2)
+    (stage.scratch / f"run.{first.start.pid}").touch()
+    lose_connections(stage.broker)
+    zombie.resume()
+    until(lambda: stage.starts(result)[0].end)
+    stays(lambda: result.state == "PENDING", 1)
+    stage.release("run")
+    assert until(lambda: result.ready() and result.get()) == second.start.fence
+    stage.all_well(void={first.start.execution})
+
+
+@pytest.mark.slow
 def test_children_that_outlive_their_worker_change_nothing(stage):
     """The main process alone is killed: its children run on, and nobody can stop them."""
     doomed = stage.worker()

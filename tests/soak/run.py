@@ -251,6 +251,7 @@ class Soak:
     # -- the story
 
     def _story(self, left: dict[str, Any]) -> Story:
+        self._forget_the_ended()
         states, results = {}, {}
         for _, run in self.plan.runs():
             if run.id not in self._outstanding:
