@@ -28,8 +28,8 @@ from support.history import Span
 #: Seconds that a run may wait with nobody in its way. The machine may be slow: about order these checks are strict,
 #: about time they are not.
 PATIENCE = 10.0
-#: Seconds until a message that a dead worker had fetched is delivered again by kombu (visibility timeout, and the time
-#: between two looks), or until the ledger publishes again what was handed over and got lost.
+#: Seconds until a message that a dead worker had fetched is delivered again by kombu (visibility timeout, and two looks
+#: for what is overdue), or until the ledger publishes again what was handed over and got lost.
 REDELIVERY, HANDED_OVER_AGAIN = 15.0, 32.0
 
 

@@ -33,8 +33,8 @@ from support.workers import celery_state_of_its_own, loaded_app
 
 #: Seconds between two looks at the processes.
 TICK = 0.1
-#: Seconds for all runs to end once nothing is broken any more.
-REST = 75.0
+#: Seconds for all runs to end once nothing is broken any more. (Before 5.7, kombu takes up to 105 s to deliver again.)
+REST = 120.0
 #: Seconds of rest after which, in a hurry, what was handed over and has not started counts as lost.
 HURRY_AFTER = 4.0
 #: Seconds after which the soak itself, had it stood still that long, says that the machine was too busy to tell.
@@ -74,13 +74,13 @@ class Soak:
             env = self._environment()
             with loaded_app(APP, self._crew.broker, env) as module, _pulse(self.journal):
                 self.app = module.app
-                self._crew.start_workers(env)
+                self._crew.start_workers({**env, **self.history.env(), VARIABLE: str(self.journal.path)})
                 self._carry_out()
                 self._rest()
                 return self._story(self._leftovers())
 
     def _environment(self) -> dict[str, str]:
-        env = {**self.history.env(), VARIABLE: str(self.journal.path)}
+        env = {}
         if self.plan.topology != "together":
             env["TEST_LEDGER"] = self._crew.broker.ledger_url
         if self.plan.max_running is not None:

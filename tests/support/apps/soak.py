@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from functools import partialmethod
 from typing import Any
 
 from celery import Celery, Task
-from kombu.transport.redis import QoS
 
 from celery_orchestration import Dependency, OrchestratedTask
-from soak.journal import note, spy
+from soak.journal import VARIABLE, note, spy
 from soak.plan import LEASE, RING, SWEEP
 from support.history import recorded
 
@@ -28,6 +26,9 @@ app = Celery(
 app.conf.broker_connection_retry_on_startup = True
 app.conf.broker_connection_retry_delay = 0.1
 app.conf.broker_connection_max_retries = None
+# With it Celery talks to RabbitMQ from threads of the pool after a lost connection, while its event loop reads from the
+# same socket: a worker of threads then hangs, with plain tasks too.
+app.conf.worker_enable_prefetch_count_reduction = False
 # Without it Celery fails a run, after half a second, whose chain cannot be continued because the broker is down.
 app.conf.task_publish_retry_policy = {"max_retries": 100, "interval_start": 0, "interval_max": 0.3}
 # Without it Celery loses results while its backend is down.
@@ -39,12 +40,17 @@ if "TEST_LEDGER" in os.environ:
 if "TEST_MAX_RUNNING" in os.environ:
     app.conf.orchestration_max_running = int(os.environ["TEST_MAX_RUNNING"])
 if app.conf.broker_url.startswith("redis"):
-    # What a dead worker had fetched comes back after the timeout. The mutex is what a worker holds that dies while it
-    # looks for that, every 100 s; here every 10 s.
-    app.conf.broker_transport_options = {"visibility_timeout": 5, "unacked_mutex_expire": 5}
-    QoS.restore_visible = partialmethod(QoS.restore_visible, interval=1)
+    # What a dead worker had fetched comes back after the timeout, and kombu looks for that every 100 s; here every 5 s.
+    # The mutex is what a worker holds that dies while it looks.
+    app.conf.broker_transport_options = {
+        "visibility_timeout": 5,
+        "unacked_mutex_expire": 5,
+        "unacked_restore_interval": 5,
+        "unacked_restore_throttle": 1,
+    }
 
-spy()
+if VARIABLE in os.environ:  # a worker; those who send are left as they are
+    spy()
 
 #: A run is not to be given up for the many kills around it.
 RECOVERIES = 1000
