@@ -32,6 +32,10 @@ PATIENCE = 10.0
 #: for what is overdue), or until the ledger publishes again what was handed over and got lost.
 REDELIVERY, HANDED_OVER_AGAIN = 15.0, 32.0
 
+#: A worker that stood still while the ledger answered begins a run whose lease it has lost: it reckons from its reading
+#: of the answer, not from its question. While that is so, such a run may be one that has ended.
+VOID_MAY_BEGIN = True
+
 
 @dataclass(frozen=True)
 class Violation:
@@ -193,9 +197,15 @@ def repeats(story: Story) -> Iterator[Violation]:
                 for entry in story.kinds["struck"]
             )
             still = any(w == first.start.worker and a < end and b > begin for w, a, b in story.stops)
-            if not struck and not still and not story.stalled(begin, end):
+            late = VOID_MAY_BEGIN and began_void(story, second)
+            if not struck and not still and not late and not story.stalled(begin, end):
                 what = f"run {run} of {first.job} had ended ({first.end.outcome}) and was executed again"
                 yield Violation("I2", what, second.start.monotonic, (run,))
+
+
+def began_void(story: Story, span: Span) -> bool:
+    """Its worker stood still between the admission and the start, for so long that the lease was lost."""
+    return story.void_since(span) <= span.start.monotonic
 
 
 def gathered(story: Story) -> Iterator[Violation]:

@@ -282,6 +282,16 @@ def test_a_run_that_had_ended_and_is_executed_again(tale):
     tale.finds()
 
 
+def test_a_run_that_begins_void_after_it_has_ended(tale, monkeypatch):
+    tale.sent("a", "free", 1)
+    tale.settled("a", tale.executed("a", "free", 5, 6, worker="w2"), 6)
+    stopped(tale, "w1", 1.1, 9)
+    tale.settled("a", tale.executed("a", "free", 9.1, 9.2, fence=1_000_000), 9.3, answer="refused")
+    tale.finds()
+    monkeypatch.setattr(checks, "VOID_MAY_BEGIN", False)
+    tale.finds("I2 run a of free had ended (returned) and was executed again")
+
+
 def test_a_chord_that_lacks_a_result(tale):
     tale.sent("a", "gather", 1, kwargs={"expected": 3})
     tale.settled("a", tale.executed("a", "gather", 1, 2, note=2), 2)
