@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?= --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast lint demo bench clean
+.PHONY: help test test-fast lint soak demo bench clean
 
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
@@ -23,6 +23,10 @@ lint: $(VENV)/.with-test-lint  ## Check style, types and the direction of import
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+soak: $(VENV)/.with-test  ## Break things at random under load and check; SEED=7 SECONDS=120 TOPOLOGY=together|apart|rabbitmq
+	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) \
+		$(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SOAK_ARGS)
+
 demo: $(VENV)/.with-demo  ## Show it at work, with a Redis of its own
 	$(BIN)/python -m examples.demo
 
@@ -30,7 +34,7 @@ bench: $(VENV)/.with-bench-test  ## Measure what it costs
 	$(BIN)/python -m bench
 
 clean:  ## Remove the environment and everything made by these targets
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo .bench
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo .bench .soak
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

@@ -7,7 +7,7 @@ One method per verb; what a verb takes, does and returns is said at the head of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -241,7 +241,7 @@ class Ledger:
 
     def check(self, owner: str) -> None:
         """Raises :class:`LedgerRefused` if the ledger is another app's, or of a version we do not know."""
-        found, schema = self._wire.command("HMGET", f"{self.prefix}g", "owner", "schema")
+        found, schema = _read(lambda: self._wire.command("HMGET", f"{self.prefix}g", "owner", "schema"))
         if found is not None and _text(found) != owner:
             _typed(LedgerError(f"FOREIGN {_text(found)}"), self)
         if schema is not None and not keys.OLDEST_SCHEMA <= int(schema) <= keys.SCHEMA + 1:
@@ -407,7 +407,7 @@ class Ledger:
         return _text(self._call("status", (most_running, most_waiting)))
 
     def is_current(self, id: str, fence: str) -> bool:
-        return bool(self._call("current", (id, fence)))
+        return bool(_read(lambda: self._call("current", (id, fence))))
 
     # ----------------------------------------------------------------- people
 
@@ -464,6 +464,14 @@ class Ledger:
             return self._wire.call(script(verb), self.prefix, args)
         except LedgerError as exc:
             _typed(exc, self)
+
+
+def _read(ask: Callable[[], Any]) -> Any:
+    """Asks again on a new connection: the one at hand may have died since the last question, maybe long ago."""
+    try:
+        return ask()
+    except LedgerUnavailable:
+        return ask()
 
 
 def _turn_args(

@@ -6,8 +6,6 @@ nothing is left in the ledger but its configuration and done-markers.
 
 from __future__ import annotations
 
-import base64
-import http.client
 import signal
 import threading
 import time
@@ -112,6 +110,29 @@ def test_a_worker_that_comes_back_after_its_lease_changes_nothing(stage, pool, w
     stage.all_well(void=void)
     stage.ran_once([waiter])
     assert [event.note for event in stage.history.started(NAME("noted"))] == [[second.start.fence]]
+
+
+@pytest.mark.slow
+def test_a_zombie_sees_that_it_is_void_on_a_new_connection(stage):
+    """The one that it looked through before has died meanwhile: that is no reason to believe in its lease."""
+    zombie = stage.worker("threads", concurrency=1)
+    before = stage.send(stage.jobs.held_free, "before")
+    half_a_lease = 1.6
+    until(lambda: time.monotonic() - stage.started(before).start.monotonic > half_a_lease)
+    stage.release("before")
+    result = stage.send(stage.jobs.held, "run")
+    first = stage.started(result)
+    stage.worker()
+    zombie.pause()
+    second = stage.started(result, 2)
+    (stage.scratch / f"run.{first.start.pid}").touch()
+    lose_connections(stage.broker)
+    zombie.resume()
+    until(lambda: stage.starts(result)[0].end)
+    stays(lambda: result.state == "PENDING", 1)
+    stage.release("run")
+    assert until(lambda: result.ready() and result.get()) == second.start.fence
+    stage.all_well(void={first.start.execution})
 
 
 @pytest.mark.slow
@@ -509,12 +530,8 @@ def lose_connections(broker: Broker) -> None:
     if broker.rabbit is None:
         with broker.redis.client() as client:
             client.client_kill_filter(_type="normal")
-        return
-    connection = http.client.HTTPConnection("127.0.0.1", broker.rabbit.http_port, timeout=10)
-    login = base64.b64encode(b"guest:guest").decode()
-    connection.request("DELETE", "/api/connections/username/guest", headers={"Authorization": f"Basic {login}"})
-    connection.getresponse()  # an error if one of them closed meanwhile
-    connection.close()
+    else:
+        broker.rabbit.close_connections()
 
 
 @pytest.mark.slow

@@ -15,10 +15,12 @@ from pydantic import BaseModel
 from rich.cells import cell_len
 
 from celery_orchestration.cli.render import print_status
+from celery_orchestration.errors import LedgerUnavailable
 from celery_orchestration.operate import (
     Death,
     Disabled,
     JobStatus,
+    Orchestration,
     QueueStatus,
     RunStatus,
     Status,
@@ -76,6 +78,17 @@ def without(found: Any, names: set[str]) -> Any:
 
 
 # -- jobs, runs, workers
+
+
+def test_a_client_outlives_a_restart_of_redis(stage):
+    client = Orchestration(stage.app)
+    client.status()
+    stage.broker.redis.restart(kill=True)
+    assert client.status().workers == []
+    stage.broker.redis.kill()
+    with pytest.raises(LedgerUnavailable, match="does not answer"):
+        client.status()
+    client.close()
 
 
 def test_status_tells_what_runs_what_waits_and_why(stage):

@@ -330,6 +330,10 @@ class RabbitServer:
             self.ensure_running()
             self._request("DELETE", f"/api/vhosts/{vhost}")
 
+    def close_connections(self) -> None:
+        """All clients' connections; that one of them closed meanwhile is no matter."""
+        self._request("DELETE", "/api/connections/username/guest")
+
     def url(self, vhost: str = "/") -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/{quote(vhost, safe='')}"
 

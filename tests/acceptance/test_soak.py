@@ -1,0 +1,22 @@
+"""A short soak of a few seeds: a load of mixed jobs while children, workers and Redis are killed. ``make soak`` goes on
+for as long as one likes; ``tests/unit/test_soak.py`` shows that it finds what it looks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from soak import plan, report
+from soak.checks import violations
+from soak.run import Soak
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("seed", "topology"), [("13", "together"), ("12", "rabbitmq")])
+def test_all_is_well_after_a_short_soak(request, tmp_path, seed, topology):
+    rabbit = request.getfixturevalue("rabbit_server") if topology == "rabbitmq" else None
+    story = Soak(plan.make(seed, 14, topology), tmp_path, rabbit=rabbit, hurry=True).run()
+    found = violations(story)
+    print(*report.summary(story), sep="\n")
+    assert not found, "\n".join([f"seed {seed}, {tmp_path}", *report.findings(story, found)])
+    assert story.kinds["fault"]

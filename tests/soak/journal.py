@@ -1,0 +1,67 @@
+"""What happened besides the executions: one line each, in one file, written by the soak and by its workers.
+
+``spy`` makes a worker write down what reached it and what the ledger answered to its outcomes: only from those answers
+can be told which outcome of a run was accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from celery.signals import task_received
+
+from celery_orchestration.worker.gate import Gate
+
+VARIABLE = "TEST_JOURNAL"
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"kind": kind, "at": time.monotonic(), **fields}) + "\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> list[dict[str, Any]]:
+        text = self.path.read_text() if self.path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+# -- in the worker processes
+
+
+def note(kind: str, **fields: Any) -> None:
+    """Into the journal that the environment names; a client of the app has none."""
+    if VARIABLE in os.environ:
+        Journal(Path(os.environ[VARIABLE])).write(kind, **fields)
+
+
+def spy() -> None:
+    task_received.connect(_received, weak=False)
+    settle: Callable[..., None] = Gate.settle
+
+    def settled(self: Gate, request: Any, outcome: str, then: Callable[[str], None] | None = None) -> None:
+        told = {"run": request.id, "attempt": request.attempt, "fence": int(request.fence or 0), "outcome": outcome}
+
+        def answered(answer: str) -> None:
+            note("settled", answer=answer, worker=request.hostname, **told)
+            if then is not None:
+                then(answer)
+
+        settle(self, request, outcome, answered)
+
+    Gate.settle = settled  # type: ignore[method-assign]
+
+
+def _received(sender: Any, request: Any, **_: Any) -> None:
+    note("received", run=request.id, retries=request.request_dict.get("retries") or 0, worker=request.hostname)

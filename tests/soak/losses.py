@@ -1,0 +1,61 @@
+"""What the broker lost, and plain Celery loses as well: allowed for, counted, and not more than that. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+from soak.story import READY, Story
+
+#: Celery keeps a countdown, and the delay of a retry, in the memory of one worker, and the ledger does not know of it.
+#: While that is so, such runs may be late, and the message of a retry that the broker lost is gone.
+TIMERS_ARE_CELERYS = True
+
+#: Seconds that a message is in the broker, or fetched and not written down: a lost one was sent so shortly before.
+TAKEN = 10.0
+
+
+def lost_by_broker(story: Story) -> list[str]:
+    """Runs whose message kombu's Redis transport lost: popped, and not written down before its connection, its process
+    or Redis died. Plain Celery loses them as well. None of them reached a worker, nobody has them, and something broke
+    at that time. The rest of a canvas is lost with them."""
+    broken = list(harms(story))
+    if not broken:
+        return []
+    got: dict[str, int] = defaultdict(lambda: -1)
+    for entry in story.kinds["received"]:
+        got[entry["run"]] = max(got[entry["run"]], entry["retries"])
+    sent = {run: entry["at"] for entry in story.kinds["sent"] for run in entry["runs"]}
+    lost: dict[str, None] = {}
+    for _, run in story.plan.runs():
+        if story.states.get(run.id, "PENDING") in READY or run.id in story.queued:
+            continue
+        ended = [story.gone[span.start.execution] for id in run.after for span in story.by_run.get(id, ())]
+        published = max(ended, default=sent.get(run.id, math.inf))
+        unseen = got[run.id] < 0 and run.id not in story.listed and run.id not in story.by_run
+        retried = TIMERS_ARE_CELERYS and _lost_retry(story, run.id, got[run.id])
+        harmed = any(begin - TAKEN < (retried or published) < end for begin, end in broken)
+        if any(id in lost for id in run.after) or ((unseen or retried) and harmed):
+            lost[run.id] = None
+    return list(lost)
+
+
+def _lost_retry(story: Story, run: str, received: int) -> float | None:
+    """When its last attempt asked for another, if that one never came."""
+    if not story.listed.get(run, "").startswith("retrying"):
+        return None
+    asked = [e for e in story.kinds["settled"] if e["run"] == run and e["outcome"] == "retry"]
+    return max((e["at"] for e in asked if e["attempt"] >= received), default=None)
+
+
+def harms(story: Story) -> Iterator[tuple[float, float]]:
+    """When something happened that makes kombu's Redis transport lose messages."""
+    if story.plan.topology == "rabbitmq":
+        return
+    harmful = {"kill_worker", "cut_broker"} | ({"kill_ledger"} if story.plan.topology == "together" else set())
+    for entry in story.kinds["fault"]:
+        if entry["what"] in harmful:
+            yield entry["at"], entry["at"] + entry.get("seconds", 0.0) + 1.0
+    for entry in (*story.kinds["dies"], *story.kinds["ended_by_celery"]):
+        yield entry["at"], entry["at"] + 1.0
