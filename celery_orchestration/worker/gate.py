@@ -79,6 +79,8 @@ class Batch:
     slotless: bool = False
     #: How many of the requests came without a slot.
     without_slot: int = 0
+    #: When it was made, by the monotonic clock: what the ledger answers is as old as that.
+    asked: float = field(default_factory=time.monotonic)
 
     @property
     def slots(self) -> int:
@@ -344,7 +346,7 @@ class Gate:
         """The ledger's answers to a turn."""
         with self._lock:
             starting, slots = self._answered(batch, turn)
-        self._begin(starting, slots)  # gevent: may wait for a greenlet, whose end wants the lock
+        self._begin(starting, slots, batch.asked)  # gevent: may wait for a greenlet, whose end wants the lock
         if self._has_work() or self._suspects:
             self._flush_soon()
 
@@ -359,7 +361,7 @@ class Gate:
             else:
                 self._set_aside(batch, exc)
         if len(parts) == 1:
-            self._begin([], batch.slots)
+            self._begin([], batch.slots, batch.asked)
         self._flush_soon()
 
     def _set_aside(self, batch: Batch, exc: Exception) -> None:
@@ -428,9 +430,9 @@ class Gate:
                 self._side.ledger.address,
             )
 
-    def _begin(self, starting: list[tuple[OrchestratedRequest, str]], slots: int) -> None:
+    def _begin(self, starting: list[tuple[OrchestratedRequest, str]], slots: int, admitted: float) -> None:
         for request, fence in starting:
-            request.start(fence)
+            request.start(fence, admitted)
             self.voided([request.id])  # an earlier start of it, if that was here
             self._side.epoch.fence = fence  # they rise
             self.runs[request.id] = request

@@ -141,10 +141,11 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     def envelope(self) -> Envelope:
         return Envelope.of(self._message, self.origin)
 
-    def start(self, fence: str) -> None:
+    def start(self, fence: str, admitted: float) -> None:
+        """`admitted`: not after this, by the monotonic clock. This process may have stood still since."""
         self.fence = fence
         properties = self._request_dict.get("properties") or {}
-        self._request_dict["properties"] = {**properties, FENCE: fence, ADMITTED: monotonic()}
+        self._request_dict["properties"] = {**properties, FENCE: fence, ADMITTED: admitted}
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         super().on_accepted(pid, time_accepted)

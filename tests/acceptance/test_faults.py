@@ -136,6 +136,25 @@ def test_a_zombie_sees_that_it_is_void_on_a_new_connection(stage):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_that_stood_still_before_it_heard_the_answer_begins_nothing(stage, proxy: DroppingProxy, pool):
+    """The ledger let the run start, and took it back when the lease ran out; only then the worker hears of it."""
+    zombie = stage.worker(pool, env={"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)})
+    until(lambda: status_of(stage.app).workers)
+    proxy.delay(1.0)
+    result = stage.send(stage.jobs.exclusive, 0, "run")
+    until(lambda: [run.state for run in status_of(stage.app).runs] == ["running"])
+    zombie.pause()
+    proxy.pass_all()
+    stage.worker()
+    assert result.get(timeout=20) == "run"
+    zombie.resume()
+    until(lambda: len([w for w in status_of(stage.app).workers if w.state != "dead"]) == 2, message="it is back")
+    stays(lambda: len(stage.starts(result)) == 1, 2)
+    stage.all_well()
+
+
+@pytest.mark.slow
 def test_children_that_outlive_their_worker_change_nothing(stage):
     """The main process alone is killed: its children run on, and nobody can stop them."""
     doomed = stage.worker()

@@ -32,10 +32,6 @@ PATIENCE = 10.0
 #: for what is overdue), or until the ledger publishes again what was handed over and got lost.
 REDELIVERY, HANDED_OVER_AGAIN = 15.0, 32.0
 
-#: A worker that stood still while the ledger answered begins a run whose lease it has lost: it reckons from its reading
-#: of the answer, not from its question. While that is so, such a run may be one that has ended.
-VOID_MAY_BEGIN = True
-
 
 @dataclass(frozen=True)
 class Violation:
@@ -197,15 +193,9 @@ def repeats(story: Story) -> Iterator[Violation]:
                 for entry in story.kinds["struck"]
             )
             still = any(w == first.start.worker and a < end and b > begin for w, a, b in story.stops)
-            late = VOID_MAY_BEGIN and began_void(story, second)
-            if not struck and not still and not late and not story.stalled(begin, end):
+            if not struck and not still and not story.stalled(begin, end):
                 what = f"run {run} of {first.job} had ended ({first.end.outcome}) and was executed again"
                 yield Violation("I2", what, second.start.monotonic, (run,))
-
-
-def began_void(story: Story, span: Span) -> bool:
-    """Its worker stood still between the admission and the start, for so long that the lease was lost."""
-    return story.void_since(span) <= span.start.monotonic
 
 
 def gathered(story: Story) -> Iterator[Violation]:
@@ -336,14 +326,8 @@ def leftovers(story: Story) -> Iterator[Violation]:
     last = max((entry["at"] for entry in story.journal), default=0.0)
     lost = set(losses.lost_by_broker(story))
     for key, value in story.leftovers.items():
-        of_lost = any(run in key for run in lost)  # said there
-        if not of_lost and not (lost and _only_counts(key)):
+        if not any(run in key for run in lost):  # said there
             yield Violation("I5", f"left in the ledger: {key}: {value}", last)
-
-
-def _only_counts(key: str) -> bool:
-    """A lost retry keeps its job busy as well."""
-    return losses.TIMERS_ARE_CELERYS and key.endswith("is busy")
 
 
 def workers(story: Story) -> Iterator[Violation]:

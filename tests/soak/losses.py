@@ -8,10 +8,6 @@ from collections.abc import Iterator
 
 from soak.story import READY, Story
 
-#: Celery keeps a countdown, and the delay of a retry, in the memory of one worker, and the ledger does not know of it.
-#: While that is so, such runs may be late, and the message of a retry that the broker lost is gone.
-TIMERS_ARE_CELERYS = True
-
 #: Seconds that a message is in the broker, or fetched and not written down: a lost one was sent so shortly before.
 TAKEN = 10.0
 
@@ -34,19 +30,10 @@ def lost_by_broker(story: Story) -> list[str]:
         ended = [story.gone[span.start.execution] for id in run.after for span in story.by_run.get(id, ())]
         published = max(ended, default=sent.get(run.id, math.inf))
         unseen = got[run.id] < 0 and run.id not in story.listed and run.id not in story.by_run
-        retried = TIMERS_ARE_CELERYS and _lost_retry(story, run.id, got[run.id])
-        harmed = any(begin - TAKEN < (retried or published) < end for begin, end in broken)
-        if any(id in lost for id in run.after) or ((unseen or retried) and harmed):
+        harmed = any(begin - TAKEN < published < end for begin, end in broken)
+        if any(id in lost for id in run.after) or (unseen and harmed):
             lost[run.id] = None
     return list(lost)
-
-
-def _lost_retry(story: Story, run: str, received: int) -> float | None:
-    """When its last attempt asked for another, if that one never came."""
-    if not story.listed.get(run, "").startswith("retrying"):
-        return None
-    asked = [e for e in story.kinds["settled"] if e["run"] == run and e["outcome"] == "retry"]
-    return max((e["at"] for e in asked if e["attempt"] >= received), default=None)
 
 
 def harms(story: Story) -> Iterator[tuple[float, float]]:

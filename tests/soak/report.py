@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from soak.checks import Violation, began_void
+from soak.checks import Violation
 from soak.losses import lost_by_broker
 from soak.story import PLAIN, READY, Story
 
@@ -23,8 +23,6 @@ def summary(story: Story) -> Iterator[str]:
     refused = sum(entry["answer"] == "refused" for entry in story.kinds["settled"])
     if refused:
         yield f"outcomes refused because a lease was lost: {refused}"
-    if late := sum(began_void(story, span) for span in story.spans):
-        yield f"executions that began although their lease was lost: {late}"
     if again := sorted(_recoveries(story)):
         middle, worst = again[len(again) // 2], again[-1]
         yield f"killed executions that went again: {len(again)}, after {middle:.1f} s (at most {worst:.1f} s)"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from soak import checks, losses, report
+from soak import checks, report
 from soak.checks import violations
 from soak.plan import LEASE, TOPOLOGIES, Call, Plan, Run, make
 from soak.story import Rule, Story
@@ -248,15 +248,13 @@ def test_the_rest_of_a_canvas_is_lost_with_a_member():
     tale.finds("I2 run b of free is PENDING")
 
 
-def test_a_lost_retry_is_allowed_for_as_long_as_timers_are_celerys(monkeypatch):
-    tale = Tale("apart")
+def test_a_lost_retry(tale):
+    """The ledger sends it again."""
     tale.sent("a", "free", 1, state="RETRY")
     tale.note("fault", 3, what="cut_broker")
     tale.note("received", 1, run="a", retries=0, worker="w1")
     tale.settled("a", tale.executed("a", "free", 1, 2, outcome="Retry"), 2, outcome="retry")
     tale.rest = {"listed": {"a": "retrying"}, "leftovers": {"{soak}:r:a": "hash", "free is busy": 1}}
-    tale.finds()
-    monkeypatch.setattr(losses, "TIMERS_ARE_CELERYS", False)
     assert len(tale.found()) == 3
 
 
@@ -282,13 +280,11 @@ def test_a_run_that_had_ended_and_is_executed_again(tale):
     tale.finds()
 
 
-def test_a_run_that_begins_void_after_it_has_ended(tale, monkeypatch):
+def test_a_run_that_begins_void_after_it_has_ended(tale):
     tale.sent("a", "free", 1)
     tale.settled("a", tale.executed("a", "free", 5, 6, worker="w2"), 6)
     stopped(tale, "w1", 1.1, 9)
     tale.settled("a", tale.executed("a", "free", 9.1, 9.2, fence=1_000_000), 9.3, answer="refused")
-    tale.finds()
-    monkeypatch.setattr(checks, "VOID_MAY_BEGIN", False)
     tale.finds("I2 run a of free had ended (returned) and was executed again")
 
 

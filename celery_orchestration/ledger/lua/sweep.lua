@@ -76,7 +76,7 @@ for _, id in ipairs(late) do
   elseif r and r.st == 'retrying' then
     r.tries = r.tries + 1
     save_run(r)
-    call('ZADD', P .. 'gr', int(G.clk + RETRY_MS * 2 ^ math.min(r.tries, 12)), id)
+    call('ZADD', P .. 'gr', retry_deadline(r.tries), id)
     retries[#retries + 1] = id
   else
     call('ZREM', P .. 'gr', id)

@@ -1,8 +1,11 @@
 -- A run's life: every change of its state. Needs records, gate, room.
 
 local GRANT_MS = 3000
--- A retry is sent through the broker: when it is taken for lost. Doubles each time.
-local RETRY_MS = 60000
+
+-- A retry is sent through the broker: when it is taken for lost. Two leases, then twice as long each time.
+local function retry_deadline(tries)
+  return int(G.clk + 2 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
+end
 
 -- The run starts on a worker; it holds room already. A start gives it a new fence, and voids all before.
 local function start(j, r, worker, message)
@@ -302,7 +305,7 @@ local function settle(id, fence, outcome, note, trace, after)
       r.st, r.own, r.fence, r.al = 'retrying', nil, nil, nil
       save_run(r)
       call('HDEL', P .. 'r:' .. id, 'p')
-      call('ZADD', P .. 'gr', int(G.clk + RETRY_MS * 2 ^ math.min(r.tries, 12)), id)
+      call('ZADD', P .. 'gr', retry_deadline(r.tries), id)
     end
   else
     note_down(j, r, outcome, note, true)

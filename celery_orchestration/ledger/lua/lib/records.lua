@@ -61,7 +61,7 @@ local TIME = call('TIME')
 local NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
 local CLASS = 1125899906842624 -- 2^50
 -- The calling worker, filled in by lib/session.lua.
-local SESSION = {}
+local SESSION = { lease = 30000 }
 
 -- Lua's own tostring() keeps 14 digits of a number; ticks and ranks have more.
 local function int(x)
