@@ -16,8 +16,6 @@ from time import monotonic
 
 #: Execution pools by the name of their module in Celery: those without time limits, and what ``-P`` calls them.
 CANNOT_INTERRUPT = {"thread": "threads", "solo": "solo", "eventlet": "eventlet"}
-#: Those that know the hard limit only.
-NO_SOFT_LIMIT = {"gevent": "gevent"}
 #: How many jobs a sentence names.
 MOST_NAMES = 3
 
@@ -86,18 +84,13 @@ clocks = Clocks()
 
 def sentence(kind: str, limits: Mapping[str, tuple[float | None, float | None]]) -> str | None:
     """What an execution pool makes of jobs' limits (hard, soft), for people; None if it keeps them."""
-    if kind in CANNOT_INTERRUPT:
-        jobs = sorted(job for job, limit in limits.items() if any(limit))
-        what = (
-            f"execution pool {CANNOT_INTERRUPT[kind]} cannot interrupt a run: over its hard time limit it ends as "
-            "failed, but keeps its room until its code returns"
-        )
-    elif kind in NO_SOFT_LIMIT:
-        jobs = sorted(job for job, (hard, soft) in limits.items() if soft and not hard)
-        what = f"execution pool {NO_SOFT_LIMIT[kind]} knows no soft time limits, and there is no hard one"
-    else:
+    jobs = sorted(job for job, limit in limits.items() if any(limit))
+    if kind not in CANNOT_INTERRUPT or not jobs:
         return None
-    return f"{what} ({_names(jobs)})" if jobs else None
+    return (
+        f"execution pool {CANNOT_INTERRUPT[kind]} cannot interrupt a run: over its hard time limit it ends as failed, "
+        f"but keeps its room until its code returns ({_names(jobs)})"
+    )
 
 
 def _names(jobs: list[str]) -> str:

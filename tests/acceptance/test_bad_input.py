@@ -92,8 +92,8 @@ def refusal(run: Callable[..., Any]) -> Callable[..., str]:
             "job 'shop.fetch': max_running should be greater than or equal to 1, not 0",
         ),
         (
-            "@job(cool_down_seconds=3)\ndef fetch(): ...",
-            "job 'shop.fetch': cool_down_seconds is not available in this version",
+            "@job(catch_up_seconds=3)\ndef fetch(): ...",
+            "job 'shop.fetch': catch_up_seconds is not available in this version",
         ),
         (
             "@job(max_running=1)\ndef fetch(): ...\n@job(depends_on=['shop.fetsh'])\ndef process(): ...",
@@ -129,8 +129,8 @@ def refusal(run: Callable[..., Any]) -> Callable[..., str]:
             "orchestration_mode should be 'enforce', 'observe' or 'off', not 'enforec', did you mean 'enforce'?",
         ),
         (
-            "@job()\ndef fetch(): ...\napp.conf.orchestration_history = 5",
-            "orchestration_history is not available in this version",
+            "@job()\ndef fetch(): ...\napp.conf.orchestration_pools = {}",
+            "orchestration_pools is not available in this version",
         ),
         (
             "@job()\ndef fetch(): ...\napp.conf.orchestration_redis_url = 'redis://:secret@localhost/zero'",

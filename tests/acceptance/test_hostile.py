@@ -308,9 +308,9 @@ class Hand:
             release=release.name, mode="enforce", lease_ms=600_000, owner="hostile", done_ms=600_000,
             policies=release.document, jobs=tuple(map(encode_job, jobs)),
         )  # fmt: skip
-        live, installed = self.ledger.register(presence)
-        if live != installed:
-            assert self.ledger.install(live, None, policies.merged([release.document]).jobs)
+        found = self.ledger.register(presence)
+        if found.live != found.installed:
+            assert self.ledger.install(found.live, None, policies.merged([release.document]).jobs)
 
     def take_in(self, id: str, message: bytes) -> Any:
         self.turns += 1

@@ -31,7 +31,8 @@ def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
 
 def send(stage: Stage, kind: str, name: str, **options: Any) -> AsyncResult:
     callbacks = {"link": stage.jobs.noted.si("link"), "link_error": stage.jobs.blamed.s()}
-    return stage.send(getattr(stage.jobs, kind), name, **callbacks, **options)
+    limits = {} if kind in ("patient", "celerys") else {"time_limit": 1, "soft_time_limit": 0.5}
+    return stage.send(getattr(stage.jobs, kind), name, **callbacks, **limits | options)
 
 
 def called_back(stage: Stage) -> list[Event]:
@@ -111,6 +112,16 @@ def test_whatever_late_code_does_is_refused(stage, kind):
     assert job(stage, kind).failures == 1
     stage.ran_once([over])
     assert "could not be told" not in process.log()
+
+
+def test_a_limit_that_is_not_ours_stays_celerys(stage):
+    """Which ignores it on threads."""
+    stage.worker("threads")
+    result = send(stage, "celerys", "over")
+    until(lambda: time.monotonic() > stage.started(result).start.monotonic + 1.5)
+    stage.release("over")
+    assert result.get(timeout=10) == stage.started(result).start.fence
+    stage.all_well()
 
 
 def test_a_thread_that_returns_in_time_is_left_alone(stage):
@@ -266,7 +277,7 @@ def test_prefork_interrupts_at_the_soft_limit(stage):
 # -- what operators are told
 
 
-LIMITED = f"({FAULTS}.overlong, {NAME('back_to_the_broker')}, {NAME('hearing')} and 7 more)"
+LIMITED = f"({NAME('back_to_the_broker')}, {NAME('hearing')}, {NAME('patient')} and 5 more)"
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
@@ -286,14 +297,6 @@ def test_where_limits_are_kept_nothing_is_said(stage):
     until(lambda: status_of(stage.app).workers)
     assert status_of(stage.app).problems == []
     assert "interrupt" not in process.log()
-
-
-def test_of_gevent_is_said_that_soft_limits_alone_have_no_effect(stage):
-    stage.worker("gevent")
-    until(lambda: status_of(stage.app).workers)
-    [problem] = status_of(stage.app).problems
-    assert "no soft time limits" in problem
-    assert problem.endswith(f"({NAME('soft_only')})")
 
 
 def test_a_worker_that_serves_none_of_the_limited_jobs_is_no_problem(stage):

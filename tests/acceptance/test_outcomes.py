@@ -185,7 +185,7 @@ class TestProbe:
         results = [site.jobs.breaker.delay(n) for n in range(2)]
         with pytest.raises(ValueError, match="not yet"):
             results[0].get(timeout=15)
-        assert site.job(BREAKER).failures == 3
+        until(lambda: site.job(BREAKER).failures == 3)
         assert site.job(BREAKER).disabled
         (site.scratch / "mended").touch()
         assert results[1].get(timeout=15) == 1

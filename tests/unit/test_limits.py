@@ -60,7 +60,6 @@ def test_the_next_end_is_the_earliest() -> None:
         ("solo", {"b": (None, 1), "a": (2, 1)}, "(a, b)"),
         ("eventlet", dict.fromkeys("edcba", (1, None)), "(a, b, c and 2 more)"),
         ("gevent", {"a": (1, 1), "b": (1, None)}, None),
-        ("gevent", {"a": (None, 1)}, "pool gevent knows no soft time limits, and there is no hard one (a)"),
     ],
 )
 def test_limits_that_are_not_kept_are_said(kind: str, limits: dict, words: str | None) -> None:
