@@ -126,7 +126,7 @@ def _jobs(status: Status) -> RenderableType:
             )
         )
     observed = [
-        _plain(f"{job.name} would have waited {count} times: {reason}")
+        _plain(f"{job.name} would have waited {count} times for {reason}")
         for job in status.jobs
         for reason, count in sorted(job.would_have_waited.items())
     ]

@@ -150,8 +150,15 @@ def _job(job: Mapping[str, Any]) -> JobStatus:
         probe=job.get("probe"),
         next_probe=_when(job.get("cools")),
         dead_letters=job["letters"],
-        would_have_waited=job.get("observed") or {},
+        would_have_waited=_observed(job.get("observed") or {}),
     )
+
+
+def _observed(counts: Mapping[str, int]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for words, count in counts.items():
+        found[reasons.past(words.split(" "))] += count
+    return dict(found)
 
 
 def _disabled(off: str | None) -> Disabled | None:

@@ -45,13 +45,18 @@ def sentence(words: Sequence[str], holder: Callable[[str], str]) -> str:
     return f"{said}: {detail}" if detail else said
 
 
+_PAST = {
+    "epoch": "the workers to tell what they run",
+    "paused": "the end of a pause",
+    "disabled": "its job to be enabled",
+    "global": "room for all jobs",
+    "room": "room of {0}",
+    "behind": "a run of {0} that came first",
+    "alone": "a worker of its own",
+}
+
+
 def past(words: Sequence[str]) -> str:
-    """What a run that is over once waited for."""
+    """What a run that is over once waited for; what one would have waited for."""
     rule, *rest = words
-    return {
-        "epoch": "the workers to tell what they run",
-        "paused": "everything was paused",
-        "disabled": "the job was disabled",
-        "global": "room for all jobs",
-        "alone": "a worker of its own",
-    }.get(rule) or decode_job(rest[0] if rest else rule)
+    return _PAST.get(rule, "{0}").format(decode_job(rest[0]) if rest else rule)

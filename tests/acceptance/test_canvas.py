@@ -452,7 +452,7 @@ def test_a_waiting_run_that_expires_ends_then(stage_on, broker):
 def test_a_run_that_is_not_due_yet_holds_no_room_and_one_that_is_waits_for_it(stage):
     stage.worker()
     kept = stage.jobs.kind("job").kept
-    kept.apply_async(("much later",), countdown=600)
+    much_later = send(stage, kept.s("much later"), countdown=600)
     running = send(stage, kept.s("running"))
     stage.started(running)
     sent = time.time()
@@ -462,8 +462,9 @@ def test_a_run_that_is_not_due_yet_holds_no_room_and_one_that_is_waits_for_it(st
     for name in ("running", "later"):
         stage.release(name)
     assert later.get(timeout=10) == "later"
+    much_later.revoke()
     stage.all_well()
-    stage.ran_once(stage.sent)
+    stage.ran_once([running, later])
 
 
 @pytest.mark.slow

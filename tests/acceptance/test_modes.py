@@ -71,13 +71,13 @@ def test_observing_everything_runs_at_once_and_what_would_have_waited_is_recorde
     assert (found.running, found.waiting) == (3, 0)
     assert [worker.mode for worker in found.workers] == ["observe"]
     [(reason, count)] = job(jobs, "exclusive").would_have_waited.items()
-    assert reason.split() == ["room", NAME("exclusive")]
+    assert reason == f"room of {NAME('exclusive')}"
     assert count == 2
     gate.touch()
     for result in results:
         result.get(timeout=10)
     shown = run_celery(APP, "orchestration", "status", broker=redis_broker).stdout
-    assert "would have waited 2 times" in shown
+    assert f"would have waited 2 times for room of {NAME('exclusive')}" in " ".join(shown.split())
     assert job(jobs, "free").would_have_waited == {}
 
 

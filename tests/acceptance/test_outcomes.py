@@ -307,7 +307,7 @@ def test_history_tells_how_runs_ended_and_what_they_waited_for(site: Site) -> No
     site.orchestration.resume()
     result.get(timeout=10)
     (found,) = until(lambda: site.orchestration.history(FRAGILE))
-    assert (found.id, found.outcome, found.waited_for) == (result.id, "succeeded", "everything was paused")
+    assert (found.id, found.outcome, found.waited_for) == (result.id, "succeeded", "the end of a pause")
     assert found.fence == site.history.started(FRAGILE)[0].fence
     assert found.worker == site.process.hostname
     assert found.ended >= found.started >= found.arrived

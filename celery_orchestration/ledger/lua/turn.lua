@@ -163,7 +163,7 @@ local function admit(arrival)
     start(j, r, worker, message)
     refresh(j)
     if not reason then return { 'start', int(r.fence) } end
-    call('HINCRBY', P .. 'ob:' .. name, table.concat(reason, ' '), 1)
+    call('HINCRBY', P .. 'ob:' .. name, in_words(reason), 1)
     return { 'start', int(r.fence), unpack(reason) }
   end
   r.wf = in_words(reason)

@@ -186,8 +186,9 @@ local function closed(j, r)
   return nil
 end
 
--- The same for the history, as one text.
+-- The same as one text, for the history and what is observed: without room keys and ids, of which there may be any number.
 local function in_words(reason)
   if not reason then return nil end
-  return table.concat(reason, ' ', 1, reason[1] == 'disabled' and 1 or math.min(#reason, 3))
+  local most = reason[1] == 'disabled' and 1 or reason[1] == 'depends' and 3 or 2
+  return table.concat(reason, ' ', 1, math.min(#reason, most))
 end
