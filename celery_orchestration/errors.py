@@ -49,3 +49,17 @@ class UnknownRun(OrchestrationError, click.ClickException):
 
     def __init__(self, message: str) -> None:
         click.ClickException.__init__(self, message)
+
+
+class BadCall(OrchestrationError, click.ClickException):
+    """What was asked for cannot be done: arguments that exclude each other, or that a job does not take."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
+
+
+class BrokerUnavailable(OrchestrationError, click.ClickException):
+    """The broker did not take a message."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)

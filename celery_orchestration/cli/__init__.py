@@ -58,10 +58,10 @@ def _command(group: click.Group, name: str | None = None) -> Callable[[Callable[
 
 
 def _json(found: BaseModel | Sequence[BaseModel]) -> None:
-    if isinstance(found, Sequence):
-        click.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=2))
-    else:
-        click.echo(found.model_dump_json(indent=2))
+    """In ASCII: names and errors may hold what a terminal would obey."""
+    many = isinstance(found, Sequence)
+    document = [one.model_dump(mode="json") for one in found] if many else found.model_dump(mode="json")  # type: ignore[union-attr]
+    click.echo(json.dumps(document, indent=2))
 
 
 def _say(found: BaseModel, as_json: bool, text: str) -> None:
@@ -84,7 +84,7 @@ def status(client: Orchestration, as_json: bool) -> None:
 
 @_command(orchestration)
 @click.argument("job")
-@click.option("--count", default=20, show_default=True, help="How many at most.")
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
 def history(client: Orchestration, as_json: bool, job: str, count: int) -> None:
     """Show how the last runs of JOB ended."""
     found = client.history(job, count)
@@ -130,8 +130,11 @@ def resume(client: Orchestration, as_json: bool, reason: str) -> None:
 def cancel(client: Orchestration, as_json: bool, run_id: str, terminate: bool) -> None:
     """Call off the run RUN_ID."""
     found = client.cancel(run_id, terminate)
-    text = "called off" if found.had_not_started else "told to end" if terminate else "not waiting: running, or over"
-    _say(found, as_json, f"{run_id}: {text}")
+    left = f"is {found.state}, and left alone (--terminate ends a running one)"
+    text = "is called off" if found.called_off else "is told to end" if found.terminated else left
+    _say(found, as_json, f"run {run_id} {text}")
+    if not (found.called_off or found.terminated):
+        sys.exit(1)
 
 
 @_command(orchestration)
@@ -166,6 +169,18 @@ def release(client: Orchestration, as_json: bool) -> None:
     _say(found, as_json, f"{found.count} runs were published")
 
 
+@_command(orchestration)
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
+def audit(client: Orchestration, as_json: bool, count: int) -> None:
+    """Show who changed what."""
+    found = client.audit(count)
+    if as_json:
+        return _json(found)
+    from celery_orchestration.cli.render import print_audit  # noqa: PLC0415
+
+    return print_audit(found, sys.stdout)
+
+
 # -- dead letters
 
 
@@ -176,7 +191,7 @@ def _which(run_id: str | None, job: str | None, everything: bool) -> None:
 
 @_command(dlq, "list")
 @click.option("--job", help="Only of this job.")
-@click.option("--count", default=20, show_default=True, help="How many at most.")
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
 def list_letters(client: Orchestration, as_json: bool, job: str | None, count: int) -> None:
     """List dead letters, the latest first."""
     found = client.dead_letters(job, count)
@@ -206,10 +221,12 @@ def show(client: Orchestration, as_json: bool, run_id: str) -> None:
 def requeue(client: Orchestration, as_json: bool, run_id: str | None, job: str | None, everything: bool) -> None:
     """Run a dead letter again, those of a job, or all."""
     _which(run_id, job, everything)
-    found = client.requeue(run_id, job=job)
+    found = client.requeue(run_id, job=job, everything=everything)
     _say(found, as_json, f"{len(found.runs)} dead letters were requeued")
     for id, why in found.left.items():
-        click.echo(f"{id} was not: {why}", err=True)
+        click.echo(f"{id!a} was not: {why}", err=True)
+    if found.left:
+        sys.exit(1)
 
 
 @_command(dlq)
@@ -220,5 +237,5 @@ def requeue(client: Orchestration, as_json: bool, run_id: str | None, job: str |
 def purge(client: Orchestration, as_json: bool, run_id: str | None, job: str | None, everything: bool) -> None:
     """Remove a dead letter, those of a job, or all."""
     _which(run_id, job, everything)
-    found = client.purge(run_id, job=job)
+    found = client.purge(run_id, job=job, everything=everything)
     _say(found, as_json, f"{found.count} dead letters were removed")

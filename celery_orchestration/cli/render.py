@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celery_orchestration.operate.models import DeadLetter, Ended, Letter, Progress, RunStatus, Status
+from celery_orchestration.operate.models import Change, DeadLetter, Ended, Letter, Progress, RunStatus, Status
 
 _COLOURS = {
     "running": "green",
@@ -34,28 +34,38 @@ def print_status(status: Status, file: IO[str]) -> None:
 
 
 def print_history(runs: Sequence[Ended], file: IO[str]) -> None:
-    rows = [
-        (
-            _plain(run.id),
-            _state(run.outcome),
-            run.ended.astimezone().strftime("%m-%d %H:%M:%S"),
-            "" if run.seconds is None else f"{run.seconds:.1f} s",
-            _seconds(run.waited_seconds),
-            _plain(run.worker or ""),
-            _plain(run.error or (f"waited for {run.waited_for}" if run.waited_for else "")),
-        )
-        for run in runs
+    """Two lines each: ids are long, and are needed whole."""
+    lines = []
+    for run in runs:
+        took = "" if run.seconds is None else f"  took {run.seconds:.1f} s"
+        waited = f"  waited {_seconds(run.waited_seconds)}" + (f" for {run.waited_for}" if run.waited_for else "")
+        lines.append(Text.assemble(_plain(f"{run.id}  {_clock(run.ended)}  "), _state(run.outcome)))
+        lines.append(_plain(f"    {run.worker or 'not started'}{took}{waited}"))
+        if run.error:
+            lines.append(_plain(f"    {run.error}", "red"))
+    _print(Group(*lines) if lines else Text("no run has ended yet"), file)
+
+
+def print_audit(changes: Sequence[Change], file: IO[str]) -> None:
+    lines = [
+        _plain(f"{_clock(one.at)}  {one.who}  {one.what} {one.about}" + (f": {one.why}" if one.why else ""))
+        for one in changes
     ]
-    columns = ("run", "outcome", "ended", "took", "waited", "worker", "why")
-    _print(_table("history", columns, rows) if rows else Text("no run has ended yet"), file)
+    _print(Group(*lines) if lines else Text("nobody has changed anything"), file)
+
+
+def _clock(when: datetime) -> str:
+    return when.astimezone().strftime("%m-%d %H:%M:%S")
 
 
 def print_letters(letters: Sequence[DeadLetter], total: int, file: IO[str]) -> None:
     """Two lines each: ids are long, and are needed whole."""
     lines = []
     for letter in letters:
-        died = letter.at.astimezone().strftime("%m-%d %H:%M:%S")
-        lines += [_plain(f"{letter.id}  {died}  {letter.job}"), _plain(f"    {letter.error}", "red")]
+        lines += [
+            _plain(f"{letter.id}  {_clock(letter.at)}  {letter.job}"),
+            _plain(f"    {letter.error}", "red"),
+        ]
     _print(Group(*lines, *_rest(total, len(letters))) if lines else Text("there are no dead letters"), file)
 
 
@@ -87,12 +97,19 @@ def render(status: Status, rows: int = 20) -> Group:
         parts.append(_waits(status, rows))
     if status.workers:
         parts.append(_workers(status))
+    parts += [
+        _plain(f"worker {one.name} died {_ago(status.at, one.at)}, with {one.runs} runs", "red")
+        for one in status.died
+        if (status.at - one.at).total_seconds() < SHOW_DEATHS
+    ]
     return Group(*parts)
 
 
+#: Seconds that a death is shown.
+SHOW_DEATHS = 3600
 #: Columns that give way in a narrow terminal: by wrapping, or by being cut.
 _WRAPPED, _CUT = ("why", "queues", "progress"), ("job", "worker")
-_NUMBERS = ("running", "waiting", "for", "last ended", "took", "waited", "done", "failed")
+_NUMBERS = ("running", "waiting", "for", "last ended", "done", "failed")
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
@@ -186,12 +203,14 @@ def _workers(status: Status) -> RenderableType:
             _plain(worker.name),
             _state(worker.state),
             f"{worker.running}/{worker.slots}",
+            str(worker.done),
+            str(worker.failed),
             worker.execution_pool,
             _plain(", ".join(worker.queues)),
         )
         for worker in status.workers
     ]
-    return _table("workers", ("worker", "state", "running", "execution pool", "queues"), rows)
+    return _table("workers", ("worker", "state", "running", "done", "failed", "pool", "queues"), rows)
 
 
 def _rest(total: int, most: int) -> list[Text]:

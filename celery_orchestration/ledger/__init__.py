@@ -108,6 +108,7 @@ class Claimed:
     #: How many outcomes the ledger had forgotten, and how many runs go back to their queues.
     told_again: int
     returned: int
+    disabled: list[Disabled]
 
 
 @dataclass(slots=True)
@@ -278,8 +279,8 @@ class Ledger:
         args.append(len(runs))
         for one in runs:
             args += (*_arrival_args(one.run), one.fence)
-        answers, told_again, returned = self._call("claim", args)
-        return Claimed([_text(one) for one in answers], told_again, returned)
+        answers, told_again, returned, disabled = self._call("claim", args)
+        return Claimed([_text(one) for one in answers], told_again, returned, _disabled(disabled))
 
     def releases(self, names: str) -> list[str]:
         return [_text(one) for one in self._call("releases", (names,))]
@@ -419,9 +420,10 @@ class Ledger:
     def pause(self, paused: bool, who: str, why: str) -> list[Grant]:
         return _grants(self._call("pause", (int(paused), who, keys.note(why))))
 
-    def cancel_by_hand(self, who: str, id: str) -> tuple[list[Ending], list[Grant]]:
-        endings, grants = self._call("cancel", (who, "", "revoked", id))
-        return _endings(endings), _grants(grants)
+    def cancel_by_hand(self, who: str, id: str) -> tuple[str, list[Grant]]:
+        """Returns the state in which it was found, '' if there is no such run."""
+        _, grants, found = self._call("cancel", (who, "", "revoked", id))
+        return _text(found[0]), _grants(grants)
 
     def history(self, job: str, count: int) -> list[str] | None:
         """None if the ledger does not know the job."""
@@ -444,8 +446,10 @@ class Ledger:
         count: int = self._call("purge", (who, *ids))
         return count
 
-    def release(self, who: str, most: int) -> list[tuple[str, str, bytes]]:
-        return [(_text(id), _text(queue), message) for id, queue, message in self._call("release", (who, most))]
+    def release(self, who: str, most: int, which: str = "") -> tuple[str, list[tuple[str, str, bytes]]]:
+        """Returns what to pass as `which` the next time, and id, queue and message of each."""
+        which, found = self._call("release", (who, most, which))
+        return _text(which), [(_text(id), _text(queue), message) for id, queue, message in found]
 
     def released(self, ids: Sequence[str]) -> int:
         count: int = self._call("released", ids)

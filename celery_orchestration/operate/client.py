@@ -6,15 +6,24 @@ import getpass
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from celery import Celery
+from celery.utils.log import get_logger
+from kombu.exceptions import EncodeError, KombuError, OperationalError
 
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
-from celery_orchestration.errors import LedgerUnavailable, UnknownJob, UnknownRun
+from celery_orchestration.errors import (
+    BadCall,
+    BrokerUnavailable,
+    LedgerError,
+    LedgerUnavailable,
+    UnknownJob,
+    UnknownRun,
+)
 from celery_orchestration.ledger import Grant, Ledger, keys
 from celery_orchestration.operate import reading
 from celery_orchestration.operate.models import (
@@ -34,6 +43,10 @@ from celery_orchestration.policy import show, suggest
 from celery_orchestration.task import jobs_of, limits_of, owner_of, read_settings
 
 T = TypeVar("T")
+logger = get_logger(__name__)
+
+#: The broker does not take a message, or the ledger does not answer.
+_UNREACHABLE = (KombuError, OSError, LedgerError)
 
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
@@ -85,9 +98,14 @@ class Orchestration:
         task = self._app.tasks.get(job) if job in jobs_of(self._app) else None
         if task is None:
             raise UnknownJob(f"there is no job {show(job)} in this app{suggest(job, jobs_of(self._app))}")
-        self._ask(lambda: self._ledger.note(_me(), "trigger", keys.encode_job(job), "forced" if force else ""))
         headers = {queues.FORCE_HEADER: True} if force else {}
-        result = task.apply_async(args, dict(kwargs or {}), headers=headers)
+        try:
+            result = task.apply_async(args, dict(kwargs or {}), headers=headers)
+        except (TypeError, EncodeError) as exc:
+            raise BadCall(f"job {show(job)} cannot be called like that: {exc}") from exc
+        except (OperationalError, OSError) as exc:
+            raise BrokerUnavailable(f"the broker does not take the call: {exc}") from exc
+        self._ask(lambda: self._ledger.note(_me(), "trigger", keys.encode_job(job), "forced" if force else ""))
         return Triggered(run_id=result.id, job=job, forced=force)
 
     def enable(self, job: str) -> JobStatus:
@@ -112,27 +130,42 @@ class Orchestration:
 
         How it ended is told to Celery by a worker, within seconds.
         """
-        endings, grants = self._ask(lambda: self._ledger.cancel_by_hand(_me(), run_id))
+        state, grants = self._ask(lambda: self._ledger.cancel_by_hand(_me(), run_id))
         self._hand_over(grants)
-        if not endings and terminate:
+        if not state:
+            raise UnknownRun(f"there is no run {show(run_id)}, or it is over")
+        called_off = state in ("waiting", "later", "granted", "queued")
+        terminated = terminate and not called_off
+        if terminated:
+            self._ask(lambda: self._ledger.note(_me(), "cancel", run_id, "terminated"))
             self._app.control.revoke(run_id, terminate=True)
-        return Cancelled(run_id=run_id, had_not_started=bool(endings))
+        return Cancelled(run_id=run_id, called_off=called_off, terminated=terminated, state=state)
 
     def release_all(self) -> Released:
-        """Publishes everything that waits, past the gate: the way out, once the workers run without orchestration."""
-        count = 0
-        while part := self._ask(lambda: self._ledger.release(_me(), PART)):
-            with self._app.producer_or_acquire() as producer:
-                for _, queue, message in part:
-                    Envelope.unpack(message).publish(producer, queues.declared(self._app, queue), "")
+        """Publishes everything that waits now, past the gate: the way out, once the workers run without orchestration.
+
+        One at a time: two that do it together may publish a run twice.
+        """
+        count, which = 0, ""
+        while True:
+            which, part = self._ask(lambda which=which: self._ledger.release(_me(), PART, which))  # type: ignore[misc]
+            if not part:
+                return Released(count=count)
+            try:
+                self._publish([(queue, Envelope.unpack(message), "") for _, queue, message in part])
+            except _UNREACHABLE as exc:
+                raise BrokerUnavailable(
+                    f"the broker does not take them: {exc}; {count} runs were published, the others wait on"
+                ) from exc
             count += self._ask(lambda part=part: self._ledger.released([id for id, _, _ in part]))  # type: ignore[misc]
-        return Released(count=count)
 
     # -- dead letters -------------------------------------------------------------------------------
 
     def dead_letters(self, job: str | None = None, count: int = 100, skip: int = 0) -> list[DeadLetter]:
         """Runs that failed for good, the latest first."""
-        found = self._ask(lambda: self._ledger.letters(job or "", skip, count))
+        if job is not None and self._ask(lambda: self._ledger.history(job, 1)) is None:
+            raise self._unknown(job)
+        found = self._ask(lambda: self._ledger.letters(job or "", max(0, skip), count))
         return [reading.dead_letter(*one) for one in found]
 
     def dead_letter(self, run_id: str) -> Letter:
@@ -142,15 +175,16 @@ class Orchestration:
         return reading.letter(*found)
 
     def requeue(
-        self, run_id: str | None = None, *, job: str | None = None, each: Callable[[str], None] | None = None
+        self,
+        run_id: str | None = None,
+        *,
+        job: str | None = None,
+        everything: bool = False,
     ) -> Requeued:
         """One dead letter, those of a job, or all become runs again, from the beginning: without their retries so far,
-        their `expires` and `eta`. They keep their ids, but for those that were revoked.
-
-        `each` is called with every id, when it is done.
-        """
+        their `expires` and `eta`. They keep their ids, but for those that were revoked."""
         runs, left = {}, {}
-        for id in [run_id] if run_id is not None else self._letters(job):
+        for id in self._letters(run_id, job, everything):
             what, new = self._requeue(id)
             if what == "ok":
                 runs[id] = new
@@ -158,22 +192,27 @@ class Orchestration:
                 raise UnknownRun(f"there is no dead letter {show(run_id)}")
             else:
                 left[id] = _NOT_REQUEUED[what]
-            if each is not None:
-                each(id)
         return Requeued(runs=runs, left=left)
 
-    def purge(self, run_id: str | None = None, *, job: str | None = None) -> Purged:
+    def purge(self, run_id: str | None = None, *, job: str | None = None, everything: bool = False) -> Purged:
         """One dead letter, those of a job, or all go."""
-        ids = [run_id] if run_id is not None else list(self._letters(job))
+        ids = self._letters(run_id, job, everything)
         parts = [ids[i : i + PART] for i in range(0, len(ids), PART)]
-        return Purged(count=sum(self._ask(lambda part=part: self._ledger.purge(_me(), part)) for part in parts))  # type: ignore[misc]
+        count = sum(self._ask(lambda part=part: self._ledger.purge(_me(), part)) for part in parts)  # type: ignore[misc]
+        if run_id is not None and not count:
+            raise UnknownRun(f"there is no dead letter {show(run_id)}")
+        return Purged(count=count)
 
-    def _letters(self, job: str | None) -> Iterator[str]:
-        """The ids of all that there are now, the oldest first."""
+    def _letters(self, run_id: str | None, job: str | None, everything: bool) -> list[str]:
+        """The ids of those that are meant, the oldest first."""
+        if sum((run_id is not None, job is not None, everything)) != 1:
+            raise BadCall("name one run, or a job, or say that all are meant")
+        if run_id is not None:
+            return [run_id]
         found: list[str] = []
         while part := self.dead_letters(job, PART, len(found)):
             found += [letter.id for letter in part]
-        return iter(list(dict.fromkeys(reversed(found))))
+        return list(dict.fromkeys(reversed(found)))
 
     def _requeue(self, id: str) -> tuple[str, str]:
         found = self._ask(lambda: self._ledger.letter(id))
@@ -208,16 +247,20 @@ class Orchestration:
             raise LedgerUnavailable(f"the ledger at {self._ledger.address} does not answer: {exc}") from exc
 
     def _hand_over(self, grants: Sequence[Grant]) -> None:
-        """Publishes them. What does not get published is, by the next sweep."""
+        """Publishes them. What does not get published is, by the next sweep of a worker."""
         if not grants:
             return
+        try:
+            found = [(self._ledger.granted(grant), grant.number) for grant in grants]
+            self._publish([(one[0], Envelope.unpack(one[1]), number) for one, number in found if one is not None])
+            self._ledger.published(grants)
+        except _UNREACHABLE as exc:
+            logger.warning("%d runs are left to the workers to hand over: %s", len(grants), exc)
+
+    def _publish(self, messages: Sequence[tuple[str, Envelope, str]]) -> None:
         with self._app.producer_or_acquire() as producer:
-            for grant in grants:
-                found = self._ledger.granted(grant)
-                if found is not None:
-                    queue, message = found
-                    Envelope.unpack(message).publish(producer, queues.declared(self._app, queue), grant.number)
-        self._ledger.published(grants)
+            for queue, envelope, grant in messages:
+                envelope.publish(producer, queues.declared(self._app, queue), grant)
 
 
 def _me() -> str:

@@ -19,6 +19,7 @@ class Disabled(Model):
     by: str = Field(description="'failures', or the person who did it")
     why: str
     at: datetime
+    failures: str | None = Field(description="why failures had disabled it, where a person has done it since")
 
 
 class Change(Model):
@@ -33,7 +34,9 @@ class Change(Model):
 
 class Cancelled(Model):
     run_id: str
-    had_not_started: bool = Field(description="it was called off before it started; else it is running, or over")
+    called_off: bool = Field(description="it waited, and ends as revoked")
+    terminated: bool = Field(description="it was running, and its worker is told to end it")
+    state: RunState = Field(description="in which it was found")
 
 
 class Triggered(Model):
@@ -67,7 +70,7 @@ class Ended(Model):
     started: datetime | None
     ended: datetime
     seconds: float | None = Field(description="how long it ran")
-    waited_seconds: float
+    waited_seconds: float = Field(description="from its arrival to its last start, attempts before that included")
     waited_for: str | None = Field(description="what it waited for first")
     worker: str | None
     fence: int | None
@@ -170,7 +173,7 @@ class WorkerStatus(Model):
     execution_pool: str
     slots: int
     running: int
-    done: int = Field(description="runs that ended there")
+    done: int = Field(description="runs that ended there, without those that are tried again")
     failed: int = Field(description="of these, the ones that failed for good")
     queues: list[str]
     mode: str
@@ -205,7 +208,7 @@ class Status(Model):
     later: int = Field(description="runs that are not due yet")
     dead_letters: int
     jobs: list[JobStatus]
-    runs: list[RunStatus] = Field(description="runs that hold room")
+    runs: list[RunStatus] = Field(description="runs that hold room, are to be tried again, or are just ending")
     waits: list[RunStatus] = Field(description="runs that wait, in rank order; the first ones if there are many")
     workers: list[WorkerStatus]
     died: list[Death] = Field(description="workers that died, the latest first")

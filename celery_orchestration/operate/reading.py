@@ -55,11 +55,14 @@ def status(
             return f"to be tried again, for {run.seconds:.0f} s"
         return f"about to start for {run.seconds:.0f} s"
 
+    off = {decode_job(job["name"]): json.loads(job["off"])["why"] for job in found["jobs"] or () if job.get("off")}
     retried = [one for one in found["waits"] or () if one["state"] == "later" and one["started"]]
     put_off = [_run(one, now, workers, None) for one in retried]
     waits = []
     for wait in found["waits"] or ():
         words = _words(wait["reason"])
+        if words[-1] == "disabled" and words[1] in off:
+            words.append(off[words[1]])
         waits.append(_run(wait, now, workers, reasons.sentence(words, holder)))
     slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
     to_queue = Counter(wait.queue for wait in waits)
@@ -128,7 +131,8 @@ def _unserved(queue: QueueStatus, jobs: list[str]) -> str:
 
 
 def _job(job: Mapping[str, Any]) -> JobStatus:
-    state = "disabled" if job.get("off") else "running" if job["running"] else "waiting" if job["waiting"] else "idle"
+    waits = job["waiting"] or job["later"]
+    state = "disabled" if job.get("off") else "running" if job["running"] else "waiting" if waits else "idle"
     return JobStatus(
         name=decode_job(job["name"]),
         state=state,
@@ -165,7 +169,7 @@ def _disabled(off: str | None) -> Disabled | None:
     if not off:
         return None
     found = json.loads(off)
-    return Disabled(by=found["by"], why=found["why"], at=_when(found["at"]))
+    return Disabled(by=found["by"], why=found["why"], at=_when(found["at"]), failures=found.get("failures"))
 
 
 def _run(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None) -> RunStatus:

@@ -35,13 +35,13 @@ _RULES = {
 def sentence(words: Sequence[str], holder: Callable[[str], str]) -> str:
     """`holder(job)` tells who holds room of a job: 'running on w1@host for 12 s', or ''."""
     rule, *rest = words
-    name, more = (*rest, "", "")[:2]
+    name, more, why = (*rest, "", "", "")[:3]
     said = _RULES[rule].format(f"{name} with key {more!r}" if rule == "room" and more else name)
     detail = ""
     if rule in ("room", "blocked") or more == "busy":
         detail = holder(name)
     elif rule == "depends":
-        detail = _DEPENDENCY[more]
+        detail = _DEPENDENCY[more] + (f", {why}" if why else "")
     return f"{said}: {detail}" if detail else said
 
 

@@ -62,5 +62,7 @@ class Epoch:
             claimed.told_again,
             claimed.returned,
         )
+        if claimed.disabled:
+            self._side.disabled(claimed.disabled)
         if void:
             self._side.in_loop(lambda: gate.voided(void))

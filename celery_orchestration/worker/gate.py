@@ -397,7 +397,7 @@ class Gate:
                         "Run %s of job %s would have waited: %s", request.id, request.task.name, " ".join(answer.detail)
                     )
                 starting.append((request, answer.fence))
-            elif answer.what in ("unknown", "full"):
+            elif answer.what in ("unknown", "full", "kept"):
                 self._not_now(request, answer.what)
             else:
                 _guarded(self._let_go, request, answer.what, answer.detail)
@@ -417,7 +417,8 @@ class Gate:
         if why == "full":
             self._say_full()
             return self._ask_again(request, LATER)
-        self._side.keeper.register_soon()
+        if why == "unknown":
+            self._side.keeper.register_soon()
         return self._ask_again(request, 1.0)
 
     def _say_full(self) -> None:
@@ -608,9 +609,10 @@ class Gate:
         self._side.keeper.finish(request.id, request.attempt)
 
     def unknown_task(self, message: Any) -> None:
-        """Celery refused a run that was handed over: nobody here has its job (any more, or yet), or may read it."""
+        """Celery refused a run that was handed over, or a retry: nobody here has its job (any more, or yet), or may
+        read it."""
         headers = message.headers or {}
-        if HEADER in headers:
+        if HEADER in headers or (headers.get("id") and headers.get("retries")):
             attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)
             self._side.keeper.finish(headers["id"], attempt)
 

@@ -163,7 +163,8 @@ class Publisher(threading.Thread):
         return self._put(Envelope.unpack(message), queue, errand.number)
 
     def _retry(self, again: Again) -> bool:
-        """With the message of the attempt before: should the other one still come, the later of the two is dropped."""
+        """With the message of the attempt before, whatever `retry()` was given: that is all there is. Should the
+        other one still come, the later of the two is dropped."""
         found = self._ledger.retrying(again.id)
         if found is None:
             return False

@@ -560,10 +560,10 @@ def test_broker_connections_are_lost_under_load(stage_on, broker):
     for _ in range(2):
         stage.worker(concurrency=4, env={"TEST_VISIBILITY": "2"})
     for _ in range(10):
+        ended = len(stage.history.ended())
         for _ in range(20):
             stage.send(stage.jobs.free, 0.005)
             stage.send(stage.jobs.pair, 0.001)
-        ended = len(stage.history.ended())
         until(lambda ended=ended: len(stage.history.ended()) > ended + 10, 20, "runs go on")
         lose_connections(broker)
 

@@ -84,7 +84,7 @@ def test_a_job_that_keeps_failing_is_disabled_and_says_why(site: Site) -> None:
     until(lambda: site.orchestration.status().waiting == 2)
     waits = {run.id: run.reason for run in site.orchestration.status().waits}
     assert waits[held.id].startswith("the job is disabled: 3 failures in a row")
-    assert waits[follows.id] == f"waiting for {FRAGILE}: it is disabled"
+    assert waits[follows.id].startswith(f"waiting for {FRAGILE}: it is disabled, 3 failures in a row")
 
 
 def test_enabling_it_runs_what_was_held(site: Site) -> None:
@@ -134,10 +134,12 @@ def test_a_run_that_waits_is_called_off(site: Site) -> None:
     site.orchestration.pause()
     result = site.jobs.fragile.delay()
     until(lambda: site.orchestration.status().waiting == 1)
-    assert site.orchestration.cancel(result.id).had_not_started
+    assert site.orchestration.cancel(result.id).called_off
     with pytest.raises(TaskRevokedError):
         result.get(timeout=15)
-    assert not site.orchestration.cancel(result.id).had_not_started
+    until(lambda: not site.orchestration.status().runs)
+    with pytest.raises(UnknownRun):
+        site.orchestration.cancel(result.id)
 
 
 def test_an_unknown_job_is_named_with_a_suggestion(site: Site) -> None:
@@ -293,7 +295,31 @@ class TestDeadLetters:
         assert "Traceback" in site.celery("dlq", "show", result.id).stdout
         assert json.loads(site.celery("dlq", "list", "--json").stdout)[0]["id"] == result.id
         assert site.celery("dlq", "show", "nothing").returncode == 1
-        assert site.celery("dlq", "requeue").returncode == 2
+        for usage in (["requeue"], ["purge", "--yes"], ["requeue", result.id, "--all"], ["list", "--count", "0"]):
+            assert site.celery("dlq", *usage).returncode == 2
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ["dlq", "purge", "--job", "", "--yes"],
+            ["dlq", "requeue", "--job", "typo"],
+            ["dlq", "list", "--job", "typo"],
+            ["dlq", "purge", "nothing", "--yes"],
+            ["cancel", "nothing"],
+            ["history", "typo"],
+            ["enable", "typo"],
+            ["trigger", "typo"],
+            ["trigger", FRAGILE, "--args", "[1, 2, 3]"],
+        ],
+        ids=" ".join,
+    )
+    def test_what_is_not_there_is_one_line_and_an_exit_code(self, site: Site, command: list[str]) -> None:
+        self.bury(site, 1)
+        done = site.celery(*command)
+        assert done.returncode == 1
+        assert done.stderr.startswith("Error: ")
+        assert len(done.stderr.splitlines()) == 1
+        assert site.orchestration.status().dead_letters == 1
 
 
 # -- by hand
@@ -313,6 +339,26 @@ def test_history_tells_how_runs_ended_and_what_they_waited_for(site: Site) -> No
     assert found.ended >= found.started >= found.arrived
     assert "succeeded" in site.celery("history", FRAGILE).stdout
     assert site.job().last_seconds is not None
+
+
+def test_everything_by_hand_is_in_the_audit(site: Site) -> None:
+    (site.scratch / "hold").touch()
+    run = site.orchestration.trigger(BREAKER)
+    until(lambda: site.history.running(BREAKER))
+    assert site.orchestration.cancel(run.run_id).state == "running"
+    assert site.orchestration.cancel(run.run_id, terminate=True).terminated
+    until(lambda: not site.orchestration.status().runs)
+    site.orchestration.release_all()
+    site.orchestration.disable(BREAKER, "why not")
+    site.orchestration.enable(BREAKER)
+    done = [(one.what, one.about, one.why) for one in reversed(site.orchestration.audit())]
+    assert done == [
+        ("trigger", BREAKER, ""),
+        ("cancel", run.run_id, "terminated"),
+        ("disable", BREAKER, "why not"),
+        ("enable", BREAKER, ""),
+    ]
+    assert f"disable {BREAKER}: why not" in " ".join(site.celery("audit").stdout.split())
 
 
 def test_a_forced_run_passes_a_pause_but_not_the_room(site: Site) -> None:

@@ -255,7 +255,8 @@ def status_with(name: str, runs: int = 1) -> Status:
         name=name, state="running", running=runs, max_running=runs, keyed=True, waiting=runs, oldest_arrival=NOW,
         last_start=NOW, last_end=NOW - timedelta(days=400), last_outcome="failed", last_success=NOW,
         failures=0, max_consecutive_failures=None, last_error=None, would_have_waited={f"room {name}": 3}, later=runs,
-        last_seconds=1.5, disabled=Disabled(by=name, why=name, at=NOW), probe=None, next_probe=NOW, dead_letters=3,
+        last_seconds=1.5, disabled=Disabled(by=name, why=name, at=NOW, failures=name), probe=None, next_probe=NOW,
+        dead_letters=3,
     )  # fmt: skip
     worker = WorkerStatus(
         name=f"{name}@host", host="host", pid=1, state="busy", execution_pool="prefork", slots=4, running=1,

@@ -163,7 +163,7 @@ class EpochMachine(LedgerMachine):
 
 
 EpochMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=20,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

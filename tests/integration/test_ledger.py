@@ -151,7 +151,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert (shop.ledger.letter("c") or ())[2] == b"c"
     assert shop.ledger.requeue("me", "c", "c", 0, b"c")[0] == "ok"
     assert shop.ledger.purge("me", ["c"]) == 0
-    assert shop.ledger.release("me", 10) == []
+    assert shop.ledger.release("me", 10)[1] == []
     assert shop.ledger.released(["c"]) == 0
     shop.ledger.note("me", "trigger", "one", "")
     epoch = shop.register("w1").epoch
@@ -616,6 +616,7 @@ class TestFailures:
         entries = [json.loads(one) for one in shop.ledger.audit(10)]
         assert [(one["who"], one["what"], one["about"]) for one in entries] == [
             ("me", "cancel", "r2"),
+            ("you", "pause", ""),
             ("me", "pause", ""),
             ("me", "enable", "j"),
             ("failures", "disable", "j"),
@@ -689,11 +690,12 @@ class TestRelease:
         shop.come("a", "one")
         for id in ("b", "c"):
             assert shop.come(id, "one") == "wait"
-        part = shop.ledger.release("me", 1)
-        assert part == shop.ledger.release("me", 1) == [("b", "q", b"b")]
+        which, part = shop.ledger.release("me", 1)
+        assert part == shop.ledger.release("me", 1, which)[1] == [("b", "q", b"b")]
         assert (shop.ledger.released(["b"]), shop.ledger.released(["b"])) == (1, 0)
-        assert shop.ledger.release("me", 1) == [("c", "q", b"c")]
+        assert shop.ledger.release("me", 1, which)[1] == [("c", "q", b"c")]
         assert shop.come("c", "one") == "wait", "a gate that is still there decides again"
+        assert shop.ledger.release("me", 1, which)[1] == [], "it came later"
         assert shop.ledger.released(["c"]) == 0, "it is the gate's again"
         assert shop.end("a") == ["c"]
 

@@ -230,7 +230,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 spare[i] = asks and model.would_wait(run, a.priority, i + 1, worker.name)
             return sum(spare)
 
-        if outcomes or free:
+        if (outcomes or free) and worker.name not in model.kept:
             granted, started, free = model.hand_over(after, worker, free, slots_of_those_who_wait)
         skipped = []
         answers = []
@@ -246,7 +246,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 skipped.append(a.id)
         assert [ending.id for ending in found.endings] == skipped
         assert [answer.what for answer in found.answers] == answers
-        if arrivals and any(r.state in ("waiting", "behind") or r.behind for r in model.runs.values()):
+        waiting = any(r.state in ("waiting", "behind") or r.behind for r in model.runs.values())
+        if arrivals and waiting and worker.name not in model.kept:
             more, here, _ = model.hand_over(after, worker, free)
             granted, started = granted + more, started + here
         assert [grant.id for grant in found.grants] == granted

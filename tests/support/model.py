@@ -378,8 +378,7 @@ class Model:
             return "drop", None, False
         if attempt == run.attempt:
             if run.state in ("granted", "queued") and granted and worker in self.kept:
-                run.state, run.dest = "waiting", None
-                return "wait", None, False
+                return "kept", None, False
             if run.state in ("granted", "queued") and granted:
                 if self.closed:
                     run.state, run.dest = "waiting", None
@@ -433,7 +432,7 @@ class Model:
         return "wait"
 
     def dropped(self, run: Run) -> bool:
-        return run.job in self.disabled and self.jobs[run.job].drop and not self.enabled_for(run)
+        return run.job in self.disabled and self.jobs[run.job].drop and not run.started and not self.enabled_for(run)
 
     def come_due(self, run: Run) -> None:
         if not run.started and not run.forced:

@@ -3,7 +3,8 @@
 -- cancel: runs that have not started end as revoked. A running one is left alone; a dead letter is remembered as revoked.
 --
 -- ARGV  worker, or who (a person) if the number is '', number of the call, why, ids...
--- Returns  { { endings: {id, why} to carry out }, { granted: {id, grant number} to publish } }
+-- Returns  { { endings: {id, why} to carry out }, { granted: {id, grant number} to publish } }, and by hand
+--            { the state in which each was found, '' if there is none }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 local by_hand = ARGV[2] == ''
@@ -14,11 +15,16 @@ if not by_hand then
 end
 
 make_way()
-local endings = {}
+local endings, found = {}, {}
 for i = 4, #ARGV do
   local id = ARGV[i]
   local r = load_run(id)
-  if not r and not by_hand and call('EXISTS', P .. 'dl:' .. id) == 1 then call('HSET', P .. 'dl:' .. id, 'revoked', 1) end
+  if not by_hand then
+    -- Should it be, or become, a dead letter, its id cannot be used again: workers remember what was revoked.
+    if r and (r.st == 'running' or r.st == 'retrying') then call('HSET', P .. 'r:' .. id, 'revoked', 1) end
+    if not r and call('EXISTS', P .. 'dl:' .. id) == 1 then call('HSET', P .. 'dl:' .. id, 'revoked', 1) end
+  end
+  found[#found + 1] = r and r.st or ''
   if r and (r.st == 'waiting' or r.st == 'later' or r.st == 'granted' or r.st == 'queued') then
     call_off(job(r.job), r, ARGV[3])
     endings[#endings + 1] = { id, ARGV[3] }
@@ -27,5 +33,5 @@ for i = 4, #ARGV do
 end
 hand_over(16)
 flush()
-if by_hand then return { endings, HAND.grants } end
+if by_hand then return { endings, HAND.grants, found } end
 return remember({ endings, HAND.grants })

@@ -10,7 +10,8 @@
 --       count of runs, then for each: id, attempt, job, room key, priority, '', expires (ms) or '', own queue,
 --         granted queue or '', message, '', fence
 -- Returns  { { of each run: ok | void (ended, superseded, or started elsewhere since) | unknown (no policy) },
---            count of outcomes taken again, count of runs that go back to their queue }
+--            count of outcomes taken again, count of runs that go back to their queue,
+--            { jobs that failures disabled: {name, why} } }
 -- Errors   UNKNOWNWORKER; NEWEPOCH epoch: another one than told has begun
 -- Called again: the same, with both counts 0.
 
@@ -107,4 +108,4 @@ end
 
 call('HSET', P .. 'w:' .. worker, 'epoch', epoch)
 flush()
-return { answers, again, back }
+return { answers, again, back, DISABLED }

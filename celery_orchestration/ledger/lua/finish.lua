@@ -11,8 +11,11 @@ make_way()
 for i = 2, #ARGV, 2 do
   local r = load_run(ARGV[i])
   local a = tonumber(ARGV[i + 1])
-  if r and r.st ~= 'running' and (r.a == a or r.st == 'retrying' and r.a < a) then
-    local j = job(r.job)
+  if r and r.st == 'released' then
+    call('ZREM', P .. 'released', r.id)
+    forget(r, true)
+  elseif r and r.st ~= 'running' and (r.a == a or r.st == 'retrying' and r.a < a) then
+    local j = job(r.job) -- nil if its job is gone meanwhile: an ending keeps no job
     if r.st == 'ending' then
       call('ZREM', P .. 'gr', r.id)
     else
@@ -23,7 +26,7 @@ for i = 2, #ARGV, 2 do
       refresh_dependents(j)
     end
     r.a = a
-    if r.st == 'ending' and r.why == 'crashed' then bury(j, r, CRASH) else forget(r, true) end
+    if r.st == 'ending' and r.why == 'crashed' then bury(r, CRASH) else forget(r, true) end
   elseif r and r.st == 'running' and a > r.a then
     -- The next attempt of a run is over before the end of this one is told: settle() looks here.
     call('SET', P .. 'd:' .. r.id, int(a), 'PX', G.done_ms)

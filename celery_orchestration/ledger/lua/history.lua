@@ -6,4 +6,5 @@
 -- Returns  { JSON of each: [id, attempt, outcome, arrived, started or false, ended, worker or false, fence or false,
 --            recoveries, what it waited for first or false, what failed or false, room key] }, or nil for an unknown job
 if not job(ARGV[1]) then return false end
-return call('LRANGE', P .. 'h:' .. ARGV[1], 0, math.min(tonumber(ARGV[2]), G.history) - 1)
+local count = math.min(tonumber(ARGV[2]), G.history)
+return count > 0 and call('LRANGE', P .. 'h:' .. ARGV[1], 0, count - 1) or {}

@@ -74,13 +74,17 @@ for name, p in pairs(wanted) do
     if j and (j.keyed ~= p.keyed or j.cap ~= p.cap) then relaned[name] = relane(j, p.keyed) end
     save_policy(name, p)
     call('SADD', P .. 'jobs', name)
+    j = job(name)
+    if j.off and cjson.decode(j.off).by == 'failures' and not j.probe and not call('ZSCORE', P .. 'cool', name) then
+      cool_down(j)
+    end
   end
 end
 
 for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   local j = not wanted[name] and job(name)
   if j then
-    if j.n == 0 and j.busy == 0 and j.w == 0 and j.z == 0 and call('ZCARD', P .. 'dj:' .. name) == 0 then
+    if j.n == 0 and j.busy == 0 and j.w == 0 and j.z == 0 and not j.off and call('ZCARD', P .. 'dj:' .. name) == 0 then
       call('DEL', P .. 'j:' .. name, P .. 'ob:' .. name, P .. 'h:' .. name)
       call('ZREM', P .. 'cool', name)
       call('SREM', P .. 'jobs', name)

@@ -7,8 +7,8 @@
 -- Called again: the same; what was granted and not published is granted again by a sweep.
 make_way()
 local paused = ARGV[1] == '1'
+audit(ARGV[2], paused and 'pause' or 'resume', '', ARGV[3])
 if paused ~= G.paused then
-  audit(ARGV[2], paused and 'pause' or 'resume', '', ARGV[3])
   call('HSET', P .. 'g', 'paused', ARGV[1])
   G.paused = paused
 end

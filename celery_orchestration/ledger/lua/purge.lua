@@ -6,14 +6,14 @@
 -- Returns  how many there were
 -- Called again: 0.
 make_way()
-local count = 0
+local count, last = 0, nil
 for i = 2, #ARGV do
   local r = load_run(ARGV[i], 'dl:')
   if r then
     unbury(r.id, r.job)
-    count = count + 1
+    count, last = count + 1, r
   end
 end
-if count == 1 then audit(ARGV[1], 'purge', ARGV[2], '') end
+if count == 1 then audit(ARGV[1], 'purge', last.id, last.job) end
 if count > 1 then audit(ARGV[1], 'purge', count .. ' dead letters', '') end
 return count

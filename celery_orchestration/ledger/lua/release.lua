@@ -1,46 +1,59 @@
 -- uses: records gate room life full
 --
--- release: everything that waits is to be published past the ledger, some at a time: the way out. A run that is released
--- is no longer the gate's; its message stays here until it was published (verb released).
+-- release: everything that waits now is to be published past the ledger, some at a time: the way out. A run that is
+-- released is no longer the gate's; its message stays here until it was published (verb released), or, should that not
+-- come within a minute, goes back to the gate.
 --
--- ARGV  who, how many at most
--- Returns  { {id, queue, message} }: publish them, tell released, call again until there are none
+-- ARGV  who, how many at most, '' at first, then what was returned for that
+-- Returns  { which runs (for the next call), { {id, queue, message} } }: publish them, tell released, call again until
+--          there are none
 -- Called again: the same ones, until released was told.
 make_way()
-local limit = tonumber(ARGV[2])
-local found = {}
+local limit, up_to = tonumber(ARGV[2]), tonumber(ARGV[3])
+local found, count = {}, 0
+
+if not up_to then
+  -- Those that come later are not meant: workers that still have a gate put them back.
+  up_to = G.seq
+  local waiting = call('ZCARD', P .. 'wait') + call('ZCARD', P .. 'later')
+  if waiting > 0 then audit(ARGV[1], 'release', waiting .. ' runs', '') end
+end
 
 local function let_out(key)
-  for _, id in ipairs(call('ZRANGE', P .. key, 0, -1)) do
-    if call('ZCARD', P .. 'released') >= limit then return end
-    local r = load_run(id)
-    if r and (r.st == 'waiting' or r.st == 'later') then
-      local j = job(r.job)
-      withdraw(j, r)
-      note_down(j, r, 'released', nil, false)
-      ended(j, r, nil)
-      refresh(j)
-      refresh_dependents(j)
-      r.st = 'released'
-      save_run(r)
-      call('ZADD', P .. 'released', int(r.rank), id)
+  local past = 0
+  while count < limit do
+    local ids = call('ZRANGE', P .. key, past, past + limit - 1)
+    if #ids == 0 then return end
+    for _, id in ipairs(ids) do
+      local r = load_run(id)
+      if r and (r.st == 'waiting' or r.st == 'later') and r.rank % CLASS <= up_to and count < limit then
+        local j = job(r.job)
+        withdraw(j, r)
+        note_down(j, r, 'released', nil, false)
+        ended(j, r, nil)
+        refresh(j)
+        refresh_dependents(j)
+        r.st = 'released'
+        save_run(r)
+        call('ZADD', P .. 'released', int(r.rank), id)
+        count = count + 1
+      else
+        past = past + 1
+      end
     end
   end
 end
 
-if call('EXISTS', P .. 'released') == 0 then
-  let_out('wait')
-  let_out('later')
-  local count = call('ZCARD', P .. 'released')
-  if count > 0 then audit(ARGV[1], 'release', count .. ' runs', '') end
-end
 for _, id in ipairs(call('ZRANGE', P .. 'released', 0, limit - 1)) do
   local r = load_run(id)
-  if r and r.st == 'released' then
-    found[#found + 1] = { id, r.q, call('HGET', P .. 'r:' .. id, 'm') }
-  else
-    call('ZREM', P .. 'released', id)
-  end
+  if r and r.st == 'released' then count = count + 1 else call('ZREM', P .. 'released', id) end
+end
+if count == 0 then
+  let_out('wait')
+  let_out('later')
+end
+for _, id in ipairs(call('ZRANGE', P .. 'released', 0, limit - 1)) do
+  found[#found + 1] = { id, load_run(id).q, call('HGET', P .. 'r:' .. id, 'm') }
 end
 flush()
-return found
+return { int(up_to), found }

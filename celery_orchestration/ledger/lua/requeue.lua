@@ -10,7 +10,7 @@ make_way()
 local r = load_run(ARGV[2], 'dl:')
 if not r then return { 'none', {} } end
 local j = job(r.job)
-if not j then return { 'unknown', {} } end
+if not j or j.hash == 'gone' then return { 'unknown', {} } end
 if call('EXISTS', P .. 'r:' .. ARGV[3]) == 1 then return { 'exists', {} } end
 
 unbury(r.id, r.job)

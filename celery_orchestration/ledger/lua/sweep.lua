@@ -16,6 +16,7 @@
 -- The ledger clock only advances here, by at most two intervals: time during which Redis was down, or by which its clock
 -- jumped, does not end a lease.
 
+local RELEASED_MS = 60000
 local worker, number, interval, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 make_way()
 same_epoch()
@@ -52,6 +53,22 @@ for _, one in ipairs(woken) do endings[#endings + 1] = one end
 for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'dead', '-inf', int(NOW - G.letters_ms), 'LIMIT', 0, limit)) do
   local r = load_run(id, 'dl:')
   if r then unbury(id, r.job) else call('ZREM', P .. 'dead', id) end
+end
+
+-- Somebody let them out and did not publish them: they are the gate's again.
+for _, id in ipairs(call('ZRANGE', P .. 'released', 0, limit - 1)) do
+  local r = load_run(id)
+  if r and r.st == 'released' and NOW - r.at > RELEASED_MS then
+    call('ZREM', P .. 'released', id)
+    local j = job(r.job)
+    if j then
+      enqueue(j, r)
+      refresh(j)
+    else
+      ending(r, 'revoked')
+      endings[#endings + 1] = { id, 'revoked' }
+    end
+  end
 end
 
 local late = call('ZRANGEBYSCORE', P .. 'gr', '-inf', '(' .. int(G.clk), 'LIMIT', 0, limit)

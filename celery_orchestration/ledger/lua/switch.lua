@@ -16,6 +16,7 @@ if not on then
 elseif j.off then
   switch_on(j, who, why)
 else
+  audit(who, 'enable', name, why)
   j.fails, j.dirty = 0, true
 end
 refresh(j)

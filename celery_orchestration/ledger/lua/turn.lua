@@ -13,7 +13,8 @@
 --            { outcome's answer: ok | refused (void fence, nothing changed) | requeued | superseded | dead },
 --            { arrival's answer: {start, fence} | {start, fence, reason...} (observe: would have waited)
 --                              | {wait} | {drop, why} | {unknown} (no policy for this job: register again)
---                              | {full} (Redis has no room for more runs: ask again later) },
+--                              | {full} (Redis has no room for more runs: ask again later)
+--                              | {kept} (this worker is kept free for another run: ask again) },
 --            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} },
 --            { jobs that failures disabled: {name, why} }, { endings: {id, why} to carry out },
 --            ms until something is due, or -1, how much was due now }
@@ -66,12 +67,16 @@ HAND.here.spare = function()
 end
 
 local function pump(limit)
-  if observe then let_go(limit) else hand_over(limit) end
+  if observe then
+    let_go(limit)
+  elseif not HAND.here.kept then -- else what it grants might come to this very worker, which cannot take it
+    hand_over(limit)
+  end
 end
 
 local endings, more_due, woken = {}, false, 0
 if G.next and G.next <= NOW then endings, more_due, woken = wake(64) end
-if G.alone > 0 or SESSION.alone then try_alone() end
+if (G.alone > 0 or SESSION.alone) and not observe then try_alone() end
 if #settled > 0 or HAND.here.free > 0 or woken > 0 then pump(16) end
 
 -- What the ledger knows of this run already. Returns an answer if that decides, else nil and what the new attempt
@@ -92,9 +97,10 @@ local function known(id, a, gn, name)
   if a < r.a then return { 'drop', 'superseded' } end
   if a == r.a then
     if (r.st == 'granted' or r.st == 'queued') and gn and gn == r.gn then
+      if HAND.here.kept then return { 'kept' } end
       ungrant(r)
-      if HAND.here.kept or (G.clk < G.opens and not observe) then
-        -- The worker is kept free; or, in a new epoch, somebody may be about to claim the run.
+      if G.clk < G.opens and not observe then
+        -- In a new epoch somebody may be about to claim the run.
         local j = job(r.job)
         free(j, r.key)
         enqueue(j, r)

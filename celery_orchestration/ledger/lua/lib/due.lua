@@ -1,9 +1,10 @@
 -- What time brings: runs that are due go to the gate, waiting runs that expired end, a job that has cooled down may try a
 -- run, old dead letters go. Needs records, gate, room, life.
 
--- A run asked for while its job is disabled, where such runs are dropped. Forced ones are not, nor is a probe.
+-- A run asked for while its job is disabled, where such runs are dropped. Forced ones are not, nor is a probe, nor the
+-- retry of one that began before.
 local function is_dropped(j, r)
-  return j.off and j.drop and not enabled_for(j, r.id, r.rank)
+  return j.off and j.drop and not r.sd and not enabled_for(j, r.id, r.rank)
 end
 
 local function come_due(r)

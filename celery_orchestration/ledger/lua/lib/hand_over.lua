@@ -67,7 +67,7 @@ local function best_after(best)
       for _, name in ipairs(with_waiters(d.depd)) do
         local j = job(name)
         local h = j.blk == 0 and head(j)
-        if h and enabled_for(j, h.id, h.rank) then
+        if h and enabled_for(j, h.id, h.rank) and not (G.paused and h.rank >= 0) then
           local rank = math.min(h.rank, d.br - 0.5)
           if (not best or rank < best.rank) and (h.jd or not unmet(j)) and not barred(j, h.rank, d.name) then
             local queue = destination(load_run(h.id))
@@ -95,49 +95,70 @@ local function hand_over(limit)
   HAND.more = best ~= nil and not (G.paused and best.rank >= 0)
 end
 
--- Observe mode: everything that waits is let go, whatever the gate says.
+-- Observe mode: everything that waits is let go, whatever the gate says, as far as there are slots for it.
 local function let_go(limit)
-  for _, id in ipairs(call('ZRANGE', P .. 'wait', 0, limit - 1)) do
-    local r = load_run(id)
-    local queue = r and r.st == 'waiting' and not r.al and destination(r)
-    local place = queue and place_for(r.job, queue)
-    if place then hand(job(r.job), id, queue, place) end
+  local past, most = 0, 10 * limit
+  while limit > 0 and past < most do
+    local ids = call('ZRANGE', P .. 'wait', past, past + limit - 1)
+    if #ids == 0 then return end
+    for _, id in ipairs(ids) do
+      local r = load_run(id)
+      local queue = r and r.st == 'waiting' and destination(r)
+      local place = queue and place_for(r.job, queue)
+      if place then
+        hand(job(r.job), id, queue, place)
+        limit = limit - 1
+      else
+        past = past + 1
+      end
+    end
   end
 end
 
 -- A run that took its workers down too often is tried once more, alone: one worker that serves it is kept free until
 -- nothing else of ours runs there, then it starts. So others that ran beside a poisonous one are not buried with it.
-local function try_alone()
-  local here = HAND.here
-  if not SESSION.alone and G.alone > 0 then
-    local all = call('HGETALL', P .. 'alone')
-    local first = nil
-    for i = 1, #all, 2 do
-      local r = load_run(all[i])
-      local taken = all[i + 1] ~= '' and call('EXISTS', P .. 'w:' .. all[i + 1]) == 1
-      if r and not taken and (not first or r.rank < first.rank) and not closed(job(r.job), r)
-        and served_here(r.job, destination(r)) then
-        first = r
-      end
-    end
-    if first then
-      SESSION.alone = first.id
-      call('HSET', P .. 'alone', first.id, here.worker)
-      call('HSET', P .. 'w:' .. here.worker, 'alone', first.id)
+
+local function let_go_of_alone(worker, r)
+  if r and r.al and r.st == 'waiting' then call('HSET', P .. 'alone', r.id, '') end
+  call('HDEL', P .. 'w:' .. worker, 'alone')
+  SESSION.alone = nil
+end
+
+-- Is a worker kept free for it, one that will take it?
+local function is_promised(id, worker)
+  if worker == '' then return false end
+  local v = call('HMGET', P .. 'w:' .. worker, 'alone', 'state')
+  return v[1] == id and not v[2]
+end
+
+local function keep_free(here)
+  local all, first = call('HGETALL', P .. 'alone'), nil
+  for i = 1, #all, 2 do
+    local r = load_run(all[i])
+    if r and (not first or r.rank < first.rank) and not is_promised(all[i], all[i + 1]) and not closed(job(r.job), r)
+      and served_here(r.job, destination(r)) then
+      first = r
     end
   end
+  if not first then return end
+  SESSION.alone = first.id
+  call('HSET', P .. 'alone', first.id, here.worker)
+  call('HSET', P .. 'w:' .. here.worker, 'alone', first.id)
+end
+
+local function try_alone()
+  local here = HAND.here
+  if not SESSION.alone and not SESSION.stops and G.alone > 0 then keep_free(here) end
   if not SESSION.alone then return end
   local r = load_run(SESSION.alone)
   local waits = r and r.al and r.st == 'waiting'
-  if waits and not closed(job(r.job), r) then
+  if waits and not SESSION.stops and not closed(job(r.job), r) then
     here.kept = true
     if here.free > 0 and call('SCARD', P .. 'wr:' .. here.worker) == 0 then hand(job(r.job), r.id, nil, 'here') end
   elseif r and r.al and r.own == here.worker then
     here.kept = true
   else
-    if waits then call('HSET', P .. 'alone', r.id, '') end
-    call('HDEL', P .. 'w:' .. here.worker, 'alone')
-    SESSION.alone = nil
+    let_go_of_alone(here.worker, r)
   end
 end
 

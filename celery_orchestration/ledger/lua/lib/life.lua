@@ -2,9 +2,9 @@
 
 local GRANT_MS = 3000
 
--- A retry is sent through the broker: when it is taken for lost. Two leases, then twice as long each time.
+-- A retry is sent through the broker: when it is taken for lost. Ten leases, then twice as long each time.
 local function retry_deadline(tries)
-  return int(G.clk + 2 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
+  return int(G.clk + 10 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
 end
 
 -- The run starts on a worker; it holds room already. A start gives it a new fence, and voids all before.
@@ -126,7 +126,7 @@ local function unbury(id, name)
 end
 
 -- The run failed for good: its record becomes a dead letter. trace: the traceback, or ''.
-local function bury(j, r, note, trace)
+local function bury(r, note, trace)
   call('SET', P .. 'd:' .. r.id, int(r.a), 'PX', G.done_ms)
   if G.letters <= 0 then
     call('DEL', P .. 'r:' .. r.id)
@@ -138,9 +138,9 @@ local function bury(j, r, note, trace)
   call('HSET', key, 'i', cjson.encode({ id = r.id, job = r.job, at = NOW, error = note or '', traceback = trace or '',
     attempt = r.a, key = r.key, arrived = r.enq, worker = worker_name(r.own) or nil, recoveries = r.rec, queue = r.q }))
   call('ZADD', P .. 'dead', int(NOW), r.id)
-  call('ZADD', P .. 'dj:' .. j.name, int(NOW), r.id)
-  local over = call('ZCARD', P .. 'dj:' .. j.name) - G.letters
-  for _, id in ipairs(over > 0 and call('ZRANGE', P .. 'dj:' .. j.name, 0, over - 1) or {}) do unbury(id, j.name) end
+  call('ZADD', P .. 'dj:' .. r.job, int(NOW), r.id)
+  local over = call('ZCARD', P .. 'dj:' .. r.job) - G.letters
+  for _, id in ipairs(over > 0 and call('ZRANGE', P .. 'dj:' .. r.job, 0, over - 1) or {}) do unbury(id, r.job) end
 end
 
 -- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'skipped', 'crashed'): an ending.
@@ -235,7 +235,7 @@ local function recover(j, r, counted)
     r.own, r.fence = own, fence
     note_down(j, r, 'failed', over.what, true)
     ended(j, r, false, over.what)
-    bury(j, r, over.what)
+    bury(r, over.what)
     promote(r, false)
     refresh_dependents(j)
     refresh(j)
@@ -280,7 +280,7 @@ local function settle(id, fence, outcome, note, trace, after)
     local what = recover(j, r, outcome == 'crashed')
     if what == 'dead' then
       DONE, FAILED = DONE + 1, FAILED + 1
-      bury(j, r, note ~= '' and note or CRASH, trace)
+      bury(r, note ~= '' and note or CRASH, trace)
       after[#after + 1] = j
     end
     return what
@@ -288,7 +288,6 @@ local function settle(id, fence, outcome, note, trace, after)
   call('SREM', P .. 'wr:' .. r.own, id)
   no_longer_alone(r)
   free(j, r.key)
-  DONE = DONE + 1
   if outcome == 'retry' then
     if r.behind then
       give_way(j, r)
@@ -308,11 +307,12 @@ local function settle(id, fence, outcome, note, trace, after)
       call('ZADD', P .. 'gr', retry_deadline(r.tries), id)
     end
   else
+    if outcome ~= 'requeued' then DONE = DONE + 1 end
     note_down(j, r, outcome, note, true)
     ended(j, r, SUCCEEDED[outcome], note)
     if outcome == 'failed' then
       FAILED = FAILED + 1
-      bury(j, r, note, trace)
+      bury(r, note, trace)
     else
       forget(r, outcome ~= 'requeued')
     end

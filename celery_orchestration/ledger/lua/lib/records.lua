@@ -168,7 +168,10 @@ local function audit(who, what, about, why)
 end
 
 local function switch_off(j, who, why)
-  j.off = cjson.encode({ by = who, why = why, at = NOW })
+  -- That failures had disabled it is kept when a person does as well.
+  local before = j.off and cjson.decode(j.off)
+  local failures = before and (before.by == 'failures' and before.why or before.failures)
+  j.off = cjson.encode({ by = who, why = why, at = NOW, failures = failures or nil })
   call('HSET', P .. 'j:' .. j.name, 'off', j.off)
   audit(who, 'disable', j.name, why)
 end

@@ -6,11 +6,12 @@
 -- remembers it made: its reply holds.
 local function replayed(worker, verb, number)
   local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'no:' .. verb, 'reply:' .. verb, 'rel', 'name', 'alone', 'done', 'failed',
-    'epoch', 'lease')
+    'epoch', 'lease', 'state')
   if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
   SESSION.worker, SESSION.verb, SESSION.number, SESSION.queues, SESSION.rel = worker, verb, number, v[1], v[4]
   SESSION.name, SESSION.alone = v[5], v[6] or nil
   SESSION.done, SESSION.failed, SESSION.lease = tonumber(v[7]) or 0, tonumber(v[8]) or 0, tonumber(v[10]) or SESSION.lease
+  SESSION.stops = v[11] ~= false
   if v[2] == number then return cmsgpack.unpack(v[3]) end
   if v[9] and v[9] ~= G.epoch then return nil, redis.error_reply('NEWEPOCH ' .. (G.epoch or '')) end
   return nil

@@ -1,0 +1,229 @@
+"""Cases in which runs once got stuck, were lost, or passed the gate: verb by verb."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_orchestration.ledger import Arrival, Turn
+from support.servers import RedisServer
+from tests.integration.test_ledger import PREFIX, Shop, arrival
+
+
+class Case(Shop):
+    sweeps = 1000
+
+    def sweep(self, worker: str = "w1") -> Any:
+        self.sweeps += 1
+        return self.ledger.sweep(worker, self.sweeps, 5000)
+
+    def dies(self, worker: str, found_by: str = "w1") -> Any:
+        self.redis.zadd(f"{PREFIX}ws", {worker: -1})
+        self.redis.hincrby(f"{PREFIX}g", "clk", 1)
+        return self.sweep(found_by)
+
+    def status(self) -> Any:
+        return json.loads(self.ledger.status(100, 100))
+
+    def observe(self, come: list[Arrival], free: int = 0) -> Turn:
+        self.number += 1
+        return self.ledger.turn("w1", self.number, "observe", free, [], come)
+
+    def takes_workers_down(self, id: str = "bad", job: str = "bad") -> None:
+        """A run that was there when three workers died: it has to be tried alone."""
+        grant = ""
+        for number in range(3):
+            doomed = f"doomed{number}"
+            self.register(doomed)
+            if number:
+                self.ledger.leave("next")
+            assert self.turn(worker=doomed, come=[arrival(id, job, grant=grant)]).answers[0].what == "start"
+            if number < 2:
+                self.register("next")
+            grants = self.dies(doomed).grants
+            grant = grants[0].number if grants else ""
+        assert self.redis.hgetall(f"{PREFIX}alone") == {id: ""}
+
+
+@pytest.fixture
+def case(redis_server: RedisServer) -> Case:
+    return Case(redis_server)
+
+
+class TestAlone:
+    def test_what_is_granted_to_a_worker_that_is_kept_free_does_not_go_round_and_round(self, case: Case):
+        case.install({"bad": {}, "fine": {}})
+        assert case.come("long", "fine") == "start"
+        case.takes_workers_down()
+        assert case.turn().starts == []  # now w1 is kept free
+        turn = case.turn(come=[arrival("other", "fine")])
+        assert (turn.answers[0].what, turn.grants) == ("wait", [])
+        (grant,) = case.sweep().grants
+        turn = case.turn(come=[arrival("other", "fine", grant=grant.number)])
+        assert (turn.answers[0].what, turn.grants) == ("kept", [])
+        assert case.turn(ends={"long": "succeeded"}, free=1).starts[0].id == "bad"
+        case.turn(ends={"bad": "succeeded"})
+        assert case.come("other", "fine", grant=grant.number) == "start"
+
+    def test_it_does_not_wait_for_a_worker_that_has_forgotten_it(self, case: Case):
+        case.install({"bad": {}, "fine": {}})
+        case.register("w1", queues=("elsewhere",))
+        case.register("w2")
+        case.turn(worker="w2", come=[arrival("long", "fine")])
+        case.takes_workers_down()
+        case.turn(worker="w2")  # w2 is kept free
+        case.dies("w2")
+        case.register("w2")
+        started = [start.id for _ in range(3) for start in case.turn(worker="w2", free=8).starts]
+        assert "bad" in started
+
+    def test_it_does_not_wait_for_a_worker_that_stops(self, case: Case):
+        case.install({"bad": {}, "fine": {}})
+        case.register("w1", queues=("elsewhere",))
+        case.register("w2")
+        case.turn(worker="w2", come=[arrival("long", "fine")])
+        case.takes_workers_down()
+        case.turn(worker="w2")
+        case.ledger.drain("w2")
+        case.register("w3")
+        assert [start.id for start in case.turn(worker="w3", free=8).starts] == ["bad"]
+        case.turn(worker="w2", ends={"long": "succeeded"})
+        assert not case.redis.hexists(f"{PREFIX}w:w2", "alone")
+
+
+def test_in_a_pause_only_forced_runs_start_whoever_depends_on_what(case: Case):
+    case.install({"first": {"cap": 1}, "second": {"deps": [{"job": "first"}], "cap": 1}})
+    assert case.come("a", "first") == "start"
+    assert case.come("b", "second") == "wait"
+    case.ledger.pause(True, "me", "")
+    assert case.come("forced", "first", priority=4) == "wait"
+    assert [start.id for start in case.turn(ends={"a": "succeeded"}, free=4).starts] == ["forced"]
+
+
+class TestRelease:
+    def test_what_nobody_published_is_the_gates_again(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        case.come("a", "one")
+        case.come("b", "one")
+        assert [id for id, _, _ in case.ledger.release("me", 10)[1]] == ["b"]
+        case.end("a")
+        case.redis.eval(  # it was let out more than a minute ago
+            "local t = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 's'))}; t[18] = t[18] - 61000;"
+            "redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(t, 1, 23)))",
+            1,
+            f"{PREFIX}r:b",
+        )
+        assert [grant.id for grant in case.sweep().grants] == ["b"]
+        assert not case.redis.exists(f"{PREFIX}released")
+
+    def test_what_is_over_meanwhile_keeps_nobody_in(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        for id in "abc":
+            case.come(id, "one")
+        which, part = case.ledger.release("me", 1)
+        assert [id for id, _, _ in part] == ["b"]
+        case.ledger.finish([("b", 0)])  # its message arrived, and was revoked
+        assert [id for id, _, _ in case.ledger.release("me", 1, which)[1]] == ["c"]
+
+
+class TestReleases:
+    """Of the code."""
+
+    def other_release(self, case: Case, jobs: dict[str, Any]) -> None:
+        case.ledger.leave("w1")
+        case.install(jobs, release="r2")
+
+    def test_a_dead_letter_whose_job_is_gone_stays_one(self, case: Case):
+        case.install({"old": {}, "kept": {}})
+        case.come("x", "old")
+        case.end("x", "failed")
+        self.other_release(case, {"kept": {}})
+        assert case.ledger.requeue("me", "x", "x", 0, b"x") == ("unknown", [])
+        assert len(case.ledger.letters("", 0, 10)) == 1
+
+    def test_a_job_that_was_disabled_is_so_when_it_comes_back(self, case: Case):
+        case.install({"one": {}})
+        case.ledger.switch("one", False, "me", "bad data")
+        self.other_release(case, {"other": {}})
+        case.ledger.leave("w1")
+        case.install({"one": {}}, release="r3")
+        assert case.come("a", "one") == "wait"
+
+    def test_a_run_that_crashed_for_good_ends_although_its_job_is_gone(self, case: Case):
+        case.install({"old": {"on_crash": "fail"}, "kept": {}})
+        case.register("w2")
+        case.turn(worker="w2", come=[arrival("x", "old")])
+        assert [ending.id for ending in case.dies("w2").endings] == ["x"]
+        self.other_release(case, {"kept": {}})
+        assert case.ledger.finish([("x", 0)]) == []
+        assert [json.loads(info)["id"] for info, _ in case.ledger.letters("old", 0, 10)] == ["x"]
+
+    def test_a_job_that_failures_have_disabled_gets_the_probe_that_a_new_release_brings(self, case: Case):
+        case.install({"one": {"cap": 1, "max_failures": 1}})
+        case.come("a", "one")
+        case.end("a", "failed")
+        self.other_release(case, {"one": {"cap": 1, "max_failures": 1, "cool_down_ms": 1}})
+        assert case.redis.zscore(f"{PREFIX}cool", "one") is not None
+
+    def test_both_reasons_are_kept_where_a_person_disables_what_failures_had(self, case: Case):
+        case.install({"one": {"cap": 1, "max_failures": 1}})
+        case.come("a", "one")
+        case.end("a", "failed")
+        case.ledger.switch("one", False, "me", "a look at it")
+        (job,) = case.status()["jobs"]
+        off = json.loads(job["off"])
+        assert (off["by"], off["why"]) == ("me", "a look at it")
+        assert off["failures"].startswith("1 failures in a row")
+
+
+def test_the_retry_of_a_run_that_began_before_its_job_was_disabled_is_not_dropped(case: Case):
+    case.install({"one": {"cap": 2, "drop": True}})
+    case.come("a", "one")
+    case.end("a", "retry")
+    case.ledger.switch("one", False, "me", "")
+    assert case.turn(come=[arrival("a", "one", attempt=1)]).endings == []
+    assert [ending.id for ending in case.turn(come=[arrival("b", "one")]).endings] == ["b"]
+
+
+def test_a_dead_letter_knows_that_it_was_revoked_while_it_ran(case: Case):
+    case.install({"one": {"cap": 1}})
+    case.come("a", "one")
+    case.ledger.cancel("w1", 1, "revoked", ["a"])
+    case.end("a", "failed")
+    assert [revoked for _, revoked in case.ledger.letters("one", 0, 10)] == [True]
+
+
+class TestObserve:
+    def test_runs_that_nobody_can_take_keep_no_other_from_going(self, case: Case):
+        case.install({"one": {"cap": 1}, "two": {"cap": 1}})
+        case.register("w2", queues=("unserved",))
+        case.come("a", "one")
+        for number in range(17):
+            case.turn(worker="w2", come=[replace(arrival(f"n{number}", "one"), queue="unserved")])
+        case.come("b", "two")
+        assert case.come("c", "two") == "wait"
+        case.ledger.leave("w2")
+        assert [start.id for start in case.observe([], free=4).starts] == ["c"]
+
+    def test_what_is_recorded_does_not_grow_with_keys_and_reasons(self, case: Case):
+        case.install({"one": {"cap": 1, "keyed": True}})
+        for number in range(20):
+            key = f"tenant{number}"
+            case.observe([arrival(f"a{number}", "one", key=key), arrival(f"b{number}", "one", key=key)])
+            case.ledger.switch("one", False, "me", f"reason {number}")
+            case.observe([arrival(f"c{number}", "one", key=f"{key}c")])
+            case.ledger.switch("one", True, "me", "")
+        assert case.redis.hlen(f"{PREFIX}ob:one") == 2
+
+
+def test_a_retry_that_goes_on_elsewhere_is_no_run_that_ended_here(case: Case):
+    case.install({"one": {"cap": 1}})
+    case.come("a", "one")
+    case.end("a", "retry")
+    case.come("a", "one", attempt=1)
+    case.end("a", "failed")
+    (worker,) = case.status()["workers"]
+    assert (worker["done"], worker["failed"]) == (1, 1)
