@@ -92,7 +92,7 @@ class Book:
 
     def _register(self) -> None:
         release = policies.release(self.jobs, None)
-        live, _ = self.ledger.register(
+        live = self.ledger.register(
             Presence(
                 worker=WORKER,
                 name="bench@localhost",
@@ -109,7 +109,7 @@ class Book:
                 policies=release.document,
                 jobs=tuple(encode_job(name) for name in self.jobs),
             )
-        )
+        ).live
         merged = policies.merged(self.ledger.releases(live))
         if not self.ledger.install(live, merged.cap, merged.jobs):
             raise RuntimeError("the policies could not be installed")

@@ -174,8 +174,6 @@ class Turn:
     endings: list[Ending]
     #: Seconds until something is due, or None.
     due: float | None
-    #: How much was due now.
-    woken: int
 
 
 @dataclass(slots=True)
@@ -501,7 +499,7 @@ def _arrival_args(a: Arrival) -> tuple[Argument, ...]:
 
 
 def _turn(reply: Any) -> Turn:
-    waiting, more, outcomes, answers, grants, starts, disabled, endings, due, woken = reply
+    waiting, more, outcomes, answers, grants, starts, disabled, endings, due = reply
     return Turn(
         waiting,
         more == 1,
@@ -512,7 +510,6 @@ def _turn(reply: Any) -> Turn:
         _disabled(disabled),
         _endings(endings),
         _due(due),
-        woken,
     )
 
 

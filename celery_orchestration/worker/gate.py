@@ -54,6 +54,8 @@ SHARE_AFTER = 0.2
 LATER = 5.0
 #: Most requests put off in one turn.
 MOST_PUT_OFF = 32
+#: How many times a worker remembers at which runs are due that it put off.
+MOST_DUES = 20_000
 #: Seconds after which another worker looks at what is due.
 LOOK_GRACE = 0.1
 #: Seconds between words about a full Redis.
@@ -123,8 +125,9 @@ class Gate:
         self._count = 0
         self._asking: list[OrchestratedRequest] = []
         self._putting_off: list[OrchestratedRequest] = []
-        #: When something is due, by our clock.
+        #: When we look at what is due, and when runs are that we put off ourselves; by the monotonic clock.
         self._look_at = math.inf
+        self._own_dues: list[float] = []
         self._told: deque[tuple[Outcome, Then]] = deque()
         self._in_flight: Batch | None = None
         #: Parts of a turn that the ledger answered with an error, to be tried one by one.
@@ -237,23 +240,35 @@ class Gate:
         self._putting_off.append(request)
         self._flush_soon()
 
-    def look_again_in(self, seconds: float | None, grace: float = LOOK_GRACE) -> None:
-        """Something is due then. Whoever put something off, or found something due, looks first; the others a moment
-        later, should that one be gone, and not all at once."""
-        if seconds is None or self.stopping:
-            return
-        at = time.monotonic() + seconds + 0.001 + grace * random.uniform(1, 3)  # the ledger goes by whole milliseconds
-        if at < self._look_at - 0.001:
+    def look_again_in(self, seconds: float | None) -> None:
+        """Something is due then. Whoever put it off looks in time; the others, should that one be gone, a moment later,
+        and not all at once."""
+        if seconds is not None:
+            self._look_again_at(time.monotonic() + seconds + LOOK_GRACE * random.uniform(1, 3))
+
+    def _remember_due(self, request: OrchestratedRequest) -> None:
+        if request.not_before is not None and len(self._own_dues) < MOST_DUES:
+            # A millisecond more: the ledger goes by whole ones.
+            heapq.heappush(self._own_dues, time.monotonic() + request.not_before - time.time() + 0.001)
+            self._look_again_at(self._own_dues[0])
+
+    def _look_again_at(self, at: float) -> None:
+        if at < self._look_at and not self.stopping:
             self._look_at = at
-            self._loop.later(at - time.monotonic(), lambda: self._look(at))
+            self._loop.later(max(0.0, at - time.monotonic()), lambda: self._look(at))
 
     def _look(self, at: float) -> None:
-        if self._look_at == at:
-            self._look_at = math.inf
-            if not self.closed:
-                self._more = True
-                self.waiting = max(self.waiting, 1)  # so that idle slots are offered
-                self._flush_soon()
+        if self._look_at != at:
+            return  # an earlier one has taken its place
+        self._look_at = math.inf
+        while self._own_dues and self._own_dues[0] <= time.monotonic():
+            heapq.heappop(self._own_dues)
+        if self._own_dues:
+            self._look_again_at(self._own_dues[0])
+        if not self.closed:
+            self._more = True
+            self.waiting = max(self.waiting, 1)  # so that idle slots are offered
+            self._flush_soon()
 
     # -- turns --------------------------------------------------------------------------------------
 
@@ -400,6 +415,7 @@ class Gate:
             elif answer.what in ("unknown", "full", "kept"):
                 self._not_now(request, answer.what)
             else:
+                self._remember_due(request)
                 _guarded(self._let_go, request, answer.what, answer.detail)
         for start in turn.starts:
             handed_over = self._request_of(start)
@@ -407,7 +423,7 @@ class Gate:
                 starting.append((handed_over, start.fence))
         self._side.publisher.publish(turn.grants)
         self._side.publisher.end(turn.endings)
-        self.look_again_in(turn.due, 0.0 if batch.without_slot or turn.woken else LOOK_GRACE)
+        self.look_again_in(turn.due)
         if turn.disabled:
             self._side.disabled(turn.disabled)
         return starting, slots

@@ -123,6 +123,10 @@ class HubLoop(Timers):
     def _schedule(self, seconds: float, number: int) -> None:
         self._hub.call_later(seconds, self._fire, number)
 
+    def _fire(self, number: int) -> None:
+        super()._fire(number)
+        self.drain()  # the hub would sleep before it looks at what a timer wants called soon
+
     def inside(self) -> bool:
         return threading.get_ident() == self._thread
 

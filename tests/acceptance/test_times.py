@@ -137,3 +137,16 @@ def test_a_rate_limited_job_with_a_time_keeps_both(stage):
     assert starts[0] >= sent + 0.49
     assert starts[2] - starts[0] >= 0.3, "at most five a second"
     stage.all_well()
+
+
+@pytest.mark.slow
+def test_runs_that_come_due_one_after_the_other_each_start_in_time(stage):
+    """Nothing else happens meanwhile, and the next sweep is ten seconds away."""
+    stage.worker(env={"TEST_LEASE": "60", "TEST_SWEEP": "30"})
+    until(lambda: status_of(stage.app).workers)
+    sent = time.time()
+    calls = {delay: stage.send(stage.jobs.free, 0, "later", countdown=delay) for delay in (3.0, 1.0, 2.0, 2.5, 1.5)}
+    for delay, call in calls.items():
+        assert sent + delay <= stage.started(call).start.wall + 0.01
+        assert stage.started(call).start.wall < sent + delay + 1.5
+    stage.all_well()

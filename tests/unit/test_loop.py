@@ -61,3 +61,10 @@ def test_what_is_to_be_called_soon_survives_an_error_of_somebody_else_in_the_hub
 
 def _lose_the_connection() -> None:
     raise ConnectionError
+
+
+def test_what_a_timer_wants_called_soon_is_not_slept_over(timing):
+    loop, _, go_on = timing
+    called = []
+    loop.later(0.01, lambda: loop.soon(lambda: called.append("soon")))
+    until(lambda: go_on() or called, 0.5)  # kombu's hub sleeps for a second if nothing is due

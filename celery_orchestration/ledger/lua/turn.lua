@@ -17,7 +17,7 @@
 --                              | {kept} (this worker is kept free for another run: ask again) },
 --            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} },
 --            { jobs that failures disabled: {name, why} }, { endings: {id, why} to carry out },
---            ms until something is due, or -1, how much was due now }
+--            ms until something is due, or -1 }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 
@@ -192,6 +192,6 @@ if waiting > 0 and #arrivals > 0 then
 end
 flush()
 local reply = remember({ waiting, (HAND.more or more_due) and 1 or 0, settled, admitted, HAND.grants, HAND.starts, DISABLED,
-  endings, G.next and math.max(0, G.next - NOW) or -1, woken }, DONE, FAILED)
+  endings, G.next and math.max(0, G.next - NOW) or -1 }, DONE, FAILED)
 local starts = starts_with_messages(reply[6])
-return { reply[1], reply[2], reply[3], reply[4], reply[5], starts, reply[7], reply[8], reply[9], reply[10] }
+return { reply[1], reply[2], reply[3], reply[4], reply[5], starts, reply[7], reply[8], reply[9] }
