@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,6 +79,26 @@ def test_the_runs_of_a_killed_worker_go_again_elsewhere(stage_on, broker, pool):
     stage.all_well()
     stage.ran_once(others)
     assert {result.state for result in stage.sent} == {"SUCCESS"}
+
+
+@pytest.mark.slow
+def test_a_worker_killed_in_the_midst_of_fifty_runs_loses_none(stage):
+    """They are running again within lease + sweep."""
+    lease, sweep = 3, 0.5
+    doomed = stage.worker("threads", concurrency=50)
+    runs = [stage.send(stage.jobs.held_free, "run") for _ in range(50)]
+    until(lambda: len(stage.history.running()) == 50, 20)
+    stage.worker("threads", concurrency=50)
+    until(lambda: len(status_of(stage.app).workers) == 2)
+    doomed.kill()
+    killed = max(doomed.deaths.values())
+    until(lambda: len(stage.history.started()) == 100, 20)
+    again = sorted(event.monotonic for event in stage.history.started())[50:]
+    assert again[-1] < killed + lease + 2 * sweep + 2  # the machine's share
+    stage.release("run")
+    stage.all_well()
+    assert {result.state for result in runs} == {"SUCCESS"}
+    assert Counter(span.run for span in stage.history.spans()) == dict.fromkeys((run.id for run in runs), 2)
 
 
 # -- 2: a worker stops for longer than its lease
