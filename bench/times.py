@@ -32,25 +32,25 @@ SPACING = 0.03
 
 def measure(stage: Stage) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    others = Others()
     for name, title in VARIANTS:
         with stage.redis() as server:
             trace = stage.directory / f"times-{name}.trace"
             with stage.worker(name, server.url(0), BENCH_TRACE=str(trace)), client(server.url(0)) as app:
                 if name == "later":
                     _hold_others(app, server, stage.size.held_runs)
+                _lateness(app, trace, "bench.later", 20, {})  # every slot has run something
+                others = Others()
                 results[name] = {
                     "title": title,
                     "countdown": _lateness(app, trace, "bench.later", stage.size.late_runs, {"countdown": DELAY}),
                     "retry": _lateness(app, trace, "bench.retried", stage.size.late_runs, {}),
+                    "others": others.share(),
                 }
         for kind in ("countdown", "retry"):
             found = results[name][kind]
             late = f"{found['median']:.3f} s (worst {found['worst']:.3f})"
             stage.say(f"times: {name:6} {kind:9} of 1 s starts after {late}")
-    busy = others.share()
     for name, _ in VARIANTS:
-        results[name]["others"] = busy
         results[name]["memory"] = _memory(stage, name)
     return results
 
