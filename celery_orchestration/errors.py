@@ -37,29 +37,24 @@ class LedgerRefused(LedgerError, click.ClickException):
         click.ClickException.__init__(self, message)
 
 
-class UnknownJob(OrchestrationError, click.ClickException):
+class Said(OrchestrationError, click.ClickException):
+    """Its message is all that a user has to read, in a terminal too."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
+
+
+class UnknownJob(Said):
     """Nobody has brought a job of this name."""
 
-    def __init__(self, message: str) -> None:
-        click.ClickException.__init__(self, message)
 
-
-class UnknownRun(OrchestrationError, click.ClickException):
+class UnknownRun(Said):
     """The ledger has no run, or no dead letter, of this id."""
 
-    def __init__(self, message: str) -> None:
-        click.ClickException.__init__(self, message)
 
-
-class BadCall(OrchestrationError, click.ClickException):
+class BadCall(Said):
     """What was asked for cannot be done: arguments that exclude each other, or that a job does not take."""
 
-    def __init__(self, message: str) -> None:
-        click.ClickException.__init__(self, message)
 
-
-class BrokerUnavailable(OrchestrationError, click.ClickException):
+class BrokerUnavailable(Said):
     """The broker did not take a message."""
-
-    def __init__(self, message: str) -> None:
-        click.ClickException.__init__(self, message)
