@@ -108,7 +108,7 @@ class Claimed:
     #: How many outcomes the ledger had forgotten, and how many runs go back to their queues.
     told_again: int
     returned: int
-    disabled: list[Disabled]
+    disabled: list[Disabled] = field(default_factory=list)
 
 
 @dataclass(slots=True)

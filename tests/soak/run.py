@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from celery_orchestration import Orchestration
-from celery_orchestration.errors import LedgerError
+from celery_orchestration.errors import LedgerError, OrchestrationError
 from celery_orchestration.task import jobs_of
 from soak.checks import REDELIVERY
 from soak.crew import APP, Crew
@@ -160,7 +160,7 @@ class Soak:
                     operator.cancel(act.run)
             else:
                 self.app.control.revoke(act.run, terminate=act.what == "terminate")
-        except (LedgerError, OperationalError, RedisError, OSError) as error:
+        except (OrchestrationError, OperationalError, RedisError, OSError) as error:
             self.journal.write("act_failed", what=act.what, error=repr(error))
         return None
 
