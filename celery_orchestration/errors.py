@@ -22,6 +22,13 @@ class ConfigurationError(OrchestrationError, ImproperlyConfigured, click.ClickEx
         return self.message
 
 
+class Said(OrchestrationError, click.ClickException):
+    """Its message is all that a user has to read, in a terminal too."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
+
+
 class LedgerError(OrchestrationError):
     """The ledger answered with an error."""
 
@@ -30,18 +37,8 @@ class LedgerUnavailable(LedgerError):
     """Redis did not answer; nothing is known about what the call did."""
 
 
-class LedgerRefused(LedgerError, click.ClickException):
+class LedgerRefused(LedgerError, Said):
     """The ledger must not be used by this process: wrong owner or schema."""
-
-    def __init__(self, message: str) -> None:
-        click.ClickException.__init__(self, message)
-
-
-class Said(OrchestrationError, click.ClickException):
-    """Its message is all that a user has to read, in a terminal too."""
-
-    def __init__(self, message: str) -> None:
-        click.ClickException.__init__(self, message)
 
 
 class UnknownJob(Said):

@@ -17,7 +17,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
-from celery_orchestration.ledger import Ledger
+from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.limits import Run
 
 logger = get_logger(__name__)
@@ -37,8 +37,7 @@ def said(done: Any, total: Any = None, note: Any = "") -> str:
     if not isinstance(note, str):
         raise TypeError(f"progress: note should be a string, not {type(note).__name__}")
     values = {"done": _number("done", done), "total": None if total is None else _number("total", total)}
-    note = note[:LONGEST_NOTE].encode("utf-8", "replace").decode()
-    return json.dumps({**values, "note": note}, ensure_ascii=False)
+    return json.dumps({**values, "note": keys.text(note[:LONGEST_NOTE])}, ensure_ascii=False)
 
 
 def _number(name: str, value: Any) -> int | float:

@@ -22,7 +22,14 @@ from celery_orchestration.ledger.scripts import script
 from celery_orchestration.ledger.wire import Argument, Wire
 from celery_orchestration.policy import Settings
 
+#: What may have been lost when a new epoch began, for people.
+FORGOTTEN = {
+    "emptied": "was emptied: runs that waited in it are lost, and how jobs ended before",
+    "moved": "was restarted or failed over: what it was told just before may be lost",
+}
+
 __all__ = [
+    "FORGOTTEN",
     "Answer",
     "Arrival",
     "Claim",
@@ -428,9 +435,10 @@ class Ledger:
         found = self._call("history", (keys.encode_job(job), count))
         return None if found is None else [_text(one) for one in found]
 
-    def letters(self, job: str, skip: int, count: int) -> list[tuple[str, bool]]:
-        found = self._call("letters", (keys.encode_job(job), skip, count))
-        return [(_text(info), bool(revoked)) for info, revoked in found]
+    def letters(self, job: str | None, skip: int, count: int) -> list[tuple[str, bool]] | None:
+        """Of all jobs if none is named; None if the ledger does not know the job."""
+        found = self._call("letters", (int(job is None), "" if job is None else keys.encode_job(job), skip, count))
+        return None if found is None else [(_text(info), bool(revoked)) for info, revoked in found]
 
     def letter(self, id: str) -> tuple[str, bool, bytes] | None:
         found = self._call("letter", (id,))

@@ -48,10 +48,14 @@ def room_key(value: str) -> str:
     return f"{shown[: LONGEST_ROOM_KEY - 33]}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
-def note(text: str) -> str:
+def text(value: str) -> str:
+    """What Redis takes: JSON, and people, may bring half a surrogate pair."""
+    return value.encode("utf-8", "replace").decode()
+
+
+def note(value: str) -> str:
     """What a person wrote, of bounded length."""
-    shown = text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 1]}…"
-    return shown.encode("utf-8", "replace").decode()
+    return text(value if len(value) <= LONGEST_NOTE else f"{value[: LONGEST_NOTE - 1]}…")
 
 
 def attempt(nesting: int, retries: int) -> int:

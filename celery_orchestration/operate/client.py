@@ -163,9 +163,9 @@ class Orchestration:
 
     def dead_letters(self, job: str | None = None, count: int = 100, skip: int = 0) -> list[DeadLetter]:
         """Runs that failed for good, the latest first."""
-        if job is not None and self._ask(lambda: self._ledger.history(job, 1)) is None:
-            raise self._unknown(job)
-        found = self._ask(lambda: self._ledger.letters(job or "", max(0, skip), count))
+        found = self._ask(lambda: self._ledger.letters(job, max(0, skip), count))
+        if found is None:
+            raise self._unknown(job or "")
         return [reading.dead_letter(*one) for one in found]
 
     def dead_letter(self, run_id: str) -> Letter:

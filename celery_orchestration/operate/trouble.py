@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from celery_orchestration.ledger import FORGOTTEN
+
 #: How long a status mentions that the ledger may have forgotten something.
 SHOW_MS = 24 * 3600 * 1000
-
-_EPOCH = {
-    "emptied": "was emptied: runs that waited in it are lost",
-    "moved": "was restarted or failed over: what it was told just before may be lost",
-}
 
 
 def with_redis(found: Mapping[str, Any]) -> Iterator[str]:
@@ -22,7 +19,7 @@ def with_redis(found: Mapping[str, Any]) -> Iterator[str]:
     if epoch.get("why"):
         began = int(epoch["name"]) // 1000  # named by the tick at which it began
         at = datetime.fromtimestamp(began / 1000, timezone.utc)
-        what = f"the ledger {_EPOCH[epoch['why']]} (at {at:%Y-%m-%d %H:%M:%S} UTC)"
+        what = f"the ledger {FORGOTTEN[epoch['why']]} (at {at:%Y-%m-%d %H:%M:%S} UTC)"
         if epoch["left"] > 0:
             yield f"{what}; nothing starts for {epoch['left'] / 1000:.0f} s"
         elif found["now"] - began < SHOW_MS:

@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from celery_orchestration.ledger import Ledger, Registered
+from celery_orchestration.ledger import FORGOTTEN, Ledger, Registered
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.side import WorkerSide
 
 logger = get_logger(__name__)
-
-_WHAT = {
-    "emptied": "was emptied: runs that waited in it are lost, and how jobs ended before",
-    "moved": "was restarted or failed over: what it was told just before may be lost",
-}
-
 
 class Epoch:
     def __init__(self, side: WorkerSide) -> None:
@@ -55,7 +49,7 @@ class Epoch:
             "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s, while the workers tell what they run. "
             "This one: %d runs; void: %d; outcomes told again: %d; back to their queues: %d",
             self._side.ledger.address,
-            _WHAT.get(found.why, "may have forgotten something"),
+            FORGOTTEN.get(found.why, "may have forgotten something"),
             found.closed_ms / 1000,
             len(runs),
             len(void),

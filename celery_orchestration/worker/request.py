@@ -169,7 +169,8 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         exc = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
         if self.void or self.over:
             return self._leave_quietly()
-        self.note, self.traceback = _note_of(exc), _text_of(getattr(exc_info, "traceback", ""))[-LONGEST_TRACEBACK:]
+        self.note = _note_of(exc)
+        self.traceback = keys.text(str(getattr(exc_info, "traceback", None) or ""))[-LONGEST_TRACEBACK:]
 
         def as_celery_does() -> None:
             super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
@@ -265,7 +266,6 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             # whatever the main thread is doing (on solo into the task), or take a killed greenlet for a success.
             self.gate.hurry_drain()
 
-
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if not soft and (self.void or (self.verdict is None and self._lost_lease())):
             return self._leave_quietly()
@@ -328,11 +328,7 @@ def _note_of(exc: BaseException) -> str:
         text = f"{type(exc).__name__}: {exc}"
     except Exception:
         text = type(exc).__name__
-    return _text_of(text[:LONGEST_NOTE])
-
-
-def _text_of(text: Any) -> str:
-    return str(text or "").encode("utf-8", "replace").decode()
+    return keys.text(text[:LONGEST_NOTE])
 
 
 def _outcome_of(exc: BaseException) -> str:

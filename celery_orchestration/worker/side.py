@@ -98,7 +98,8 @@ class WorkerSide:
 
     def check_limits(self) -> None:
         """Says which jobs have limits that the execution pool does not keep."""
-        here = {job for queue, jobs in self.destinations.items() if queue in self.presence().queues for job in jobs}
+        served = self.presence().queues
+        here = {job for queue, jobs in self.destinations.items() if queue in served for job in jobs}
         limits = limits_of(self.app)
         problem = sentence(self.kind, {job: limits[job] for job in here & limits.keys()})
         if problem:

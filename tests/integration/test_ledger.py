@@ -147,7 +147,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.come("c", "one") == "start"
     shop.end("c", "failed")
     assert [json.loads(one)[2] for one in shop.ledger.history("one", 10) or ()] == ["failed", "revoked", "succeeded"]
-    assert [revoked for _, revoked in shop.ledger.letters("", 0, 10)] == [False]
+    assert [revoked for _, revoked in shop.ledger.letters(None, 0, 10)] == [False]
     assert (shop.ledger.letter("c") or ())[2] == b"c"
     assert shop.ledger.requeue("me", "c", "c", 0, b"c")[0] == "ok"
     assert shop.ledger.purge("me", ["c"]) == 0
@@ -668,7 +668,7 @@ class TestDeadLetters:
         assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("one", 0, 10)] == ["e", "d", "c"]
         shop.redis.hset(f"{PREFIX}g", mapping={"letters_ms": 0})
         shop.ledger.sweep("w1", 77, 5000)
-        assert shop.ledger.letters("", 0, 10) == []
+        assert shop.ledger.letters(None, 0, 10) == []
         assert not list(shop.redis.scan_iter(f"{PREFIX}dl:*"))
         assert not shop.redis.exists(f"{PREFIX}dj:one")
 

@@ -56,8 +56,7 @@ local function claim(id, a, name, key, priority, ex, q, gq, message, fence)
   G.dirty = true
   if is_void(r, id, a, fence) then return 'void' end
   if r and r.a == a and r.st == 'running' and r.fence == fence and r.own == worker then return 'ok' end
-  G.seq = G.seq + 1
-  local new = { id = id, job = name, key = j.keyed and key or '', a = a, rank = (3 - priority) * CLASS + G.seq,
+  local new = { id = id, job = name, key = j.keyed and key or '', a = a, rank = (3 - priority) * CLASS + next_seq(),
     rec = 0, ex = ex, q = q, gq = gq, enq = NOW, sd = false }
   if r then
     local x = step_back(r)

@@ -29,7 +29,7 @@ for i = 2, #ARGV, 2 do
     if r.st == 'ending' and r.why == 'crashed' then bury(r, CRASH) else forget(r, true) end
   elseif r and r.st == 'running' and a > r.a then
     -- The next attempt of a run is over before the end of this one is told: settle() looks here.
-    call('SET', P .. 'd:' .. r.id, int(a), 'PX', G.done_ms)
+    mark_done(r.id, a)
   end
 end
 hand_over(16)

@@ -20,28 +20,21 @@ if not up_to then
 end
 
 local function let_out(key)
-  local past = 0
-  while count < limit do
-    local ids = call('ZRANGE', P .. key, past, past + limit - 1)
-    if #ids == 0 then return end
-    for _, id in ipairs(ids) do
-      local r = load_run(id)
-      if r and (r.st == 'waiting' or r.st == 'later') and r.rank % CLASS <= up_to and count < limit then
-        local j = job(r.job)
-        withdraw(j, r)
-        note_down(j, r, 'released', nil, false)
-        ended(j, r, nil)
-        refresh(j)
-        refresh_dependents(j)
-        r.st = 'released'
-        save_run(r)
-        call('ZADD', P .. 'released', int(r.rank), id)
-        count = count + 1
-      else
-        past = past + 1
-      end
-    end
-  end
+  take_from(key, limit - count, math.huge, function(id)
+    local r = load_run(id)
+    if not r or (r.st ~= 'waiting' and r.st ~= 'later') or r.rank % CLASS > up_to then return false end
+    local j = job(r.job)
+    withdraw(j, r)
+    note_down(j, r, 'released', nil, false)
+    ended(j, r, nil)
+    refresh(j)
+    refresh_dependents(j)
+    r.st = 'released'
+    save_run(r)
+    call('ZADD', P .. 'released', int(r.rank), id)
+    count = count + 1
+    return true
+  end)
 end
 
 for _, id in ipairs(call('ZRANGE', P .. 'released', 0, limit - 1)) do

@@ -15,9 +15,8 @@ if call('EXISTS', P .. 'r:' .. ARGV[3]) == 1 then return { 'exists', {} } end
 
 unbury(r.id, r.job)
 call('DEL', P .. 'd:' .. ARGV[3])
-G.seq, G.dirty = G.seq + 1, true
 local class = r.rank < 0 and 2 or math.floor(r.rank / CLASS)
-enqueue(j, { id = ARGV[3], job = r.job, key = j.keyed and r.key or '', a = tonumber(ARGV[4]), rank = class * CLASS + G.seq,
+enqueue(j, { id = ARGV[3], job = r.job, key = j.keyed and r.key or '', a = tonumber(ARGV[4]), rank = class * CLASS + next_seq(),
   rec = 0, tries = 0, jd = false, sd = false, q = r.q, gq = r.gq, enq = NOW }, ARGV[5])
 refresh(j)
 audit(ARGV[1], 'requeue', r.id, r.job)

@@ -84,11 +84,7 @@ for _, id in ipairs(late) do
       grant(job(r.job), r, queue)
       HAND.grants[#HAND.grants + 1] = { id, int(r.gn) }
     else
-      local j = job(r.job)
-      ungrant(r)
-      free(j, r.key)
-      enqueue(j, r)
-      refresh(j)
+      take_back(job(r.job), r)
     end
   elseif r and r.st == 'retrying' then
     r.tries = r.tries + 1

@@ -98,15 +98,12 @@ local function known(id, a, gn, name)
   if a == r.a then
     if (r.st == 'granted' or r.st == 'queued') and gn and gn == r.gn then
       if HAND.here.kept then return { 'kept' } end
-      ungrant(r)
       if G.clk < G.opens and not observe then
         -- In a new epoch somebody may be about to claim the run.
-        local j = job(r.job)
-        free(j, r.key)
-        enqueue(j, r)
-        refresh(j)
+        take_back(job(r.job), r)
         return { 'wait' }
       end
+      ungrant(r)
       start(job(r.job), r, worker)
       return { 'start', int(r.fence) }
     end
@@ -135,9 +132,7 @@ local function admit(arrival)
   if full and not (arrival.gn and load_run(id)) then return { 'full' } end
   local answer, before_it, running = known(id, a, arrival.gn, name)
   if answer then return answer end
-  G.seq = G.seq + 1
-  G.dirty = true
-  local r = { id = id, job = name, key = j.keyed and arrival.key or '', a = a, rank = rank_of(arrival, G.seq),
+  local r = { id = id, job = name, key = j.keyed and arrival.key or '', a = a, rank = rank_of(arrival, next_seq()),
     rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW, eta = arrival.eta }
   if before_it and before_it.job == name then
     r.rank, r.rec, r.jd, r.enq = before_it.rank, before_it.rec, before_it.sd, before_it.enq

@@ -13,9 +13,7 @@ local function come_due(r)
   if not j.keyed then r.key = '' end -- a release may have changed that
   if not r.sd and r.rank >= 0 then
     -- As if it arrived now. A retry keeps its rank.
-    G.seq = G.seq + 1
-    G.dirty = true
-    r.rank = math.floor(r.rank / CLASS) * CLASS + G.seq
+    r.rank = math.floor(r.rank / CLASS) * CLASS + next_seq()
   end
   if is_dropped(j, r) then
     r.st = 'dropped'

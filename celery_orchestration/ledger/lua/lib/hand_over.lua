@@ -97,22 +97,13 @@ end
 
 -- Observe mode: everything that waits is let go, whatever the gate says, as far as there are slots for it.
 local function let_go(limit)
-  local past, most = 0, 10 * limit
-  while limit > 0 and past < most do
-    local ids = call('ZRANGE', P .. 'wait', past, past + limit - 1)
-    if #ids == 0 then return end
-    for _, id in ipairs(ids) do
-      local r = load_run(id)
-      local queue = r and r.st == 'waiting' and destination(r)
-      local place = queue and place_for(r.job, queue)
-      if place then
-        hand(job(r.job), id, queue, place)
-        limit = limit - 1
-      else
-        past = past + 1
-      end
-    end
-  end
+  take_from('wait', limit, 10 * limit, function(id)
+    local r = load_run(id)
+    local queue = r and r.st == 'waiting' and destination(r)
+    local place = queue and place_for(r.job, queue)
+    if place then hand(job(r.job), id, queue, place) end
+    return place
+  end)
 end
 
 -- A run that took its workers down too often is tried once more, alone: one worker that serves it is kept free until

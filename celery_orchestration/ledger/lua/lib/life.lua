@@ -7,6 +7,11 @@ local function retry_deadline(tries)
   return int(G.clk + 10 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
 end
 
+-- The first run to go while its job may be tried again is the probe.
+local function claim_probe(j, r)
+  if j.off and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end
+end
+
 -- The run starts on a worker; it holds room already. A start gives it a new fence, and voids all before.
 local function start(j, r, worker, message)
   r.st = 'running'
@@ -16,7 +21,7 @@ local function start(j, r, worker, message)
   r.jd = true
   j.begun = G.tick
   j.dirty = true
-  if j.off and j.probe == '' and r.rank >= 0 then j.probe = r.id end
+  claim_probe(j, r)
   if not r.sd then
     r.sd = true
     j.busy = j.busy + 1
@@ -28,7 +33,7 @@ end
 
 -- The run holds room, and somebody has to publish it to that queue. Granting it again voids older copies.
 local function grant(j, r, queue)
-  if j.off and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end
+  claim_probe(j, r)
   if r.dest ~= queue then
     if r.dest then out(r.dest, -1) end
     out(queue, 1)
@@ -45,6 +50,14 @@ local function ungrant(r)
   call('ZREM', P .. 'gr', r.id)
   if r.dest then out(r.dest, -1) end
   r.gn, r.dest = nil, nil
+end
+
+-- The run that was granted waits again.
+local function take_back(j, r)
+  ungrant(r)
+  free(j, r.key)
+  enqueue(j, r)
+  refresh(j)
 end
 
 -- How many runs ended and failed in this call.
@@ -112,10 +125,15 @@ local function ended(j, r, ok, note)
   j.dirty = true
 end
 
--- The record of an attempt goes; the done-marker makes sure that no copy of its message starts it again.
+-- The done-marker makes sure that no copy of a message starts this attempt again.
+local function mark_done(id, attempt)
+  call('SET', P .. 'd:' .. id, int(attempt), 'PX', G.done_ms)
+end
+
+-- The record of an attempt goes.
 local function forget(r, marker)
   call('DEL', P .. 'r:' .. r.id)
-  if marker then call('SET', P .. 'd:' .. r.id, int(r.a), 'PX', G.done_ms) end
+  if marker then mark_done(r.id, r.a) end
 end
 
 -- A dead letter goes.
@@ -127,11 +145,8 @@ end
 
 -- The run failed for good: its record becomes a dead letter. trace: the traceback, or ''.
 local function bury(r, note, trace)
-  call('SET', P .. 'd:' .. r.id, int(r.a), 'PX', G.done_ms)
-  if G.letters <= 0 then
-    call('DEL', P .. 'r:' .. r.id)
-    return
-  end
+  if G.letters <= 0 then return forget(r, true) end
+  mark_done(r.id, r.a)
   local key = P .. 'dl:' .. r.id
   call('RENAME', P .. 'r:' .. r.id, key)
   call('HDEL', key, 'p', 'o')

@@ -97,6 +97,13 @@ local function tick()
   return G.tick
 end
 
+-- The order of arrivals.
+local function next_seq()
+  G.dirty = true
+  G.seq = G.seq + 1
+  return G.seq
+end
+
 -- ------------------------------------------------------------------------------------------------- jobs
 
 local J = {}
@@ -181,6 +188,19 @@ local function switch_on(j, who, why)
   j.off, j.fails, j.probe, j.dirty = nil, 0, nil, true
   call('HDEL', P .. 'j:' .. j.name, 'off')
   call('ZREM', P .. 'cool', j.name)
+end
+
+-- Goes through a sorted set from its beginning, until so many were taken out of it. take(id): takes one out, or says no;
+-- of those that stay it looks at `most`.
+local function take_from(key, limit, most, take)
+  local stay = 0
+  while limit > 0 and stay < most do
+    local ids = call('ZRANGE', P .. key, stay, stay + limit - 1)
+    if #ids == 0 then return end
+    for _, id in ipairs(ids) do
+      if take(id) then limit = limit - 1 else stay = stay + 1 end
+    end
+  end
 end
 
 -- Those of the given jobs that have runs in their lanes.
