@@ -19,6 +19,8 @@ order in which it meets them:
    back to its queue.
 7. Redis is emptied, restarted or fails over: ``worker.epoch`` claims what this worker runs, and nothing starts for one
    lease. ``worker.eviction`` refuses a Redis that would drop parts of the ledger.
+8. Runs also come from the schedule: ``scheduler`` is Celery's beat, any number of processes of which one leads. A fire
+   is dispatched in the ledger (verb ``dispatch``), where it is granted, or waits without ever having been a message.
 
 ``operate`` shows all this to people and their scripts, ``cli`` on the terminal.
 """
@@ -27,13 +29,17 @@ from celery_orchestration.policy import Dependency, Priority
 from celery_orchestration.task import OrchestratedTask
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Dependency", "OrchestratedTask", "Orchestration", "Priority"]
+__all__ = ["Dependency", "OrchestratedScheduler", "OrchestratedTask", "Orchestration", "Priority"]
 
 
 def __getattr__(name: str) -> object:
-    """The operators' client is loaded when it is asked for: tasks do not need it."""
+    """The operators' client and the scheduler are loaded when they are asked for: tasks do not need them."""
     if name == "Orchestration":
         from celery_orchestration.operate import Orchestration  # noqa: PLC0415
 
         return Orchestration
+    if name == "OrchestratedScheduler":
+        from celery_orchestration.scheduler import OrchestratedScheduler  # noqa: PLC0415
+
+        return OrchestratedScheduler
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

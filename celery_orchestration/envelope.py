@@ -26,7 +26,7 @@ ADMITTED = "orchestration_admitted"
 
 _LENGTH = struct.Struct(">I")
 #: Properties that belong to the message. Others belong to one delivery of it, and its time to live to the first queue.
-_PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "timestamp", "type", "app_id")
+PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "timestamp", "type", "app_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Envelope:
         body = message.body
         return cls(
             headers={key: value for key, value in message.headers.items() if key != HEADER},
-            properties={name: message.properties[name] for name in _PROPERTIES if name in message.properties},
+            properties={name: message.properties[name] for name in PROPERTIES if name in message.properties},
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             exchange=where.get("exchange") or "",

@@ -38,10 +38,6 @@ from celery_orchestration.errors import ConfigurationError
 
 #: What a later version brings: delete a line here when it does. Without values, all are refused.
 NOT_AVAILABLE: dict[str, tuple[object, ...]] = {
-    "mode": ("continuous",),
-    "overlap": (),
-    "catch_up": (),
-    "catch_up_seconds": (),
     "orchestration_pools": (),
 }
 
@@ -505,6 +501,8 @@ class Settings(BaseModel):
     lease_seconds: Annotated[float, Field(strict=True, ge=3, le=LONGEST_SECONDS)] = 30
     #: After so many seconds a worker that stops ends what still runs; None: never.
     drain_seconds: Annotated[float, Field(strict=True, ge=0, le=LONGEST_SECONDS)] | None = None
+    #: How long a scheduler that died leads on: another one takes over after that.
+    term_seconds: Annotated[float, Field(strict=True, ge=1, le=3600)] = 10
     strict_priority: Annotated[bool, Field(strict=True)] = False
     sweep_seconds: Seconds = 5
     history: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 100

@@ -150,10 +150,8 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         cls.orchestration = policy = cls._resolve(cls.name, written, configured)
         cls._imply({name: value for name, value in policy.celery_options().items() if name in _LIMITS})
         install_route(app)
-        every = policy.schedule if policy.schedule is not None else policy.interval_seconds
-        if every is not None and policy.mode == "scheduled" and conf.beat_scheduler != SCHEDULER:
-            entry = {"task": cls.name, "schedule": maybe_schedule(every, app=app), "args": (), "kwargs": {}}
-            conf.beat_schedule.setdefault(cls.name, entry)
+        if policy.mode == "scheduled" and conf.beat_scheduler != SCHEDULER:
+            conf.beat_schedule.setdefault(cls.name, _entry_of(app, policy))
 
     # -- calling ------------------------------------------------------------------------------------
 
@@ -291,6 +289,16 @@ def jobs_of(app: Celery) -> dict[str, Policy]:
     if mistakes:
         raise ConfigurationError("\n".join(mistakes))
     return {name: task.orchestration for name, task in tasks.items() if task.orchestration is not None}
+
+
+def schedule_of(app: Celery) -> dict[str, dict[str, Any]]:
+    """The entries that follow from jobs' options, as ``beat_schedule`` has them."""
+    return {name: _entry_of(app, policy) for name, policy in jobs_of(app).items() if policy.mode == "scheduled"}
+
+
+def _entry_of(app: Celery, policy: Policy) -> dict[str, Any]:
+    every = policy.schedule if policy.schedule is not None else policy.interval_seconds
+    return {"task": policy.name, "schedule": maybe_schedule(every, app=app), "args": (), "kwargs": {}}
 
 
 def limits_of(app: Celery) -> dict[str, tuple[float | None, float | None]]:

@@ -30,11 +30,17 @@ FORGOTTEN = {
 
 __all__ = [
     "FORGOTTEN",
+    "Adopted",
+    "Adoption",
     "Answer",
     "Arrival",
+    "Changes",
     "Claim",
     "Claimed",
+    "Dispatched",
+    "Fire",
     "Grant",
+    "Lead",
     "Ledger",
     "NewEpoch",
     "Outcome",
@@ -197,6 +203,87 @@ class Sweep:
     #: Runs whose retry got lost.
     retries: list[str]
     due: float | None
+
+
+@dataclass(slots=True)
+class Lead:
+    """Who leads. `term` is '' if another scheduler does."""
+
+    term: str
+    #: Redis's time, ms.
+    now: int
+    leader: str
+    since: int
+    #: Number of the last change that people made to the schedule.
+    changes: int
+
+
+@dataclass(slots=True)
+class Adoption:
+    """An entry that the leader has. The last six: of a continuous one."""
+
+    entry: str
+    name: str
+    task: str
+    job: str
+    every: str
+    source: str
+    last_ms: int | None
+    pause_ms: int | None = None
+    message: bytes = b""
+    queue: str = ""
+    granted_queue: str = ""
+    key: str = ""
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class Adopted:
+    """How far an entry is; or `problem`: corrupt (what is wrong), gone (people removed it)."""
+
+    generation: str = ""
+    last_ms: int = 0
+    paused: bool = False
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class Fire:
+    """An entry is due. Without a job, only whether to send it is asked."""
+
+    entry: str
+    generation: str
+    due_ms: int
+    next_ms: int | None
+    missed: int
+    job: str
+    id: str
+    late_ms: int
+    overlap: str = "allow"
+    key: str = ""
+    priority: int = 0
+    expires_ms: int | None = None
+    queue: str = ""
+    granted_queue: str = ""
+    message: bytes = b""
+    eta_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Dispatched:
+    #: ok, term, full.
+    what: str
+    #: Of each fire; see ``lua/dispatch.lua``.
+    answers: list[tuple[str, ...]]
+    grants: list[Grant]
+
+
+@dataclass(slots=True)
+class Changes:
+    number: int
+    complete: bool
+    #: Entry, whether it is there, what people wrote.
+    entries: list[tuple[str, bool, str]]
 
 
 @dataclass(frozen=True)
@@ -391,6 +478,53 @@ class Ledger:
         count: int = self._call("progress", [part for one in said for part in one])
         return count
 
+    # --------------------------------------------------------------- schedule
+
+    def lead(self, scheduler: str, name: str, length_ms: int, term: str) -> Lead:
+        term, now, leader, since, changes = self._call("lead", (scheduler, name, length_ms, term))
+        return Lead(_text(term), int(now), _text(leader), int(since), int(changes))
+
+    def resign(self, scheduler: str, term: str) -> bool:
+        return bool(self._call("resign", (scheduler, term)))
+
+    def adopt(self, term: str, now_ms: int, entries: Sequence[Adoption]) -> list[Adopted] | None:
+        """None if another one leads."""
+        args: list[Argument] = [term, now_ms]
+        for e in entries:
+            args += (e.entry, e.name, e.task, e.job, e.every, e.source, _or_none(e.last_ms), _or_none(e.pause_ms))
+            args += (e.message, e.queue, e.granted_queue, e.key, e.priority)
+        what, found = self._call("adopt", args)
+        return [_adopted(one) for one in found] if _text(what) == "ok" else None
+
+    def plan(self, term: str, times: Sequence[tuple[str, int]]) -> bool:
+        return bool(self._call("plan", [term, *(part for one in times for part in one)]))
+
+    def dispatch(self, term: str, fires: Sequence[Fire]) -> Dispatched:
+        args: list[Argument] = [term]
+        for f in fires:
+            args += (f.entry, f.generation, f.due_ms, _or_none(f.next_ms), f.missed, f.job, f.id, f.key, f.priority)
+            args += (_or_none(f.expires_ms), f.queue, f.granted_queue, f.message, _or_none(f.eta_ms), f.overlap)
+            args.append(f.late_ms)
+        what, answers, grants = self._call("dispatch", args)
+        return Dispatched(_text(what), [tuple(_text(part) for part in one) for one in answers], _grants(grants))
+
+    def fired(self, fires: Sequence[Fire]) -> int:
+        args: list[Argument] = []
+        for f in fires:
+            args += (f.entry, f.generation, f.due_ms, _or_none(f.next_ms), f.missed)
+        count: int = self._call("fired", args)
+        return count
+
+    def continue_(self, term: str, entries: Sequence[str]) -> tuple[str, list[int], list[Grant]]:
+        what, made, grants = self._call("continue", (term, *entries))
+        return _text(what), made, _grants(grants)
+
+    def changes(self, known: int | None) -> Changes:
+        number, complete, found = self._call("changes", (_or_none(known),))
+        return Changes(
+            int(number), bool(complete), [(_text(entry), bool(there), _text(doc)) for entry, there, doc in found]
+        )
+
     # ---------------------------------------------------------------- reading
 
     def granted(self, grant: Grant) -> tuple[str, bytes] | None:
@@ -452,6 +586,16 @@ class Ledger:
         count: int = self._call("purge", (who, *ids))
         return count
 
+    def schedule(self, who: str, what: str, name: str, why: str, written: Sequence[str] = ()) -> str:
+        """Returns ok, exists, none or code. `written`: task, job, when and all of it, where something was."""
+        args = (who, what, keys.entry(name), keys.text(name), keys.note(why), *written)
+        return _text(self._call("schedule", args))
+
+    def entries(self, skip: int, count: int) -> list[tuple[str, dict[str, str]]]:
+        """Entries of the schedule, with nothing but their key if they are corrupt."""
+        found = [[_text(part) for part in one] for one in self._call("entries", (skip, count))]
+        return [(one[0], dict(zip(one[1::2], one[2::2], strict=True))) for one in found]
+
     def release(self, who: str, most: int, which: str = "") -> tuple[str, list[tuple[str, str, bytes]]]:
         """Returns what to pass as `which` the next time, and id, queue and message of each."""
         which, found = self._call("release", (who, most, which))
@@ -501,9 +645,19 @@ def _outcome_args(o: Outcome) -> tuple[Argument, ...]:
 
 
 def _arrival_args(a: Arrival) -> tuple[Argument, ...]:
-    expires = "" if a.expires_ms is None else a.expires_ms
-    eta = "" if a.eta_ms is None else a.eta_ms
+    expires, eta = _or_none(a.expires_ms), _or_none(a.eta_ms)
     return a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, a.queue, a.granted_queue, a.message, eta
+
+
+def _or_none(value: int | None) -> int | str:
+    return "" if value is None else value
+
+
+def _adopted(parts: list[Any]) -> Adopted:
+    first, *rest = (_text(part) for part in parts)
+    if first in ("corrupt", "gone"):
+        return Adopted(problem=" ".join((first, *rest)))
+    return Adopted(first, int(rest[0]), rest[1] == "1")
 
 
 def _turn(reply: Any) -> Turn:

@@ -39,6 +39,15 @@ def decode_job(encoded: str) -> str:
     return unquote(encoded)
 
 
+def entry(name: str) -> str:
+    """An entry of the schedule. Celery makes names of calls for entries that have none: they may be long."""
+    raw = name.encode("utf-8", "surrogatepass")
+    encoded = quote(raw, safe="")
+    if len(encoded) <= LONGEST_NAME:
+        return encoded
+    return f"{encoded[: LONGEST_NAME - 33]}~{hashlib.sha256(raw).hexdigest()[:32]}"
+
+
 def room_key(value: str) -> str:
     """A room key of bounded length: a long one keeps its beginning, for people, and its digest."""
     raw = value.encode("utf-8", "surrogatepass")

@@ -343,7 +343,7 @@ class Gate:
             key=keys.room_key(
                 policy.room_key(request.args, request.kwargs, self._side.signatures.get(request.task.name))
             ),
-            priority=self._side.priority_of(request, policy),
+            priority=self._side.priority_of(request.request_dict, policy),
             grant=request.grant,
             expires_ms=int(request.expires.timestamp() * 1000) if request.expires else None,
             queue=queue,

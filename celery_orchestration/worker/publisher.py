@@ -28,7 +28,7 @@ from celery_orchestration.ledger import Ending, Grant, keys
 from celery_orchestration.worker.line import Patience
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.member import Member
 
 logger = get_logger(__name__)
 
@@ -60,10 +60,10 @@ Errand = Grant | Ending | Copy | Again
 
 
 class Publisher(threading.Thread):
-    def __init__(self, side: WorkerSide) -> None:
+    def __init__(self, member: Member) -> None:
         super().__init__(name="orchestration-publisher", daemon=True)
-        self._side = side
-        self._ledger = side.ledger.line()
+        self._member = member
+        self._ledger = member.ledger.line()
         self._errands: PriorityQueue[tuple[int, int, Errand | None]] = PriorityQueue()
         self._numbers = itertools.count()
         self._stopped = threading.Event()
@@ -173,7 +173,7 @@ class Publisher(threading.Thread):
         return self._put(Envelope.unpack(message).retried(keys.retries(attempt) + 1), queue, "")
 
     def _put(self, envelope: Envelope, queue: str, grant: str) -> bool:
-        app = self._side.app
+        app = self._member.app
         if self._producer is None:
             self._connection = app.connection_for_write()
             self._producer = app.amqp.Producer(self._connection, auto_declare=False)
@@ -207,8 +207,8 @@ class Publisher(threading.Thread):
         why, attempt, message = found
         envelope = Envelope.unpack(message)
         headers, embed = self._read(envelope)
-        task = self._side.app.tasks.get(headers.get("task"))
-        backend = task.backend if task is not None else self._side.app.backend
+        task = self._member.app.tasks.get(headers.get("task"))
+        backend = task.backend if task is not None else self._member.app.backend
         delivered = {"exchange": envelope.exchange, "routing_key": envelope.routing_key}
         reply_to = envelope.properties.get("reply_to")
         context = Context({**headers, **(embed or {}), "reply_to": reply_to, "delivery_info": delivered})
@@ -225,7 +225,7 @@ class Publisher(threading.Thread):
         else:
             backend.mark_as_revoked(ending.id, why, request=context, store_result=store)
             signals.task_revoked.send(task, request=context, terminated=False, signum=None, expired=why == "expired")
-            self._side.send_event("task-revoked", ending.id, terminated=False, signum=None, expired=why == "expired")
+            self._member.send_event("task-revoked", ending.id, terminated=False, signum=None, expired=why == "expired")
         logger.info("Run %s of job %s ended before it started: %s", ending.id, headers.get("task"), why)
         self.publish(self._ledger.finish([(ending.id, attempt)]))
         return True
@@ -233,7 +233,7 @@ class Publisher(threading.Thread):
     def _read(self, envelope: Envelope) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Headers and what is embedded in the body (callbacks, chord), read as Celery's worker would read it."""
         try:
-            payload = envelope.as_message(self._side.accept).payload
+            payload = envelope.as_message(self._member.accept).payload
         except Exception as exc:
             if "task" not in envelope.headers:
                 raise

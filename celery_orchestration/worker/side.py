@@ -6,29 +6,20 @@ stopped after the execution pool is down.
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from celery import Celery
 from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.worker import state
-from kombu.serialization import prepare_accept_content
 
 from celery_orchestration import queues
-from celery_orchestration.errors import LedgerError, LedgerRefused
-from celery_orchestration.graph import Graph
-from celery_orchestration.ledger import Disabled, Ledger, Presence
-from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.errors import LedgerError
+from celery_orchestration.ledger import Presence
 from celery_orchestration.limits import CANNOT_INTERRUPT, sentence
-from celery_orchestration.policy import Policy, Priority
-from celery_orchestration.signals import job_disabled
-from celery_orchestration.task import jobs_of, limits_of, owner_of, settings_of, signature_of
-from celery_orchestration.worker import eviction, internals, policies
+from celery_orchestration.task import limits_of
+from celery_orchestration.worker import internals
 from celery_orchestration.worker.drain import Drain
 from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.gate import Gate
@@ -36,6 +27,7 @@ from celery_orchestration.worker.keeper import Keeper
 from celery_orchestration.worker.limits import Limits
 from celery_orchestration.worker.line import Line
 from celery_orchestration.worker.loop import DirectLoop, HubLoop
+from celery_orchestration.worker.member import Member
 from celery_orchestration.worker.publisher import Publisher
 from celery_orchestration.worker.request import OrchestratedRequest, gates
 from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots
@@ -47,49 +39,25 @@ logger = get_logger(__name__)
 STOP_SECONDS = 5.0
 
 
-class WorkerSide:
+class WorkerSide(Member):
     gate: Gate
     line: Line
     keeper: Keeper
-    publisher: Publisher
     watch: Watch
     drain: Drain
 
     def __init__(self, controller: Any) -> None:
-        self.app: Celery = controller.app
+        super().__init__(controller.app)
         self.controller = controller
-        self.settings = settings_of(self.app)
-        self.ledger = Ledger.of(self.app, self.settings)
-        jobs = jobs_of(self.app)
-        Graph.build(jobs, plain=[name for name in self.app.tasks if name not in jobs])
-        self.encoded = {name: encode_job(name) for name in jobs}
-        keyed = [name for name, job in jobs.items() if job.key is not None]
-        self.signatures = {name: signature_of(self.app.tasks[name]) for name in keyed}
-        self.release = policies.release(jobs, self.settings.max_running)
-        self.worker = secrets.token_hex(6)
         self.epoch = Epoch(self)
-        self.eviction_is_checked = False
-        self.default_queue: str = self.app.conf.task_default_queue
-        self.accept = prepare_accept_content(self.app.conf.accept_content)
         if self.settings.strict_priority:
             options = self.app.conf.broker_transport_options or {}
             self.app.conf.broker_transport_options = {"queue_order_strategy": queues.STRICT, **options}
         self.queues = queues.select(self.app, internals.queues_were_chosen(self.app), self.settings.strict_priority)
-        self.destinations = queues.destinations(self.app, jobs)
         self.message_consumers: list[Any] = []
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
         self._running = self._cold = False
-
-    def check_ledger(self) -> None:
-        """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
-        try:
-            self.ledger.check(owner_of(self.app))
-            self.check_eviction(self.ledger)
-        except LedgerRefused:
-            raise
-        except LedgerError as exc:
-            logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
 
     @property
     def kind(self) -> str:
@@ -104,10 +72,6 @@ class WorkerSide:
         problem = sentence(self.kind, {job: limits[job] for job in here & limits.keys()})
         if problem:
             logger.warning("The %s", problem)
-
-    def check_eviction(self, ledger: Ledger) -> None:
-        eviction.check(ledger, self.settings.allow_eviction)
-        self.eviction_is_checked = True
 
     # -- a connection to the broker -----------------------------------------------------------------
 
@@ -230,34 +194,10 @@ class WorkerSide:
     # -- what others ask ----------------------------------------------------------------------------
 
     def presence(self) -> Presence:
-        controller, conf = self.controller, self.app.conf
-        visibility = (conf.broker_transport_options or {}).get("visibility_timeout", 3600)
+        controller = self.controller
         served = [*self.app.amqp.queues.consume_from, *self.queues]
-        return Presence(
-            worker=self.worker,
-            name=controller.hostname,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            slots=controller.max_concurrency or controller.concurrency,
-            kind=self.kind,
-            queues=tuple(dict.fromkeys(served)),
-            release=self.release.name,
-            mode=self.settings.mode,
-            lease_ms=int(self.settings.lease_seconds * 1000),
-            owner=owner_of(self.app),
-            done_ms=int(max(2 * visibility, 3600) * 1000),
-            history=self.settings.history,
-            letters=self.settings.dead_letters,
-            letters_ms=int(self.settings.dead_letter_seconds * 1000),
-            policies=self.release.document,
-            jobs=tuple(self.encoded.values()),
-        )
-
-    def priority_of(self, request: OrchestratedRequest, policy: Policy) -> int:
-        if request.request_dict.get(queues.FORCE_HEADER):
-            return queues.FORCED
-        moved = request.request_dict.get(queues.PRIORITY_HEADER)
-        return int(Priority.parse(moved)) if moved else int(policy.priority)
+        slots = controller.max_concurrency or controller.concurrency
+        return self.as_present(controller.hostname, self.kind, slots, tuple(dict.fromkeys(served)))
 
     def send_event(self, type: str, id: str, **fields: Any) -> None:
         def send() -> None:
@@ -266,11 +206,6 @@ class WorkerSide:
                 dispatcher.send(type, uuid=id, **fields)
 
         self.in_loop(send)
-
-    def disabled(self, jobs: Sequence[Disabled]) -> None:
-        for job in jobs:
-            logger.error("Job %s is disabled: %s", job.job, job.why)
-            job_disabled.send(sender=job.job, why=job.why)
 
     def give_up(self, why: str) -> None:
         """The ledger must not be used by this worker, and it turned out only now."""

@@ -1,4 +1,4 @@
--- uses: records gate room life hand_over full
+-- uses: records gate room life entries hand_over full
 --
 -- claim: in a new epoch a worker tells what it runs. That is running, with the very fence it has, even beyond caps,
 -- unless the ledger knows better. What the ledger takes for running there and is not, goes back to its queue.
@@ -63,6 +63,7 @@ local function claim(id, a, name, key, priority, ex, q, gq, message, fence)
     if x and x.a > a then new.behind = true elseif x then drop_behind(x) end
     if r.job == name then
       new.rank, new.rec, new.enq, new.sd, new.al, new.wf = r.rank, r.rec, r.enq, r.sd, r.al, r.wf
+      new.ent, new.due, new.cont = r.ent, r.due, r.cont
     else
       ended(job(r.job), r, nil)
       refresh_dependents(job(r.job))

@@ -1,4 +1,4 @@
--- uses: records gate room life hand_over workers full
+-- uses: records gate room life entries hand_over workers full
 --
 -- install: puts the merged policies of all live releases into force. Jobs that nobody defines or refers to any more and
 -- that have no runs go away.
@@ -85,7 +85,7 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   local j = not wanted[name] and job(name)
   if j then
     if j.n == 0 and j.busy == 0 and j.w == 0 and j.z == 0 and not j.off and call('ZCARD', P .. 'dj:' .. name) == 0 then
-      call('DEL', P .. 'j:' .. name, P .. 'ob:' .. name, P .. 'h:' .. name)
+      call('DEL', P .. 'j:' .. name, P .. 'ob:' .. name, P .. 'h:' .. name, P .. 'sq:' .. name)
       call('ZREM', P .. 'cool', name)
       call('SREM', P .. 'jobs', name)
       J[name] = false

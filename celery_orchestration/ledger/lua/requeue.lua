@@ -1,4 +1,4 @@
--- uses: records gate room life hand_over full
+-- uses: records gate room life entries hand_over full
 --
 -- requeue: a dead letter becomes a run again, from the beginning.
 --

@@ -1,4 +1,4 @@
--- uses: records session gate room life hand_over due workers full epoch
+-- uses: records session gate room life entries hand_over due workers full epoch
 --
 -- sweep: what nobody else notices. Advances the ledger clock, takes the runs of workers whose lease ran out, does what is
 -- due, grants again what was granted and got lost, and hands over. Any worker may call it at any time.
@@ -96,6 +96,7 @@ for _, id in ipairs(late) do
   end
 end
 
+carry_on()
 if call('ZCARD', P .. 'wait') > 0 then hand_over(limit) end
 more = more or HAND.more or more_due or #late == limit
 flush()

@@ -1,4 +1,4 @@
--- uses: records session gate room life hand_over due full
+-- uses: records session gate room life entries hand_over due full
 --
 -- turn: one round trip of a worker. Records the outcomes of runs that ended, does what is due, hands over the room that is
 -- free, and asks the gate for runs that arrived, in this order, so that a run never waits for one that is over.
@@ -136,6 +136,7 @@ local function admit(arrival)
     rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW, eta = arrival.eta }
   if before_it and before_it.job == name then
     r.rank, r.rec, r.jd, r.enq = before_it.rank, before_it.rec, before_it.sd, before_it.enq
+    r.ent, r.due, r.cont = before_it.ent, before_it.due, before_it.cont
   end
   if running then
     r.st = 'behind'

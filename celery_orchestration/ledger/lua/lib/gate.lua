@@ -5,13 +5,21 @@ local function age_ms(t)
   return NOW - math.floor(t / 1000)
 end
 
--- Rule 4. Returns nil if every dependency of j is met, else which one is not and how:
--- {dependency, 'unknown' | 'busy' | 'disabled' | 'never' | 'failed' | 'old' | 'stale'}.
-local function unmet(j)
+-- A scheduled run of d that has not started, and arrived before a run of this rank?
+local function fires_before(d, rank)
+  if d.pend <= 0 then return false end
+  local e = call('ZRANGE', P .. 'sq:' .. d.name, 0, 0, 'WITHSCORES')
+  return e[1] and tonumber(e[2]) < rank % CLASS
+end
+
+-- Rule 4 for a run of j of this rank. Returns nil if every dependency is met, else which one is not and how:
+-- {dependency, 'unknown' | 'busy' | 'fires' | 'disabled' | 'never' | 'failed' | 'old' | 'stale'}.
+local function unmet(j, rank)
   for _, dep in ipairs(j.deps) do
     local d = job(dep.job)
     if not d then return { dep.job, 'unknown' } end
     if d.busy > 0 then return { dep.job, 'busy' } end
+    if fires_before(d, rank) then return { dep.job, 'fires' } end
     if dep.on ~= 'idle' then
       local how = nil
       if not d.ended then
@@ -83,7 +91,7 @@ local function head(j)
     end
   end
   if new and judged then
-    return new.rank < judged.rank and not unmet(j) and new or judged
+    return new.rank < judged.rank and not unmet(j, new.rank) and new or judged
   end
   return new or judged
 end
@@ -106,7 +114,7 @@ local function lane_bars(j, key, rank)
   local id, other = first_in(lane_of(j, key, true))
   if id and other < rank and enabled_for(j, id, other) then return id end
   id, other = first_in(lane_of(j, key, false))
-  if id and other < rank and enabled_for(j, id, other) and not unmet(j) then return id end
+  if id and other < rank and enabled_for(j, id, other) and not unmet(j, other) then return id end
   return nil
 end
 
@@ -147,7 +155,7 @@ end
 local function refresh(j)
   local h = head(j)
   local br = nil
-  if h and enabled_for(j, h.id, h.rank) and (h.jd or not unmet(j)) then br = h.rank end
+  if h and enabled_for(j, h.id, h.rank) and (h.jd or not unmet(j, h.rank)) then br = h.rank end
   local changed = br ~= j.br
   if changed then
     j.br = br
@@ -177,7 +185,7 @@ local function closed(j, r)
       if job(name).n > 0 then return { 'blocked', name } end
     end
   end
-  local dep = not r.jd and unmet(j)
+  local dep = not r.jd and unmet(j, r.rank)
   if dep then return { 'depends', dep[1], dep[2] } end
   local first = lane_bars(j, r.key, r.rank)
   if first then return { 'behind', j.name, first } end

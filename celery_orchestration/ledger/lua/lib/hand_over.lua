@@ -69,7 +69,7 @@ local function best_after(best)
         local h = j.blk == 0 and head(j)
         if h and enabled_for(j, h.id, h.rank) and not (G.paused and h.rank >= 0) then
           local rank = math.min(h.rank, d.br - 0.5)
-          if (not best or rank < best.rank) and (h.jd or not unmet(j)) and not barred(j, h.rank, d.name) then
+          if (not best or rank < best.rank) and (h.jd or not unmet(j, h.rank)) and not barred(j, h.rank, d.name) then
             local queue = destination(load_run(h.id))
             local place = place_for(name, queue)
             if place then best = { rank = rank, name = name, queue = queue, place = place } end
@@ -82,6 +82,7 @@ local function best_after(best)
 end
 
 local function hand_over(limit)
+  carry_on()
   for _ = 1, limit do
     if G.clk < G.opens or (G.cap and G.total >= G.cap) then return end
     local best = best_after(best_open())
@@ -89,7 +90,7 @@ local function hand_over(limit)
     local j = job(best.name)
     local h = head(j)
     -- A dependency can grow too old while nothing happens: then this puts j where it belongs, and we look on.
-    if h and (h.jd or not unmet(j)) then hand(j, h.id, best.queue, best.place) else refresh(j) end
+    if h and (h.jd or not unmet(j, h.rank)) then hand(j, h.id, best.queue, best.place) else refresh(j) end
   end
   local best = best_open()
   HAND.more = best ~= nil and not (G.paused and best.rank >= 0)
@@ -97,6 +98,7 @@ end
 
 -- Observe mode: everything that waits is let go, whatever the gate says, as far as there are slots for it.
 local function let_go(limit)
+  carry_on()
   take_from('wait', limit, 10 * limit, function(id)
     local r = load_run(id)
     local queue = r and r.st == 'waiting' and destination(r)

@@ -7,6 +7,19 @@ local function retry_deadline(tries)
   return int(G.clk + 10 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
 end
 
+-- A scheduled run of a job that others depend on comes before runs of theirs that arrive after it.
+local function comes_first(j, r)
+  if #j.depd == 0 then return end
+  j.pend = j.pend + call('ZADD', P .. 'sq:' .. j.name, int(r.rank % CLASS), r.id)
+  j.dirty = true
+end
+
+local function no_longer_first(j, r)
+  if not r.ent or j.pend <= 0 then return end
+  j.pend = j.pend - call('ZREM', P .. 'sq:' .. j.name, r.id)
+  j.dirty = true
+end
+
 -- The first run to go while its job may be tried again is the probe.
 local function claim_probe(j, r)
   if j.off and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end
@@ -25,6 +38,7 @@ local function start(j, r, worker, message)
   if not r.sd then
     r.sd = true
     j.busy = j.busy + 1
+    no_longer_first(j, r)
     if j.busy == 1 then refresh_dependents(j) end
   end
   call('SADD', P .. 'wr:' .. worker, r.id)
@@ -69,15 +83,20 @@ local function worker_name(worker)
   return call('HGET', P .. 'w:' .. worker, 'name') or worker
 end
 
+-- Runs of continuous entries that ended in this call: lib/entries.lua goes on with these.
+local CARRY_ON = {}
+
 -- For people: how a run ended. started: whether it was running just now.
 local function note_down(j, r, outcome, note, started)
   local fields = { r.id, r.a, outcome, r.enq, started and r.at or false, NOW, worker_name(r.own),
-    r.fence and int(r.fence) or false, r.rec, r.wf or false, note and note ~= '' and note or false, r.key }
+    r.fence and int(r.fence) or false, r.rec, r.wf or false, note and note ~= '' and note or false, r.key,
+    r.ent or false, r.due or false }
   if G.history > 0 then
     local kept = call('LPUSH', P .. 'h:' .. j.name, cjson.encode(fields))
     if kept > G.history * 1.2 then call('LTRIM', P .. 'h:' .. j.name, 0, G.history - 1) end
   end
   if started then j.took = NOW - r.at end
+  if r.cont and outcome ~= 'requeued' and outcome ~= 'released' then CARRY_ON[#CARRY_ON + 1] = r end
 end
 
 -- Jobs that failures have disabled in this call: { name, why }.
@@ -121,6 +140,8 @@ local function ended(j, r, ok, note)
   if r.sd then
     r.sd = false
     j.busy = j.busy - 1
+  else
+    no_longer_first(j, r)
   end
   j.dirty = true
 end
@@ -213,6 +234,7 @@ local function withdraw(j, r)
     ungrant(r)
     free(j, r.key)
   end
+  no_longer_first(j, r)
   refresh(j)
 end
 

@@ -8,7 +8,8 @@
 --                          cap), paused, done_ms (life of a done-marker), history, letters, letters_ms (how
 --                          many ended runs and dead letters are kept for a job, and how long these),
 --                          next (nothing in later, due and cool comes before this time, ms), alone (how many
---                          runs wait to be tried alone), releases (what the installed policies were merged from);
+--                          runs wait to be tried alone), releases (what the installed policies were merged from),
+--                          changes (how often people changed the schedule);
 --                          what epoch.lua keeps
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
@@ -46,6 +47,12 @@
 --   h:<job>          list  runs that ended (JSON), the latest first; bounded
 --   dl:<id>          hash  a dead letter. s, m: as of the run; i: what happened (JSON)
 --   dj:<job>         zset  dead letters of a job, by time (ms); dead: of all jobs. Bounded
+--   sq:<job>         zset  its scheduled runs that have not started, by arrival; only of jobs that others depend on
+--   entries          zset  entries of the schedule, by when a leader had them last (ms)
+--   e:<entry>        hash  an entry: see lib/entries.lua
+--   added            set   entries that people added
+--   changed          zset  entries that people changed, by the number of the change; bounded
+--   lead             hash  who schedules: term, who, name, since, until (ms; Redis's clock)
 --   rel              hash  release -> its policies (JSON); relseq zset: releases by first sight; rj:<release> set of jobs
 --   audit            list  who changed what when (JSON), the latest first; bounded
 --   ob:<job>         hash  observe mode: reason -> how often a run would have waited for it
@@ -115,7 +122,7 @@ local J = {}
 --   n: room taken; busy: runs started and not ended; w: runs in its lanes, wk: of these judged; ok, ended, good, begun:
 --   how the last run ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set
 --   it is in; fails: failures in a row, err: the last one; probe: while disabled, the run that tries whether it works
---   again, '' if one may; z: waiting runs that are in no lane; took: ms that the last run took
+--   again, '' if one may; z: waiting runs that are in no lane; took: ms that the last run took; pend: how many are in sq:
 local function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
@@ -128,12 +135,12 @@ local function job(name)
   j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax, j.cool, j.drop =
     cmsgpack.unpack(v[1])
   if v[2] then
-    j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took =
-      cmsgpack.unpack(v[2])
+    j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took,
+      j.pend = cmsgpack.unpack(v[2])
   else
     j.n, j.busy, j.w, j.wk = 0, 0, 0, 0
   end
-  j.z = j.z or 0
+  j.z, j.pend = j.z or 0, j.pend or 0
   J[name] = j
   return j
 end
@@ -149,7 +156,7 @@ local function flush()
     if j and j.dirty then
       call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's',
         cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err,
-          j.probe, j.z, j.took))
+          j.probe, j.z, j.took, j.pend))
       j.dirty = false
     end
   end
@@ -222,20 +229,21 @@ end
 --   gn, dest, tries: grant number, queue it is handed over to, how often that got lost; rec: recoveries;
 --   jd: its dependencies were judged; sd: it has started; ex: expires, ms; q, gq: own and granted queue;
 --   enq: arrival, ms; at: since when in this state, ms; why: it ends; behind: there is an x: record;
---   eta: not to start before, ms; wf: what it waited for first; al: it is tried alone
+--   eta: not to start before, ms; wf: what it waited for first; al: it is tried alone; ent, due, cont: the entry of the
+--   schedule that fired it, for when (ms), whether that one is continuous
 local function load_run(id, prefix)
   local s = call('HGET', P .. (prefix or 'r:') .. id, 's')
   if not s then return nil end
   local r = { id = id }
   r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd, r.ex, r.q, r.gq, r.enq,
-    r.at, r.why, r.behind, r.eta, r.wf, r.al = cmsgpack.unpack(s)
+    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont = cmsgpack.unpack(s)
   return r
 end
 
 local function save_run(r, prefix, message)
   r.at = NOW
   local s = cmsgpack.pack(r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd,
-    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al)
+    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont)
   if message then
     call('HSET', P .. (prefix or 'r:') .. r.id, 's', s, 'm', message)
   else

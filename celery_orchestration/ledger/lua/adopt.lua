@@ -1,0 +1,52 @@
+-- uses: records gate room life entries term full
+--
+-- adopt: a leader tells which entries there are, and hears how far they are. One that is new begins now: its first due
+-- time comes after that. Those that came from code and that no leader had for a day go.
+--
+-- ARGV  term, the time at which new ones begin (ms; the same for all that belong together),
+--       then for each: entry, name, task, job or '', when (for people), code | people, last fire that the leader knows
+--         of (ms) or '', and of a continuous one the ms between two runs or '', message, own queue, granted queue, room
+--         key, priority
+-- Returns  { ok | term (another one leads: nothing changed),
+--            { of each: {generation, last fire (ms), 1 if it is paused} | {corrupt, what is wrong} | {gone} (people removed it) } }
+-- Called again: the same.
+local FIELDS, RETIRED_MS = 13, 86400000
+if not is_term(ARGV[1]) then return { 'term', {} } end
+make_way()
+local found = {}
+
+for i = 3, #ARGV, FIELDS do
+  local entry, src, known = ARGV[i], ARGV[i + 5], tonumber(ARGV[i + 6])
+  local e, problem = load_entry(entry)
+  if problem then
+    found[#found + 1] = { 'corrupt', problem }
+  elseif not e and src == 'people' then
+    found[#found + 1] = { 'gone' }
+  else
+    local key = P .. 'e:' .. entry
+    if not e then
+      e = { gen = int(tick()), last = math.max(tonumber(ARGV[2]), known or 0) }
+      call('HSET', key, 'gen', e.gen, 'last', int(e.last))
+    end
+    call('HSET', key, 'name', ARGV[i + 1], 'task', ARGV[i + 2], 'every', ARGV[i + 4], 'src', src)
+    if ARGV[i + 3] ~= '' then call('HSET', key, 'job', ARGV[i + 3]) else call('HDEL', key, 'job') end
+    if ARGV[i + 7] ~= '' then
+      call('HSET', key, 'cont', ARGV[i + 7], 'm', ARGV[i + 8], 'q', ARGV[i + 9], 'gq', ARGV[i + 10], 'key', ARGV[i + 11],
+        'prio', ARGV[i + 12])
+    elseif e.cont then
+      call('HDEL', key, 'cont', 'm', 'q', 'gq', 'key', 'prio')
+    end
+    call('ZADD', P .. 'entries', int(NOW), entry)
+    found[#found + 1] = { e.gen, int(e.last), e.off and 1 or 0 }
+  end
+end
+
+for _, entry in ipairs(call('ZRANGEBYSCORE', P .. 'entries', '-inf', int(NOW - RETIRED_MS), 'LIMIT', 0, 100)) do
+  local src = redis.pcall('HGET', P .. 'e:' .. entry, 'src')
+  if type(src) == 'table' or src ~= 'people' then
+    call('DEL', P .. 'e:' .. entry)
+    call('ZREM', P .. 'entries', entry)
+  end
+end
+flush()
+return { 'ok', found }

@@ -1,0 +1,84 @@
+-- uses: records gate room life entries term hand_over due full
+--
+-- dispatch: fires that are due. Each becomes one run, whatever happens: it is named by its entry, the generation of that and
+-- its due time, and a due time not after the entry's last one is refused. Whether it makes a run at all (catch_up, overlap,
+-- a disabled job that drops runs) is decided here, and so is the gate: it is granted, or it waits.
+--
+-- ARGV  term, then for each: entry, generation, due time (ms), the due time after it (ms) or '', how many due times before
+--         it were missed, job or '' (no job of ours: only whether to send it is asked), run id, room key, priority, expires (ms)
+--         or '', own queue, granted queue or '', message, not before (ms) or '', overlap (skip | queue | allow), how
+--         late it may be (ms)
+-- Returns  { ok | term (another one leads: nothing changed) | full (Redis has no room for more runs: nothing changed),
+--            { of each: {fired} | {skipped, why} | {missed} (too late) | {send} (publish it, then tell verb fired)
+--                     | {known, how} (this one or a later one was fired before) | {paused} | {early} (by Redis's clock)
+--                     | {stale} (another generation, or none: adopt it) | {unknown} (no policy for its job: register)
+--                     | {corrupt, what is wrong}: nothing changed, the others go on },
+--            { granted: {id, grant number} for the caller to publish } }
+-- Called again: known, with the same grants as long as nobody published them.
+local FIELDS, EARLY_MS = 16, 1000
+if not is_term(ARGV[1]) then return { 'term', {}, {} } end
+local full, unwritable = is_full(P .. 'lead', 'term')
+if unwritable then return unwritable end
+if full then return { 'full', {}, {} } end
+
+-- Does the entry's last run keep the next one from being made? Returns why.
+local function overlaps(e, overlap)
+  if overlap == 'allow' or not e.run then return nil end
+  local r = load_run(e.run)
+  if not r or r.st == 'ending' or r.st == 'released' then return nil end
+  if not r.sd then return 'the run before it has not started' end
+  if overlap == 'skip' then return 'the run before it has not ended' end
+  return nil
+end
+
+local function judge(f)
+  local e, problem = load_entry(f.entry)
+  if problem then return { 'corrupt', problem } end
+  if not e or e.gen ~= f.gen then return { 'stale' } end
+  if f.due <= e.last then
+    local r = f.due == e.last and load_run(f.id)
+    if r and r.st == 'granted' then HAND.grants[#HAND.grants + 1] = { r.id, int(r.gn) } end
+    return { 'known', f.due == e.last and e.how or '' }
+  end
+  if e.off then return { 'paused' } end
+  if f.due > NOW + EARLY_MS then return { 'early' } end
+  local late = NOW - f.due > f.late
+  if f.job == '' then
+    if not late then return { 'send' } end
+    note_fire(e, f.due, f.next, 'missed', nil, f.missed)
+    return { 'missed' }
+  end
+  local sound, j = pcall(job, f.job)
+  if not sound then return { 'corrupt', tostring(j) } end
+  if not j or j.hash == 'gone' then return { 'unknown' } end
+
+  if f.missed > 0 then note_none(j, e, 'missed', 'no scheduler led then', f.id, f.due, f.missed) end
+  if late then
+    note_none(j, e, 'missed', 'no scheduler led then', f.id, f.due, 1)
+    note_fire(e, f.due, f.next, 'missed', nil, f.missed)
+    return { 'missed' }
+  end
+  local why = overlaps(e, f.overlap)
+  if not why and is_dropped(j, { id = f.id, rank = 0 }) then why = 'its job is disabled' end
+  if why then
+    note_none(j, e, 'skipped', why, f.id, f.due, 1)
+    note_fire(e, f.due, f.next, 'skipped', nil, f.missed)
+    return { 'skipped', why }
+  end
+  note_fire(e, f.due, f.next, 'fired', f.id, f.missed)
+  -- An entry that was forgotten, and came again: its runs may be remembered.
+  if call('EXISTS', P .. 'r:' .. f.id, P .. 'd:' .. f.id) > 0 then return { 'known', '' } end
+  fire(j, e, f.due, { id = f.id, key = f.key, prio = f.prio, ex = f.ex, q = f.q, gq = f.gq, eta = f.eta }, f.message)
+  return { 'fired' }
+end
+
+local answers = {}
+for i = 2, #ARGV, FIELDS do
+  answers[#answers + 1] = judge({ entry = ARGV[i], gen = ARGV[i + 1], due = tonumber(ARGV[i + 2]), next = ARGV[i + 3],
+    missed = tonumber(ARGV[i + 4]), job = ARGV[i + 5], id = ARGV[i + 6], key = ARGV[i + 7], prio = tonumber(ARGV[i + 8]),
+    ex = tonumber(ARGV[i + 9]), q = ARGV[i + 10], gq = ARGV[i + 11], message = ARGV[i + 12], eta = tonumber(ARGV[i + 13]),
+    overlap = ARGV[i + 14], late = tonumber(ARGV[i + 15]) })
+end
+hand_over(64)
+flush()
+return { 'ok', answers, HAND.grants }

@@ -1,0 +1,26 @@
+-- uses: records full
+--
+-- lead: a scheduler asks to lead, or to lead on. One leads at a time, for a term; its term runs until it says so again,
+-- resigns, or time is up by Redis's clock. Terms rise.
+--
+-- ARGV  scheduler, its name, for how long (ms), its term ('': it does not lead)
+-- Returns  { its term, or '' if another one leads, Redis's time (ms), name of who leads, since when (ms),
+--            number of the last change that people made to the schedule }
+-- Called again: the same.
+local who, name, length, mine = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+make_way()
+local v = call('HMGET', P .. 'lead', 'term', 'who', 'until', 'name', 'since')
+-- A clock that was set back must not make a term longer.
+local left = math.min((tonumber(v[3]) or 0) - NOW, length)
+local term, leader, since = v[1] or '', v[4] or '', tonumber(v[5]) or 0
+if v[2] == who and (term == mine or left > 0) then
+  call('HSET', P .. 'lead', 'until', int(NOW + length))
+elseif left <= 0 then
+  term, leader, since = int(tick()), name, NOW
+  call('HSET', P .. 'lead', 'term', term, 'who', who, 'name', name, 'since', int(NOW), 'until', int(NOW + length))
+  flush()
+else
+  term = ''
+  call('HSET', P .. 'lead', 'until', int(NOW + left))
+end
+return { term, int(NOW), leader, int(since), call('HGET', P .. 'g', 'changes') or '0' }

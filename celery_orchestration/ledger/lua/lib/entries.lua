@@ -1,0 +1,95 @@
+-- Entries of the schedule, and how they fire. Needs records, gate, room, life.
+--
+--   e:<entry>, a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job; every: when, for people;
+--   src: code | people; doc: what people wrote (JSON);
+--   gen: its generation, the tick at which it came or was changed; last: the due time of its last fire (ms), at first
+--   the time at which it came; next: the due time after that; how: what became of the last fire (fired | sent | skipped
+--   | missed); run: its last run; fires, skips, misses: how many so far; off: by whom, why and since when it is paused (JSON);
+--   cont: of a continuous one, ms between two runs; m: its message, with a mark for the id; q, gq, key, prio: of its runs
+
+local MARK_PATTERN = '0rch0000%-0000%-4000%-8000%-000000000000'
+
+-- An entry; nil if there is none; nil and what is wrong with it.
+local function load_entry(entry)
+  local v = redis.pcall('HMGET', P .. 'e:' .. entry, 'gen', 'last', 'run', 'off', 'how', 'cont', 'm', 'q', 'gq', 'key', 'prio',
+    'job')
+  if v.err then return nil, v.err end
+  if not v[1] then return nil end
+  if not tonumber(v[1]) or not tonumber(v[2]) then return nil, 'its generation or last fire is no number' end
+  return { id = entry, gen = v[1], last = tonumber(v[2]), run = v[3] or nil, off = v[4] or nil, how = v[5] or '',
+    cont = tonumber(v[6] or nil), m = v[7], q = v[8], gq = v[9], key = v[10], prio = tonumber(v[11] or nil),
+    job = v[12] or nil }
+end
+
+local COUNTED = { fired = 'fires', sent = 'fires', skipped = 'skips', missed = 'misses' }
+
+-- What became of the fire that was due then. next: the due time after it, or ''.
+local function note_fire(e, due, next_due, how, run, missed)
+  local key = P .. 'e:' .. e.id
+  call('HSET', key, 'last', int(due), 'next', next_due, 'how', how)
+  call('HINCRBY', key, COUNTED[how], 1)
+  if missed and missed > 0 then call('HINCRBY', key, 'misses', missed) end
+  if run then call('HSET', key, 'run', run) end
+  e.last, e.how, e.run = due, how, run or e.run
+end
+
+-- For people: fires that made no run. Those in a row for the same reason are one record in the history: the first one's
+-- due time is when it arrived.
+local function note_none(j, e, outcome, why, id, due, count)
+  if G.history <= 0 then return end
+  local list = P .. 'h:' .. j.name
+  local head = call('LINDEX', list, 0)
+  local f = head and cjson.decode(head)
+  if f and f[3] == outcome and f[11] == why and f[13] == e.id then
+    f[6], f[14], f[15] = NOW, due, (f[15] or 1) + count
+    call('LSET', list, 0, cjson.encode(f))
+    return
+  end
+  call('LPUSH', list, cjson.encode({ id, 0, outcome, due, false, NOW, false, false, 0, false, why, '', e.id, due, count }))
+  call('LTRIM', list, 0, math.max(0, math.floor(G.history * 1.2)))
+end
+
+-- The run that a fire makes goes to the gate. r: id, key, prio, ex, q, gq, eta.
+local function fire(j, e, due, r, message)
+  r.job, r.a, r.rec, r.tries, r.enq, r.sd, r.ent, r.due, r.cont = j.name, 0, 0, 0, NOW, false, e.id, due, e.cont and true
+  r.key = j.keyed and r.key or ''
+  r.rank = (3 - r.prio) * CLASS + next_seq()
+  if r.eta and r.eta > NOW then
+    put_off(j, r, message)
+    return
+  end
+  r.wf = in_words(closed(j, r))
+  enqueue(j, r, message)
+  comes_first(j, r)
+  refresh(j)
+end
+
+-- Which run follows from an entry, its generation and a due time: scheduler/entries.py knows it, too.
+local function run_id(e, due)
+  local h = redis.sha1hex(e.id .. ' ' .. e.gen .. ' ' .. int(due))
+  return string.format('%s-%s-%s-%s-%s', h:sub(1, 8), h:sub(9, 12), h:sub(13, 16), h:sub(17, 20), h:sub(21, 32))
+end
+
+-- The next run of a continuous entry, unless something keeps it from going on. The id is put into the head of the
+-- message only (envelope.py); it is as long as its mark.
+local function fire_again(e)
+  local j = e.job and job(e.job)
+  if not j or j.hash == 'gone' or e.off or not e.m or (j.off and j.drop) then return false end
+  local due = math.max(e.last + 1, NOW + e.cont)
+  local id = run_id(e, due)
+  local a, b, c, d = string.byte(e.m, 1, 4)
+  local body = 5 + ((a * 256 + b) * 256 + c) * 256 + d
+  local message = string.gsub(string.sub(e.m, 1, body - 1), MARK_PATTERN, id) .. string.sub(e.m, body)
+  note_fire(e, due, '', 'fired', id)
+  fire(j, e, due, { id = id, key = e.key, prio = e.prio, q = e.q, gq = e.gq, eta = e.cont > 0 and due or nil }, message)
+  return true
+end
+
+-- What handing over begins with: continuous jobs whose run has ended in this call go on.
+local function carry_on()
+  while #CARRY_ON > 0 do
+    local r = table.remove(CARRY_ON)
+    local e = load_entry(r.ent)
+    if e and e.cont and e.run == r.id then fire_again(e) end
+  end
+end

@@ -1,0 +1,14 @@
+-- uses: records term full
+--
+-- plan: when entries are due next, for people.
+--
+-- ARGV  term, then entry and due time (ms) of each
+-- Returns  1 | 0 (another one leads: nothing changed)
+-- Called again: the same.
+if not is_term(ARGV[1]) then return 0 end
+make_way()
+for i = 2, #ARGV, 2 do
+  -- One of another type is reported by adopt and dispatch.
+  redis.pcall('HSET', P .. 'e:' .. ARGV[i], 'next', ARGV[i + 1])
+end
+return 1

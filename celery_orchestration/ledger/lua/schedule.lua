@@ -1,0 +1,41 @@
+-- uses: records gate room life entries full
+--
+-- schedule: a person changes the schedule.
+--
+-- ARGV  who, add | update | remove | pause | resume, entry, name, why; for add and update: task, job or '', when (for
+--       people), what was written (JSON)
+-- Returns  ok | exists (add) | none | code (update, remove: it comes from the code)
+-- Called again: add says exists, remove says none; the others the same.
+local MOST_CHANGES = 1000
+local who, what, entry, name, why = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local key = P .. 'e:' .. entry
+local found = call('EXISTS', key) == 1
+if what == 'add' and found then return 'exists' end
+if what ~= 'add' and not found then return 'none' end
+local src = found and redis.pcall('HGET', key, 'src')
+if (what == 'update' or what == 'remove') and src == 'code' then return 'code' end
+
+if what ~= 'add' then make_way() end
+if what == 'remove' then
+  call('DEL', key)
+  call('ZREM', P .. 'entries', entry)
+  call('SREM', P .. 'added', entry)
+elseif what == 'pause' then
+  call('HSET', key, 'off', cjson.encode({ by = who, why = why, at = NOW }))
+elseif what == 'resume' then
+  -- What was due meanwhile was not wanted.
+  call('HDEL', key, 'off')
+  call('HSET', key, 'last', int(math.max(NOW, tonumber(call('HGET', key, 'last') or nil) or 0)))
+else
+  call('HSET', key, 'name', name, 'gen', int(tick()), 'last', int(NOW), 'src', 'people', 'task', ARGV[6], 'every', ARGV[8],
+    'doc', ARGV[9])
+  if ARGV[7] ~= '' then call('HSET', key, 'job', ARGV[7]) else call('HDEL', key, 'job') end
+  call('HDEL', key, 'next')
+  call('ZADD', P .. 'entries', int(NOW), entry)
+  call('SADD', P .. 'added', entry)
+end
+call('ZADD', P .. 'changed', call('HINCRBY', P .. 'g', 'changes', 1), entry)
+call('ZREMRANGEBYRANK', P .. 'changed', 0, -MOST_CHANGES - 1)
+audit(who, what .. ' entry', name, why)
+flush()
+return 'ok'

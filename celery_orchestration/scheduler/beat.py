@@ -1,0 +1,82 @@
+"""OrchestratedScheduler: what ``beat_scheduler`` names."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+from celery import Celery
+from celery.beat import PersistentScheduler, Scheduler
+from celery.utils.log import get_logger
+
+from celery_orchestration.errors import LedgerRefused
+from celery_orchestration.scheduler.entries import from_code
+from celery_orchestration.scheduler.side import SchedulerSide
+from celery_orchestration.task import jobs_of, schedule_of, settings_of
+
+logger = get_logger(__name__)
+
+#: Seconds between two ticks of Celery's loop: these only say that this process is alive.
+TICK = 1.0
+
+
+class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
+    """Any number of ``celery beat`` processes with it: one leads, the others stand by.
+
+    The work is done by threads of its own, so that a signal never comes in the midst of a dispatch. With
+    ``orchestration_mode = "off"`` it is Celery's own scheduler.
+    """
+
+    def __new__(cls, app: Celery, *args: Any, **kwargs: Any) -> Any:
+        if settings_of(app).mode != "off":
+            return super().__new__(cls)
+        for name, entry in schedule_of(app).items():
+            app.conf.beat_schedule.setdefault(name, entry)
+        return PersistentScheduler(app, *args, **kwargs)
+
+    def setup_schedule(self) -> None:
+        self.install_default_entries(self.data)
+        defaults = {
+            name: {"task": entry.task, "schedule": entry.schedule, "options": entry.options}
+            for name, entry in self.data.items()
+        }
+        entries, problems = from_code(self.app, jobs_of(self.app), defaults)
+        for problem in problems:
+            logger.error("%s: it is not fired", problem)
+        self._side = SchedulerSide(self.app, entries)
+        self._side.check_ledger()
+        self._closed = False
+        _end_on_sigterm()
+        self._side.start()
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        if self._side.problem:
+            raise LedgerRefused(self._side.problem)
+        return TICK
+
+    def should_sync(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Resigns. Called in a signal handler, and once more when Celery's loop ends."""
+        side = self.__dict__.get("_side")
+        if side is not None and not self._closed:
+            self._closed = True
+            side.stop()
+        super().close()
+
+    @property
+    def info(self) -> str:
+        settings = settings_of(self.app)
+        return f"    . ledger -> {settings.namespace}, term of {settings.term_seconds:g} s"
+
+
+def _end_on_sigterm() -> None:
+    """An embedded beat (``worker -B``) is a process without a handler: it would die without resigning."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(*_: Any) -> None:
+    raise SystemExit

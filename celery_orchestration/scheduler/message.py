@@ -1,0 +1,120 @@
+"""The message of a fire, made as ``apply_async`` makes it, but not published: the ledger decides what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery, Task, signals
+from celery.beat import BeatLazyFunc
+from celery.result import denied_join_result
+from kombu import Queue, compression
+from kombu.serialization import dumps
+
+from celery_orchestration.envelope import PROPERTIES, Envelope
+
+#: Stands for the id of a run in a message that is made once for many; as long as one. lib/entries.lua knows it, too.
+MARK = "0rch0000-0000-4000-8000-000000000000"
+#: Options of a call whose value in the message depends on the time at which it is made.
+_TIMED = ("countdown", "eta", "expires")
+
+
+class Unroutable(Exception):
+    """The message goes to an exchange, not to a queue: the ledger cannot hand it over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an entry calls."""
+
+    task: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether its messages differ by nothing but their id."""
+        lazy = any(isinstance(value, BeatLazyFunc) for value in (*self.args, *self.kwargs.values()))
+        return not lazy and not any(self.options.get(name) for name in _TIMED)
+
+    def evaluated(self) -> tuple[list[Any], dict[str, Any]]:
+        args = [value() if isinstance(value, BeatLazyFunc) else value for value in self.args]
+        return args, {key: value() if isinstance(value, BeatLazyFunc) else value for key, value in self.kwargs.items()}
+
+    def options_of(self, id: str) -> dict[str, Any]:
+        """As Celery's beat sets them."""
+        headers = {**(self.options.get("headers") or {}), "celery_beat_task": True}
+        return {**self.options, "headers": headers, "task_id": id}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    queue: str
+    envelope: Envelope
+    #: Its arguments, for the room key.
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+class Kept:
+    """A producer that keeps the one message it is given."""
+
+    connection: Any
+    message: Message
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.connection = self
+        self._args, self._kwargs = args, kwargs
+
+    def _reraise_as_library_errors(self) -> Any:
+        return nullcontext()
+
+    def publish(
+        self,
+        body: Any,
+        *,
+        headers: dict[str, Any],
+        routing_key: str = "",
+        exchange: str = "",
+        serializer: str | None = None,
+        compression: str | None = None,
+        declare: Sequence[Queue] = (),
+        **properties: Any,
+    ) -> None:
+        if not declare:
+            raise Unroutable
+        content_type, content_encoding, data = dumps(body, serializer)
+        if compression:
+            headers["compression"] = _content_type(compression)
+        envelope = Envelope(
+            headers=headers,
+            properties={name: value for name, value in properties.items() if name in PROPERTIES and value is not None},
+            content_type=content_type,
+            content_encoding=content_encoding,
+            exchange=getattr(exchange, "name", exchange) or "",
+            routing_key=routing_key or "",
+            body=data.encode() if isinstance(data, str) else data,
+        )
+        self.message = Message(declare[0].name, envelope, self._args, self._kwargs)
+
+
+def _content_type(name: str) -> str:
+    return str(compression.compress(b"", name)[1])
+
+
+def make(app: Celery, call: Call, id: str) -> Message:
+    """Raises :class:`Unroutable` if it goes to no queue by name."""
+    args, kwargs = call.evaluated()
+    kept = Kept(args, kwargs)
+    task: Task = app.tasks[call.task]
+    with denied_join_result():  # nobody waits for its result here
+        task.apply_async(args, kwargs, producer=kept, **call.options_of(id))
+    return kept.message
+
+
+def is_watched() -> bool:
+    """Whether somebody looks at each message before it is published, and may change it."""
+    return bool(signals.before_task_publish.receivers)

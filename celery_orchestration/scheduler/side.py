@@ -1,0 +1,96 @@
+"""The scheduler's side of the orchestration: a member of the ledger without slots, and the threads it consists of."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from celery import Celery
+from celery.utils.log import get_logger
+
+from celery_orchestration.errors import LedgerError
+from celery_orchestration.ledger import FORGOTTEN, Presence, Registered
+from celery_orchestration.scheduler.dispatcher import Dispatcher
+from celery_orchestration.scheduler.entries import Entry
+from celery_orchestration.scheduler.term import Term
+from celery_orchestration.worker.lease import Lease
+from celery_orchestration.worker.member import Member
+from celery_orchestration.worker.publisher import Publisher
+
+logger = get_logger(__name__)
+
+KIND = "beat"
+#: Seconds to get the part at hand done when the scheduler stops.
+STOP_SECONDS = 5.0
+
+
+class SchedulerKeeper(Lease):
+    """It has no runs: there is nothing to claim in a new epoch."""
+
+    def __init__(self, side: SchedulerSide) -> None:
+        super().__init__(side, "orchestration-keeper")
+        self._epoch = ""
+
+    def _told(self) -> tuple[str, str]:
+        return self._epoch, ""
+
+    def _is_registered(self, found: Registered) -> None:
+        if self._epoch and found.epoch != self._epoch:
+            self._ledger.claim(self._member.worker, found.epoch, [], [])
+            logger.error(
+                "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s",
+                self._member.ledger.address,
+                FORGOTTEN.get(found.why, "may have forgotten something"),
+                found.closed_ms / 1000,
+            )
+        self._epoch = found.epoch
+
+    def _epoch_began(self, epoch: str) -> None:
+        self._registered = False
+
+    def _renew(self) -> None:
+        self._ledger.beat(self._member.worker, int(self._member.settings.lease_seconds * 1000), [])
+
+
+class SchedulerSide(Member):
+    def __init__(self, app: Celery, entries: Mapping[str, Entry]) -> None:
+        super().__init__(app)
+        self.name = f"beat-{os.getpid()}@{socket.gethostname()}"
+        self.problem = ""
+        self.publisher = Publisher(self)
+        self.keeper = SchedulerKeeper(self)
+        self.dispatcher = Dispatcher(self, entries)
+        self.term = Term(self.ledger.line(), self.worker, self.name, self.settings.term_seconds, self.dispatcher.wake)
+
+    def presence(self) -> Presence:
+        return self.as_present(self.name, KIND, 0, ())
+
+    def give_up(self, why: str) -> None:
+        self.problem = why
+
+    def send_event(self, type: str, id: str, **fields: Any) -> None:
+        """Events are for workers."""
+
+    def start(self) -> None:
+        for thread in (self.publisher, self.keeper, self.term, self.dispatcher):
+            thread.start()
+
+    def stop(self) -> None:
+        deadline = monotonic() + STOP_SECONDS
+        self.dispatcher.stop()
+        self.dispatcher.join(STOP_SECONDS)
+        self.term.stop()
+        self.keeper.stop()
+        self.keeper.join(max(0.1, deadline - monotonic()))
+        if not self.keeper.is_alive():
+            try:
+                self.publisher.publish(self.keeper.leave())
+            except LedgerError as exc:
+                logger.warning("Leaving without telling the ledger: %s", exc)
+        self.publisher.stop()
+        self.publisher.join(max(0.1, deadline - monotonic()))
+        self.publisher.give_up()
+        self.ledger.close()

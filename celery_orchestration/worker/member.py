@@ -1,0 +1,107 @@
+"""What a worker and a scheduler have in common: processes that take part in the ledger with the jobs of their code."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from celery.utils.log import get_logger
+from kombu.serialization import prepare_accept_content
+
+from celery_orchestration import queues
+from celery_orchestration.errors import LedgerError, LedgerRefused
+from celery_orchestration.graph import Graph
+from celery_orchestration.ledger import Disabled, Ledger, Presence
+from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.policy import Policy, Priority
+from celery_orchestration.signals import job_disabled
+from celery_orchestration.task import jobs_of, owner_of, settings_of, signature_of
+from celery_orchestration.worker import eviction, policies
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.publisher import Publisher
+
+logger = get_logger(__name__)
+
+
+class Member(ABC):
+    publisher: Publisher
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.settings = settings_of(app)
+        self.ledger = Ledger.of(app, self.settings)
+        self.jobs = jobs_of(app)
+        self.graph = Graph.build(self.jobs, plain=[name for name in app.tasks if name not in self.jobs])
+        self.encoded = {name: encode_job(name) for name in self.jobs}
+        keyed = [name for name, job in self.jobs.items() if job.key is not None]
+        self.signatures = {name: signature_of(app.tasks[name]) for name in keyed}
+        self.release = policies.release(self.jobs, self.settings.max_running)
+        #: Its id, of this very process.
+        self.worker = secrets.token_hex(6)
+        self.eviction_is_checked = False
+        self.default_queue: str = app.conf.task_default_queue
+        self.accept = prepare_accept_content(app.conf.accept_content)
+        self.destinations = queues.destinations(app, self.jobs)
+
+    @abstractmethod
+    def presence(self) -> Presence: ...
+
+    @abstractmethod
+    def give_up(self, why: str) -> None:
+        """The ledger must not be used by this process, and it turned out only now."""
+
+    @abstractmethod
+    def send_event(self, type: str, id: str, **fields: Any) -> None: ...
+
+    def as_present(self, name: str, kind: str, slots: int, served: tuple[str, ...]) -> Presence:
+        visibility = (self.app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)
+        return Presence(
+            worker=self.worker,
+            name=name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slots=slots,
+            kind=kind,
+            queues=served,
+            release=self.release.name,
+            mode=self.settings.mode,
+            lease_ms=int(self.settings.lease_seconds * 1000),
+            owner=owner_of(self.app),
+            done_ms=int(max(2 * visibility, 3600) * 1000),
+            history=self.settings.history,
+            letters=self.settings.dead_letters,
+            letters_ms=int(self.settings.dead_letter_seconds * 1000),
+            policies=self.release.document,
+            jobs=tuple(self.encoded.values()),
+        )
+
+    def check_ledger(self) -> None:
+        """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
+        try:
+            self.ledger.check(owner_of(self.app))
+            self.check_eviction(self.ledger)
+        except LedgerRefused:
+            raise
+        except LedgerError as exc:
+            logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
+
+    def check_eviction(self, ledger: Ledger) -> None:
+        eviction.check(ledger, self.settings.allow_eviction)
+        self.eviction_is_checked = True
+
+    def priority_of(self, headers: Mapping[str, Any], policy: Policy) -> int:
+        if headers.get(queues.FORCE_HEADER):
+            return queues.FORCED
+        moved = headers.get(queues.PRIORITY_HEADER)
+        return int(Priority.parse(moved)) if moved else int(policy.priority)
+
+    def disabled(self, jobs: Sequence[Disabled]) -> None:
+        for job in jobs:
+            logger.error("Job %s is disabled: %s", job.job, job.why)
+            job_disabled.send(sender=job.job, why=job.why)
