@@ -27,7 +27,7 @@ class Change(Model):
 
     at: datetime
     who: str
-    what: Literal["enable", "disable", "pause", "resume", "cancel", "trigger", "release", "requeue", "purge", "epoch"]
+    what: str = Field(description="in the word of the command; 'epoch', 'corrupt' and 'lost' are the ledger's own")
     about: str = Field(description="a job, the id of a run, how many of what, or nothing")
     why: str
 

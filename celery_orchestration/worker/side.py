@@ -112,6 +112,7 @@ class WorkerSide(Member):
         internals.before_cold_shutdown(controller, self._cold_shutdown)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
+        internals.say_nothing_of_returned(queues.is_granted)
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
 
     def _flushed(self, lost: list[OrchestratedRequest]) -> None:
