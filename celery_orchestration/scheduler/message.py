@@ -84,6 +84,8 @@ class Kept:
         declare: Sequence[Queue] = (),
         **properties: Any,
     ) -> None:
+        if "message" in vars(self):
+            return  # an event about it
         if not declare:
             raise Unroutable
         content_type, content_encoding, data = dumps(body, serializer)
@@ -116,5 +118,5 @@ def make(app: Celery, call: Call, id: str) -> Message:
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at each message before it is published, and may change it."""
-    return bool(signals.before_task_publish.receivers)
+    """Whether somebody looks at each message that is published, and may change it."""
+    return bool(signals.before_task_publish.receivers or signals.after_task_publish.receivers)

@@ -25,7 +25,7 @@ for i = 3, #ARGV, FIELDS do
   else
     local key = P .. 'e:' .. entry
     if not e then
-      e = { gen = int(tick()), last = math.max(tonumber(ARGV[2]), known or 0) }
+      e = { gen = int(tick()), last = known or tonumber(ARGV[2]) }
       call('HSET', key, 'gen', e.gen, 'last', int(e.last))
     end
     call('HSET', key, 'name', ARGV[i + 1], 'task', ARGV[i + 2], 'every', ARGV[i + 4], 'src', src)

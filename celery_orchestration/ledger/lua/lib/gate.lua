@@ -7,9 +7,15 @@ end
 
 -- A scheduled run of d that has not started, and arrived before a run of this rank?
 local function fires_before(d, rank)
-  if d.pend <= 0 then return false end
-  local e = call('ZRANGE', P .. 'sq:' .. d.name, 0, 0, 'WITHSCORES')
-  return e[1] and tonumber(e[2]) < rank % CLASS
+  while d.pend > 0 do
+    local e = call('ZRANGE', P .. 'sq:' .. d.name, 0, 0, 'WITHSCORES')
+    if e[1] and tonumber(e[2]) >= rank % CLASS then return false end
+    local r = e[1] and load_run(e[1])
+    if r and not r.sd and r.st ~= 'ending' then return true end
+    -- A worker of an older release started it, and does not know of this set.
+    d.pend, d.dirty = e[1] and d.pend - call('ZREM', P .. 'sq:' .. d.name, e[1]) or 0, true
+  end
+  return false
 end
 
 -- Rule 4 for a run of j of this rank. Returns nil if every dependency is met, else which one is not and how:
