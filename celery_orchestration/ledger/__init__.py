@@ -406,9 +406,7 @@ class Ledger:
         outcomes: Sequence[Outcome],
         arrivals: Sequence[Arrival],
     ) -> Turn:
-        if self._wire.fresh:
-            self._call("meet", ())  # a Redis that forgot something must not be asked before that was noticed
-            self._wire.fresh = False
+        self._meet()
         return _turn(self._call("turn", _turn_args(worker, number, mode, free, outcomes, arrivals)))
 
     def send_turn(
@@ -505,6 +503,7 @@ class Ledger:
             args += (f.entry, f.generation, f.due_ms, _or_none(f.next_ms), f.missed, f.job, f.id, f.key, f.priority)
             args += (_or_none(f.expires_ms), f.queue, f.granted_queue, f.message, _or_none(f.eta_ms), f.overlap)
             args.append(f.late_ms)
+        self._meet()
         what, answers, grants = self._call("dispatch", args)
         return Dispatched(_text(what), [tuple(_text(part) for part in one) for one in answers], _grants(grants))
 
@@ -516,6 +515,7 @@ class Ledger:
         return count
 
     def continue_(self, term: str, entries: Sequence[str]) -> tuple[str, list[int], list[Grant]]:
+        self._meet()
         what, made, grants = self._call("continue", (term, *entries))
         return _text(what), made, _grants(grants)
 
@@ -612,6 +612,12 @@ class Ledger:
         return [_text(one) for one in self._call("audit", (count,))]
 
     # ------------------------------------------------------------------ inside
+
+    def _meet(self) -> None:
+        """A Redis that forgot something must not be asked to start runs before that was noticed."""
+        if self._wire.fresh:
+            self._call("meet", ())
+            self._wire.fresh = False
 
     def _call(self, verb: str, args: Sequence[Argument]) -> Any:
         try:
