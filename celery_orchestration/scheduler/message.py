@@ -99,7 +99,8 @@ class Kept:
 
 
 def _leads_to(queue: Queue, exchange: str, routing_key: str) -> bool:
-    return queue.exchange.name == exchange and queue.exchange.type != "fanout" and queue.routing_key == routing_key
+    found = queue.exchange
+    return (found.name, queue.routing_key) == (exchange, routing_key) and bool(found.type != "fanout")
 
 
 def _content_type(name: str) -> str:
