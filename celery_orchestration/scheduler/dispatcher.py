@@ -25,7 +25,7 @@ from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.graph import Graph
 from celery_orchestration.ledger import Adopted, Adoption, Fire, keys
 from celery_orchestration.scheduler.entries import Entry, from_document
-from celery_orchestration.scheduler.message import MARK, Message, Unroutable, is_watched, make
+from celery_orchestration.scheduler.message import MARK, Message, Unroutable, is_constant, make
 from celery_orchestration.scheduler.times import Due
 from celery_orchestration.worker.line import Patience
 from celery_orchestration.worker.publisher import UNREACHABLE
@@ -311,7 +311,7 @@ class Dispatcher(threading.Thread):
         return fire
 
     def _fill_in(self, fire: Fire, entry: Entry) -> None:
-        if entry.call.is_constant and not is_watched():
+        if is_constant(self._side.app, entry.call):
             template = entry.template = entry.template or self._template(entry)
             fire.message = template.message(fire.id)
         else:

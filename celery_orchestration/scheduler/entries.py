@@ -58,11 +58,12 @@ def from_code(
     app: Celery, jobs: Mapping[str, Policy], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Entry], list[str]]:
     """By name; and what is wrong with those that are not among them. A ``beat_schedule`` entry that has a job's name
-    takes the place of the one from its options."""
+    takes the place of the one from its options, unless the job is continuous."""
     found, problems = {}, []
     for name, policy in jobs.items():
-        call = Call(name, (), {}, {})
         if policy.mode == "continuous":
+            # Its message is made once and kept by the ledger: there is no time from which it could expire.
+            call = Call(name, (), {}, {"expires": None})
             pause = round((policy.interval_seconds or 0) * 1000)
             every = "continuously" + (f", {pause / 1000:g} s after the last" if pause else "")
             found[name] = Entry(name, call, every, None, policy=policy, pause_ms=pause)
@@ -72,7 +73,9 @@ def from_code(
         except Exception as exc:
             problems.append(f"entry {show(name)} of beat_schedule: {exc}")
         else:
-            if one.policy is None or one.policy.mode != "continuous" or name != one.call.task:
+            if name in jobs and jobs[name].mode == "continuous":
+                problems.append(f"entry {show(name)} of beat_schedule: the job of this name is continuous")
+            else:
                 found[name] = one
     return found, problems
 

@@ -26,7 +26,8 @@ from support.wait import until
 
 #: Keys (head of lua/lib/records.lua) that are not about a run that has not ended: configuration and history.
 CONFIGURATION = ("g", "jobs", "rel", "relseq", "slots", "ws", "wn", "dead", "gone", "audit")
-CONFIGURATION_OF = ("j", "rj", "w", "ob", "d", "h", "dl", "dj")
+CONFIGURATION += ("entries", "added", "changed", "lead")
+CONFIGURATION_OF = ("j", "rj", "w", "ob", "d", "h", "dl", "dj", "e")
 
 
 def prefix_of(app: Celery) -> str:
