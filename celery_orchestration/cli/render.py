@@ -88,7 +88,7 @@ def print_schedule(entries: Sequence[EntryStatus], file: IO[str], now: datetime 
 def _schedule(entries: Sequence[EntryStatus], now: datetime) -> RenderableType:
     rows = [
         (
-            _lines(_plain(entry.name), _plain(f"  {entry.task}") if entry.task != entry.name else None),
+            _lines(_name(entry.name), _name(f"  {entry.task}") if entry.task != entry.name else None),
             _lines(_plain(entry.every), Text("by people", "dim") if entry.source == "people" else None),
             _lines(_state(entry.last_outcome or ""), Text(_ago(now, entry.last_fire))),
             _next(entry, now),
@@ -118,6 +118,11 @@ def _next(entry: EntryStatus, now: datetime) -> Text:
         return Text("")
     seconds = (entry.next_fire - now).total_seconds()
     return Text(f"in {_seconds(seconds)}" if seconds >= 0 else f"{_seconds(-seconds)} late")
+
+
+def _name(name: str) -> Text:
+    """Whole, if it is not all too long: it is needed to name the entry to a command."""
+    return _plain(name if len(name) <= 120 else f"{name[:120]}…")
 
 
 def _lines(*lines: Text | None) -> Text:
@@ -200,7 +205,7 @@ def _scheduler(scheduler: SchedulerStatus, now: datetime) -> list[Text]:
 #: Seconds that a death is shown.
 SHOW_DEATHS = 3600
 #: Columns that give way in a narrow terminal: by wrapping, or by being cut.
-_WRAPPED, _CUT = ("why", "queues", "progress", "when"), ("job", "worker", "entry")
+_WRAPPED, _CUT = ("why", "queues", "progress", "entry", "when"), ("job", "worker")
 _NUMBERS = ("running", "waiting", "for", "last ended", "done", "failed", "fires")
 
 
