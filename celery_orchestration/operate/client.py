@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -77,7 +78,7 @@ class Orchestration:
         document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         sent = queues.destinations(self._app, jobs_of(self._app))
         found = json.loads(document)
-        scheduled = self.schedule.is_ours() and bool(found["entries"] or self.schedule.in_code())
+        scheduled = partial(self._is_scheduled, found["entries"])
         return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled)
 
     def history(self, job: str, count: int = 100) -> list[Ended]:
@@ -230,6 +231,9 @@ class Orchestration:
         return what, new
 
     # -- inside -------------------------------------------------------------------------------------
+
+    def _is_scheduled(self, entries: int) -> bool:
+        return self.schedule.is_ours() and bool(entries or self.schedule.in_code())
 
     def _switch(self, job: str, on: bool, why: str) -> JobStatus:
         grants = self._ask(lambda: self._ledger.switch(job, on, me(), why))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -39,12 +39,12 @@ def status(
     found: Mapping[str, Any],
     sent: Mapping[str, list[str]],
     limits: Mapping[str, Limit],
-    scheduled: bool = False,
+    scheduled: Callable[[], bool] = lambda: False,
 ) -> Status:
     """The ledger's document as a model. Lua's empty tables come as {} where a list is meant.
 
-    `sent`: the queues that jobs are sent to, each with its jobs. `limits`: of jobs, hard and soft. `scheduled`: a
-    scheduler of ours should fire something.
+    `sent`: the queues that jobs are sent to, each with its jobs. `limits`: of jobs, hard and soft. `scheduled`:
+    whether a scheduler of ours should fire something; asked if none leads.
     """
     now = found["now"]
     members = found["workers"] or ()
@@ -114,8 +114,8 @@ def _scheduler(found: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> 
     )
 
 
-def _without_scheduler(scheduler: SchedulerStatus, scheduled: bool) -> list[str]:
-    if not scheduled or scheduler.leader is not None:
+def _without_scheduler(scheduler: SchedulerStatus, scheduled: Callable[[], bool]) -> list[str]:
+    if scheduler.leader is not None or not scheduled():
         return []
     if scheduler.standbys:
         return ["no scheduler leads at the moment: nothing is fired until one of those that stand by does"]

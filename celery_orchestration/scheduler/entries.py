@@ -50,6 +50,13 @@ class Entry:
     def __post_init__(self) -> None:
         self.key = keys.entry(self.name)
 
+    @property
+    def shown(self) -> str:
+        """Its name in a log, where people may have written anything: one line of text."""
+        if self.name.isprintable():
+            return self.name
+        return "".join(char if char.isprintable() else repr(char)[1:-1] for char in self.name)
+
     def run_id(self, due_ms: int) -> str:
         """Follows from the entry, its generation and the due time: lib/entries.lua knows it, too."""
         digest = hashlib.sha1(f"{self.key} {self.generation} {due_ms}".encode()).hexdigest()
