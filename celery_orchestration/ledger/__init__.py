@@ -522,7 +522,7 @@ class Ledger:
     def changes(self, known: int | None) -> Changes:
         number, complete, found = self._call("changes", (_or_none(known),))
         return Changes(
-            int(number), bool(complete), [(_text(entry), bool(there), _text(doc)) for entry, there, doc in found]
+            int(number), bool(complete), [(_text(entry), bool(there), _legible(doc)) for entry, there, doc in found]
         )
 
     # ---------------------------------------------------------------- reading
@@ -587,14 +587,19 @@ class Ledger:
         return count
 
     def schedule(self, who: str, what: str, name: str, why: str, written: Sequence[str] = ()) -> str:
-        """Returns ok, exists, none or code. `written`: task, job, when and all of it, where something was."""
-        args = (who, what, keys.entry(name), keys.text(name), keys.note(why), *written)
+        """Returns ok, exists, none, code, changed or corrupt. `written`, where something was: task, job, when, all of
+        it, and for an update the generation that it changes."""
+        args = (who, what, keys.entry(name), keys.note(name), keys.note(why), *written)
         return _text(self._call("schedule", args))
 
     def entries(self, skip: int, count: int) -> list[tuple[str, dict[str, str]]]:
         """Entries of the schedule, with nothing but their key if they are corrupt."""
-        found = [[_text(part) for part in one] for one in self._call("entries", (skip, count))]
-        return [(one[0], dict(zip(one[1::2], one[2::2], strict=True))) for one in found]
+        return [_fields(one) for one in self._call("entries", (skip, count))]
+
+    def entry(self, name: str) -> dict[str, str] | None:
+        """An entry by its name; None if there is none."""
+        found = self._call("entries", ("", "", keys.entry(name)))
+        return _fields(found[0])[1] if found else None
 
     def release(self, who: str, most: int, which: str = "") -> tuple[str, list[tuple[str, str, bytes]]]:
         """Returns what to pass as `which` the next time, and id, queue and message of each."""
@@ -703,6 +708,17 @@ def _typed(exc: LedgerError, ledger: Ledger) -> NoReturn:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _legible(value: Any) -> str:
+    """Of what may be corrupt."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _fields(parts: list[Any]) -> tuple[str, dict[str, str]]:
+    """Of an entry."""
+    key, *rest = (_legible(part) for part in parts)
+    return key, dict(zip(rest[::2], rest[1::2], strict=True))
 
 
 def _answer(parts: list[Any]) -> Answer:

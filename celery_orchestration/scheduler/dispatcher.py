@@ -385,9 +385,9 @@ class Dispatcher(threading.Thread):
         entry.last_ms = max(entry.last_ms, fire.due_ms)
         self._look(entry, fire.next_ms or fire.due_ms + 1)
         if what == "fired":
-            logger.info("Scheduler: Sending due task %s (%s)", entry.name, entry.call.task)
+            logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
         elif what != "known":
-            logger.info("Scheduler: %s (%s) is %s: %s", entry.name, entry.call.task, what, detail or "too late")
+            logger.info("Scheduler: %s (%s) is %s: %s", entry.shown, entry.call.task, what, detail or "too late")
 
     def _again(self, entry: Entry, seconds: float) -> None:
         self._look(entry, self._side.term.now() + round(seconds * 1000))
@@ -415,14 +415,14 @@ class Dispatcher(threading.Thread):
             if not self._leads() or monotonic() < self._broker_at:
                 self._again(entry, 0.5)
                 continue
-            logger.info("Scheduler: Sending due task %s (%s)", entry.name, entry.call.task)
+            logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
             try:
                 self._put(entry, fire.id)
             except UNREACHABLE as exc:
                 self._disconnect()
                 self._broker_wait = min(30.0, 2 * self._broker_wait or 1.0)
                 self._broker_at = monotonic() + self._broker_wait
-                logger.error("The broker does not take %s, again in %.0f s: %s", entry.name, self._broker_wait, exc)
+                logger.error("The broker does not take %s, again in %.0f s: %s", entry.shown, self._broker_wait, exc)
                 self._again(entry, self._broker_wait)
             except Exception as exc:
                 self._cannot(entry, exc)

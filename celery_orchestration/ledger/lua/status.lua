@@ -4,7 +4,8 @@
 --
 -- ARGV  most running runs, most waiting runs to list
 -- Returns  JSON: now, paused, cap, total, waiting, later, letters, jobs[], running[], waits[], workers[], gone[], slots{},
---          under_way{}, bad{}, owner, eviction (policy, if it can be had), epoch {name, why, left: ms until the gate opens}
+--          under_way{}, bad{}, owner, eviction (policy, if it can be had), epoch {name, why, left: ms until the gate opens},
+--          lead {who, name, since} of who leads now, if somebody does, entries (of the schedule)
 -- Fences are strings: JSON numbers of Lua have 14 digits.
 
 local most_running, most_waiting = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -81,6 +82,9 @@ for _, id in ipairs(#waits < most_waiting and call('ZRANGE', P .. 'later', 0, mo
   end
 end
 
+local lead = redis.pcall('HMGET', P .. 'lead', 'who', 'name', 'since', 'until')
+local leads = not lead.err and (tonumber(lead[4]) or 0) >= NOW
+local entries = redis.pcall('ZCARD', P .. 'entries')
 local memory = redis.pcall('INFO', 'memory')
 local g = call('HMGET', P .. 'g', 'owner', 'why')
 return cjson.encode({ now = NOW, paused = G.paused, cap = G.cap, total = G.total, waiting = call('ZCARD', P .. 'wait'),
@@ -88,4 +92,6 @@ return cjson.encode({ now = NOW, paused = G.paused, cap = G.cap, total = G.total
   jobs = jobs, running = running, waits = waits, workers = workers, slots = pairs_of(P .. 'slots'),
   under_way = pairs_of(P .. 'out'), owner = g[1], bad = pairs_of(P .. 'bad'),
   eviction = type(memory) == 'string' and string.match(memory, 'maxmemory_policy:([%w-]+)') or nil,
-  epoch = G.epoch and { name = G.epoch, why = g[2], left = math.max(0, G.opens - G.clk) } or nil })
+  epoch = G.epoch and { name = G.epoch, why = g[2], left = math.max(0, G.opens - G.clk) } or nil,
+  lead = leads and { who = lead[1], name = lead[2], since = tonumber(lead[3]) } or nil,
+  entries = type(entries) == 'number' and entries or 0 })

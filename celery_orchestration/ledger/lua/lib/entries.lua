@@ -3,8 +3,8 @@
 --   e:<entry>, a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job; every: when, for people;
 --   src: code | people; doc: what people wrote (JSON);
 --   gen: its generation, the tick at which it came or was changed; last: the due time of its last fire (ms), at first
---   the time at which it came; next: the due time after that; how: what became of the last fire (fired | sent | skipped
---   | missed); run: its last run; fires, skips, misses: how many so far; off: by whom, why and since when it is paused (JSON);
+--   the time at which it came, or was changed or resumed; next: the due time after that; at: the due time of its last fire,
+--   how: what became of that (fired | sent | skipped | missed); run: its last run; fires, skips, misses: how many so far; off: by whom, why and since when it is paused (JSON);
 --   cont: of a continuous one, ms between two runs; m: its message, with a mark for the id; q, gq, key, prio: of its runs
 
 local MARK_PATTERN = '0rch0000%-0000%-4000%-8000%-000000000000'
@@ -26,7 +26,7 @@ local COUNTED = { fired = 'fires', sent = 'fires', skipped = 'skips', missed = '
 -- What became of the fire that was due then. next: the due time after it, or ''.
 local function note_fire(e, due, next_due, how, run, missed)
   local key = P .. 'e:' .. e.id
-  call('HSET', key, 'last', int(due), 'next', next_due, 'how', how)
+  call('HSET', key, 'last', int(due), 'at', int(due), 'next', next_due, 'how', how)
   call('HINCRBY', key, COUNTED[how], 1)
   if missed and missed > 0 then call('HINCRBY', key, 'misses', missed) end
   if run then call('HSET', key, 'run', run) end
