@@ -35,9 +35,9 @@ class Takeover:
     #: SIGKILL or SIGTERM.
     by: str
     at: float
-    #: Whether another scheduler was there to take over.
+    #: Whether another scheduler stood by, all the time until one led.
     standby: bool
-    #: Until another one led; None: none has.
+    #: Until one led; None: none has.
     seconds: float | None = None
 
 
@@ -89,11 +89,13 @@ class Endurance:
 
     def _kill(self, scheduler: Scheduler) -> None:
         how = signal.SIGKILL if self.chance.randrange(STOPPED_ONE_IN) else signal.SIGTERM
-        led, standby = scheduler.leads, any(one.stands_by and one.alive for one in self.stage.schedulers)
+        others = [one for one in self.stage.schedulers if one is not scheduler]
         at = time.time()
         scheduler.signal(how)
-        if led:
-            self.takeovers.append(Takeover(how.name, at, standby))
+        if scheduler.leads:
+            self.takeovers.append(Takeover(how.name, at, any(one.stands_by and one.alive for one in others)))
+        elif self.takeovers and self.takeovers[-1].seconds is None:
+            self.takeovers[-1].standby = False
         self.deaths += 1
         scheduler.wait(20)
         self._turns[scheduler.name] = time.monotonic() + self.chance.uniform(*GONE)
@@ -141,7 +143,7 @@ class Endurance:
             found = [one for one in self.takeovers if (one.by, one.standby) == (by, standby)]
             lengths = [one.seconds for one in found if one.seconds is not None]
             if lengths:
-                who = "one stood by" if standby else "none stood by, one was started"
+                who = "one stood by" if standby else "none did"
                 print(f"  {by}, {who}: {len(found)}, took {median(lengths):.2f} s, at most {max(lengths):.2f} s")
             if standby and (len(lengths) < len(found) or max(lengths, default=0) > LONGEST_TAKEOVER):
                 yield f"after {by} nobody led for more than {LONGEST_TAKEOVER:g} s although one stood by"

@@ -55,6 +55,8 @@ class Account:
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        if not self.due:
+            return "not due yet"
         return f"{self.due} due: {self.ran} made a run, {self.skipped} skipped, {self.missed} missed"
 
 

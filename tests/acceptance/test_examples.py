@@ -31,6 +31,7 @@ from support.workers import PROJECT, close_app, environment
 @pytest.fixture
 def load_pipeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], ModuleType]]:
     monkeypatch.syspath_prepend(str(PROJECT))
+    monkeypatch.delenv("PIPELINE_PACE", raising=False)
     with contextlib.ExitStack() as cleanups:
 
         def load() -> ModuleType:
@@ -77,7 +78,8 @@ def test_time_may_pass_faster_for_the_pipeline(
 ) -> None:
     monkeypatch.setenv("PIPELINE_PACE", "20")
     pipeline = load_pipeline()
-    assert [job.interval_seconds for job in jobs_of(pipeline.app).values() if job.interval_seconds] == [3, 6, 180]
+    jobs = (pipeline.fetch_data, pipeline.process_data, pipeline.cleanup)
+    assert [job.orchestration.interval_seconds for job in jobs] == [3, 6, 180]
     assert settings_of(pipeline.app).term_seconds == 1
 
 
