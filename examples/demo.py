@@ -104,8 +104,8 @@ class Demo:
 
     def _act(self, status: Status) -> None:
         running = {run.job.rpartition(".")[2]: run for run in status.runs if run.state == "running"}
-        asked = list(self.by_hand.values()).count("cleanup")
-        if "process_data" in running and asked < 1 + (self.now > KILL_POOL) and not self.stopping:
+        wanted = 1 if self.now < KILL_POOL else 2
+        if "process_data" in running and not self.stopping and [*self.by_hand.values()].count("cleanup") < wanted:
             self._ask_for("cleanup")
         if self.takeover is None and self.now > KILL_LEADER and self._is_nearly_due():
             self._kill_leader()
