@@ -35,6 +35,11 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
             app.conf.beat_schedule.setdefault(name, entry)
         return PersistentScheduler(app, *args, **kwargs)
 
+    def __init__(self, app: Celery, *args: Any, lazy: bool = False, **kwargs: Any) -> None:
+        if lazy:
+            SchedulerSide(app, {})  # for the banner: what is wrong is said here in one line, later with a traceback
+        super().__init__(app, *args, lazy=lazy, **kwargs)
+
     def setup_schedule(self) -> None:
         self.install_default_entries(self.data)
         defaults = {
