@@ -16,6 +16,7 @@ from support import nodes, processes
 from support.history import History
 from support.processes import ManagedProcess
 from support.proxy import DroppingProxy
+from support.schedulers import ScheduleStage
 from support.servers import RabbitServer, RedisServer
 from support.stage import Stage
 from support.workers import Broker, WorkerProcess, celery_state_of_its_own, close_app, loaded_app
@@ -218,6 +219,34 @@ def stage_on(
 def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
     """On Redis, where it does not matter which broker."""
     return stage_on(redis_broker)
+
+
+@pytest.fixture
+def schedule_on(
+    worker: Callable[..., WorkerProcess],
+    load_app: Callable[..., ModuleType],
+    history: History,
+    tmp_path: Path,
+    reported: Callable[[ManagedProcess], None],
+) -> Iterator[Callable[..., ScheduleStage]]:
+    """``schedule_on(broker, jobs={"a": {"interval_seconds": 1}}, env={...})``: see ``support.apps.scheduled``"""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with contextlib.ExitStack() as cleanups:
+
+        def make(broker: Broker, *, env: dict[str, str] | None = None, **schedule: Any) -> ScheduleStage:
+            stage = ScheduleStage(
+                broker, worker, load_app, history, scratch, directory=tmp_path, schedule=schedule, env=env or {}
+            )
+            return cleanups.enter_context(stage.ending(reported))
+
+        yield make
+
+
+@pytest.fixture
+def scheduled(schedule_on: Callable[..., ScheduleStage], redis_broker: Broker) -> Callable[..., ScheduleStage]:
+    """``scheduled(jobs={...})``: on Redis, where it does not matter which broker."""
+    return partial(schedule_on, redis_broker)
 
 
 # -- pytest-celery, on processes

@@ -2,23 +2,27 @@
 
 I1  no two executions together that the gate forbids; every start of a run has a higher fence than the one before.
 I2  everything sent has ended, or is listed as waiting with a reason.
+I3  one run per entry and due time.
 I4  what may start has started: nothing waits for a slot while slots are free.
 I5  when everything has ended the ledger holds its configuration, its live workers, history and done-markers, no more.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from urllib.parse import unquote
 
 import redis
 from celery import Celery
 from celery.result import AsyncResult
 from celery.states import READY_STATES
 
-from celery_orchestration.ledger import keys
+from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate import Orchestration, Status
 from celery_orchestration.task import jobs_of, read_settings
 from support.history import History, Span
@@ -26,7 +30,7 @@ from support.wait import until
 
 #: Keys (head of lua/lib/records.lua) that are not about a run that has not ended: configuration and history.
 CONFIGURATION = ("g", "jobs", "rel", "relseq", "slots", "ws", "wn", "dead", "gone", "audit")
-CONFIGURATION += ("entries", "added", "changed", "lead")
+CONFIGURATION += ("entries", "added", "changed", "lead", "bad")
 CONFIGURATION_OF = ("j", "rj", "w", "ob", "d", "h", "dl", "dj", "e")
 
 
@@ -109,6 +113,51 @@ def stuck(app: Celery) -> list[str]:
     return [run.id for run in status.waits if run.reason and "free slot" in run.reason]
 
 
+# -- I3
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A fire of an entry as the ledger's history has it: a run that ended, or why there was none."""
+
+    entry: str
+    due: int  # ms; of several that made no run, the last one's
+    job: str
+    run: str
+    outcome: str
+    made_a_run: bool
+    count: int = 1
+
+
+#: What the history has of a run that goes on.
+_NOT_OVER = ("requeued", "released")
+
+
+def fires_of(app: Celery) -> list[Fired]:
+    """By due time. Needs a history that is long enough for all."""
+    found = []
+    ledger = Ledger.of(app, read_settings(app))
+    try:
+        for job in jobs_of(app):
+            for text in ledger.history(job, 100_000) or []:
+                fields = json.loads(text)
+                run, outcome, entry, due, none = fields[0], fields[2], fields[12], fields[13], fields[14:]
+                if entry and outcome not in _NOT_OVER:
+                    found.append(Fired(unquote(entry), due, job, run, outcome, not none, *none))
+    finally:
+        ledger.close()
+    return sorted(found, key=lambda fired: fired.due)
+
+
+def fired_twice(app: Celery) -> list[tuple[Fired, ...]]:
+    """Fires of one entry and due time that made more than one run."""
+    runs = defaultdict(list)
+    for fired in fires_of(app):
+        if fired.made_a_run:
+            runs[fired.entry, fired.due].append(fired)
+    return [tuple(several) for several in runs.values() if len(several) > 1]
+
+
 # -- I5
 
 
@@ -141,10 +190,14 @@ def _counters(app: Celery, client: redis.Redis) -> Iterator[tuple[str, int]]:
         blocked = client.hget(f"{prefix}j:{name}", "blk")
         if blocked not in (None, "0"):
             yield f"{name} is blocked", int(blocked)
-    script = "local s = redis.call('HGET', KEYS[1], 's'); if not s then return 0 end; return ({cmsgpack.unpack(s)})[2]"
+    script = """local s = redis.call('HGET', KEYS[1], 's'); if not s then return {0, 0} end
+        local v = {cmsgpack.unpack(s)}; return {v[2], v[17] or 0}"""
     for name in client.smembers(f"{prefix}jobs"):
-        if busy := client.eval(script, 1, f"{prefix}j:{name}"):
+        busy, first = client.eval(script, 1, f"{prefix}j:{name}")
+        if busy:
             yield f"{name} is busy", busy
+        if first:
+            yield f"{name} has scheduled runs that come first", first
 
 
 def assert_ledger_is_clean(app: Celery, client: redis.Redis, timeout: float = 20) -> None:

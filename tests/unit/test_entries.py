@@ -227,7 +227,7 @@ class TestDocuments:
     @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "one", "task": "shop.job"}'])
     def test_that_are_corrupt_are_said_to_be(self, app, text: str):
         job(app)
-        with pytest.raises(ConfigurationError, match="entry 'one': .* cannot be read"):
+        with pytest.raises(ConfigurationError, match=r"entry 'one': .* cannot be read"):
             from_document(app, "one", text, jobs_of(app))
 
     def test_of_tasks_that_are_gone_are_said_to_be(self, app):
