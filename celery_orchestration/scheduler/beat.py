@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import suppress
 from typing import Any
 
 from celery import Celery
 from celery.beat import PersistentScheduler, Scheduler
 from celery.utils.log import get_logger
 
-from celery_orchestration.errors import LedgerRefused
+from celery_orchestration.errors import LedgerRefused, LedgerUnavailable
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.side import SchedulerSide
-from celery_orchestration.task import jobs_of, schedule_of, settings_of
+from celery_orchestration.task import jobs_of, owner_of, schedule_of, settings_of
 
 logger = get_logger(__name__)
 
@@ -37,7 +38,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, app: Celery, *args: Any, lazy: bool = False, **kwargs: Any) -> None:
         if lazy:
-            SchedulerSide(app, {})  # for the banner: what is wrong is said here in one line, later with a traceback
+            _say_what_is_wrong(app)
         super().__init__(app, *args, lazy=lazy, **kwargs)
 
     def setup_schedule(self) -> None:
@@ -75,6 +76,14 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
     def info(self) -> str:
         settings = settings_of(self.app)
         return f"    . ledger -> {settings.namespace}, term of {settings.term_seconds:g} s"
+
+
+def _say_what_is_wrong(app: Celery) -> None:
+    """While Celery makes its banner: in one line here, later it would come with a traceback."""
+    ledger = SchedulerSide(app, {}).ledger
+    with suppress(LedgerUnavailable):
+        ledger.check(owner_of(app))
+    ledger.close()
 
 
 def _end_on_sigterm() -> None:

@@ -146,6 +146,13 @@ class Dispatcher(threading.Thread):
             self._term, self._changes = term, found.number
             self._adopt_at = monotonic() + ADOPT_EVERY
             self._continue_at = 0.0
+            self._tell(now)
+
+    def _tell(self, now: int) -> None:
+        logger.info("Scheduler: %d entries", len(self._entries))
+        if self._heap:
+            at_ms, _, entry = self._heap[0]
+            logger.info("Scheduler: %s is due first, in %.1f s", entry.shown, (at_ms - now) / 1000)
 
     def _follow_changes(self) -> None:
         found = self._ledger.changes(self._changes)
