@@ -138,6 +138,8 @@ class Dispatcher(threading.Thread):
         self._entries, self._heap, self._places, self._unanswered = {}, [], {}, []
         self._term, self._changes = term, found.number
         self._adopt(entries.values(), now)
+        if self._term and self._ledger.adopt(self._term, now, []) is None:  # that was all
+            self._no_longer()
         self._adopt_at = monotonic() + ADOPT_EVERY
         self._continue_at = 0.0
 

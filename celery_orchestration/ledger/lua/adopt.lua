@@ -1,7 +1,8 @@
 -- uses: records gate room life entries term full
 --
 -- adopt: a leader tells which entries there are, and hears how far they are. One that is new begins now: its first due
--- time comes after that. Those that came from code and that no leader had for a day go.
+-- time comes after that. Told of none, it has told all it has: those that came from code and that no leader had for a
+-- day go.
 --
 -- ARGV  term, the time at which new ones begin (ms; the same for all that belong together),
 --       then for each: entry, name, task, job or '', when (for people), code | people, last fire that the leader knows
@@ -41,11 +42,13 @@ for i = 3, #ARGV, FIELDS do
   end
 end
 
-for _, entry in ipairs(call('ZRANGEBYSCORE', P .. 'entries', '-inf', int(NOW - RETIRED_MS), 'LIMIT', 0, 100)) do
-  local src = redis.pcall('HGET', P .. 'e:' .. entry, 'src')
-  if type(src) == 'table' or src ~= 'people' then
-    call('DEL', P .. 'e:' .. entry)
-    call('ZREM', P .. 'entries', entry)
+if #found == 0 then
+  for _, entry in ipairs(call('ZRANGEBYSCORE', P .. 'entries', '-inf', int(NOW - RETIRED_MS))) do
+    local src = redis.pcall('HGET', P .. 'e:' .. entry, 'src')
+    if type(src) == 'table' or src ~= 'people' then
+      call('DEL', P .. 'e:' .. entry)
+      call('ZREM', P .. 'entries', entry)
+    end
   end
 end
 flush()
