@@ -494,6 +494,10 @@ class Ledger:
         what, found = self._call("adopt", args)
         return [_adopted(one) for one in found] if _text(what) == "ok" else None
 
+    def retire(self, term: str) -> bool:
+        """False if another one leads."""
+        return bool(self._call("retire", (term,)))
+
     def plan(self, term: str, times: Sequence[tuple[str, int]]) -> bool:
         return bool(self._call("plan", [term, *(part for one in times for part in one)]))
 

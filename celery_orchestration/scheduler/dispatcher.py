@@ -142,7 +142,7 @@ class Dispatcher(threading.Thread):
         self._entries, self._heap, self._places, self._unanswered = {}, [], {}, []
         self._due.clear()
         # What it knows of last fires counts only if nobody else led since.
-        if self._adopt(term, entries.values(), now, known=bool(self._term)):
+        if self._adopt(term, entries.values(), now, known=bool(self._term)) and self._ledger.retire(term):
             self._term, self._changes = term, found.number
             self._adopt_at = monotonic() + ADOPT_EVERY
             self._continue_at = 0.0
