@@ -10,7 +10,7 @@ from celery import Celery
 from celery.beat import PersistentScheduler, Scheduler
 from celery.utils.log import get_logger
 
-from celery_orchestration.errors import LedgerRefused
+from celery_orchestration.errors import ConfigurationError, LedgerRefused
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.side import SchedulerSide
 from celery_orchestration.task import jobs_of, schedule_of, settings_of
@@ -41,11 +41,16 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
             name: {"task": entry.task, "schedule": entry.schedule, "options": entry.options}
             for name, entry in self.data.items()
         }
-        entries, problems = from_code(self.app, jobs_of(self.app), defaults)
+        try:
+            entries, problems = from_code(self.app, jobs_of(self.app), defaults)
+            side = SchedulerSide(self.app, entries)
+            side.check_ledger()
+        except (ConfigurationError, LedgerRefused) as exc:
+            logger.critical("%s", exc)
+            raise SystemExit(1) from None  # Celery would show a traceback of any other error
         for problem in problems:
             logger.error("%s: it is not fired", problem)
-        self._side = SchedulerSide(self.app, entries)
-        self._side.check_ledger()
+        self._side = side
         self._closed = False
         _end_on_sigterm()
         self._side.start()
