@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import suppress
 from typing import Any
 
 from celery import Celery
 from celery.beat import PersistentScheduler, Scheduler
 from celery.utils.log import get_logger
 
-from celery_orchestration.errors import LedgerRefused, LedgerUnavailable
+from celery_orchestration.errors import ConfigurationError, LedgerRefused
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.side import SchedulerSide
-from celery_orchestration.task import jobs_of, owner_of, schedule_of, settings_of
+from celery_orchestration.task import jobs_of, schedule_of, settings_of
 
 logger = get_logger(__name__)
 
@@ -29,6 +28,8 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
     ``orchestration_mode = "off"`` it is Celery's own scheduler.
     """
 
+    _side: SchedulerSide | None = None
+
     def __new__(cls, app: Celery, *args: Any, **kwargs: Any) -> Any:
         if settings_of(app).mode != "off":
             return super().__new__(cls)
@@ -36,29 +37,29 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
             app.conf.beat_schedule.setdefault(name, entry)
         return PersistentScheduler(app, *args, **kwargs)
 
-    def __init__(self, app: Celery, *args: Any, lazy: bool = False, **kwargs: Any) -> None:
-        if lazy:
-            _say_what_is_wrong(app)
-        super().__init__(app, *args, lazy=lazy, **kwargs)
-
     def setup_schedule(self) -> None:
         self.install_default_entries(self.data)
         defaults = {
             name: {"task": entry.task, "schedule": entry.schedule, "options": entry.options}
             for name, entry in self.data.items()
         }
-        entries, problems = from_code(self.app, jobs_of(self.app), defaults)
+        try:
+            entries, problems = from_code(self.app, jobs_of(self.app), defaults)
+            side = SchedulerSide(self.app, entries)
+            side.check_ledger()
+        except (ConfigurationError, LedgerRefused) as exc:
+            logger.critical("%s", exc)
+            raise SystemExit(1) from None  # Celery would show a traceback of any other error
         for problem in problems:
             logger.error("%s: it is not fired", problem)
-        self._side = SchedulerSide(self.app, entries)
-        self._side.check_ledger()
-        self._closed = False
         _end_on_sigterm()
-        self._side.start()
+        side.start()
+        self._side = side
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        if self._side.problem:
-            raise LedgerRefused(self._side.problem)
+        if self._side is not None and self._side.problem:
+            logger.critical("%s", self._side.problem)
+            raise SystemExit(1)
         return TICK
 
     def should_sync(self) -> bool:
@@ -66,9 +67,8 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
 
     def close(self) -> None:
         """Resigns. Called in a signal handler, and once more when Celery's loop ends."""
-        side = self.__dict__.get("_side")
-        if side is not None and not self._closed:
-            self._closed = True
+        side, self._side = self._side, None
+        if side is not None:
             side.stop()
         super().close()
 
@@ -76,14 +76,6 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
     def info(self) -> str:
         settings = settings_of(self.app)
         return f"    . ledger -> {settings.namespace}, term of {settings.term_seconds:g} s"
-
-
-def _say_what_is_wrong(app: Celery) -> None:
-    """While Celery makes its banner: in one line here, later it would come with a traceback."""
-    ledger = SchedulerSide(app, {}).ledger
-    with suppress(LedgerUnavailable):
-        ledger.check(owner_of(app))
-    ledger.close()
 
 
 def _end_on_sigterm() -> None:
