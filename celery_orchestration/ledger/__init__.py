@@ -533,8 +533,11 @@ class Ledger:
 
     def granted(self, grant: Grant) -> tuple[str, bytes] | None:
         """Queue and message of a granted run, or None if that grant is no longer the latest."""
-        found = self._call("granted", (grant.id, grant.number))
-        return (_text(found[0]), found[1]) if found else None
+        return self.all_granted([grant])[0]
+
+    def all_granted(self, grants: Sequence[Grant]) -> list[tuple[str, bytes] | None]:
+        found = self._call("granted", [part for g in grants for part in (g.id, g.number)])
+        return [(_text(one[0]), one[1]) if one else None for one in found]
 
     def ending(self, id: str) -> tuple[str, int, bytes] | None:
         """Why a run ends, its attempt and its message, or None if that was carried out."""

@@ -258,8 +258,8 @@ class Orchestration:
         if not grants:
             return
         try:
-            found = [(self._ledger.granted(grant), grant.number) for grant in grants]
-            self._publish([(one[0], Envelope.unpack(one[1]), number) for one, number in found if one is not None])
+            found = zip(self._ledger.all_granted(grants), grants, strict=True)
+            self._publish([(one[0], Envelope.unpack(one[1]), grant.number) for one, grant in found if one is not None])
             self._ledger.published(grants)
         except _UNREACHABLE as exc:
             logger.warning("%d runs are left to the workers to hand over: %s", len(grants), exc)

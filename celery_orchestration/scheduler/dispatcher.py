@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery.result import denied_join_result
@@ -66,6 +66,8 @@ class Dispatcher(threading.Thread):
         self._code = {entry.key: entry for entry in code.values()}
         self._levels = levels(side.graph)
         self._entries: dict[str, Entry] = {}
+        #: Those of continuous jobs.
+        self._continuous: dict[str, Entry] = {}
         self._heap: list[tuple[int, int, Entry]] = []
         self._numbers = itertools.count()
         self._places: dict[str, int] = {}
@@ -139,7 +141,7 @@ class Dispatcher(threading.Thread):
             entry = self._read(key, text) if there else None
             if entry is not None:
                 entries[key] = entry
-        self._entries, self._heap, self._places, self._unanswered = {}, [], {}, []
+        self._entries, self._continuous, self._heap, self._places, self._unanswered = {}, {}, [], {}, []
         self._due.clear()
         # What it knows of last fires counts only if nobody else led since.
         if self._adopt(term, entries.values(), now, known=bool(self._term)) and self._ledger.retire(term):
@@ -187,6 +189,7 @@ class Dispatcher(threading.Thread):
 
     def _forget(self, key: str) -> None:
         self._entries.pop(key, None)
+        self._continuous.pop(key, None)
         self._places.pop(key, None)
         self._reported.pop(key, None)
 
@@ -229,12 +232,15 @@ class Dispatcher(threading.Thread):
 
     def _adopted(self, entry: Entry, answer: Adopted) -> int | None:
         """Returns when it is due next."""
+        self._places.pop(entry.key, None)
         if answer.problem:
             if answer.problem != "gone":
                 self._report(entry.key, f"entry {entry.name!r} is not fired, its record is {answer.problem}")
             return None
         entry.generation, entry.last_ms = answer.generation, answer.last_ms
         self._entries[entry.key] = entry
+        if entry.pause_ms is not None:
+            self._continuous[entry.key] = entry
         if answer.paused or entry.times is None:
             return None
         try:
@@ -268,6 +274,8 @@ class Dispatcher(threading.Thread):
             self._unanswered = [(entry, fire) for entry, due in part if (fire := self._fire(entry, due)) is not None]
             if self._unanswered:
                 self._send()
+            while self._side.publisher.is_behind and not self._stopped:
+                sleep(0.005)
 
     def _leads(self) -> bool:
         return bool(self._term) and self._side.term.number == self._term
@@ -368,6 +376,7 @@ class Dispatcher(threading.Thread):
                 sending.append((entry, fire))
             elif what == "stale":
                 stale.append(entry)
+                self._again(entry, 1.0)  # unless it is adopted now
             else:
                 self._answered(entry, fire, what, " ".join(detail))
         self._publish(sending)
@@ -402,13 +411,12 @@ class Dispatcher(threading.Thread):
     def _continue(self) -> None:
         """Continuous jobs go on by themselves, in the ledger; this begins them, and goes on where a chain broke."""
         self._continue_at = monotonic() + CONTINUE_EVERY
-        mine = [key for key, entry in self._entries.items() if entry.pause_ms is not None]
-        for part in _parts(mine, MOST_FIRES):
+        for part in _parts(list(self._continuous), MOST_FIRES):
             what, made, grants = self._ledger.continue_(self._term, part)
             if what == "term":
                 return self._no_longer()
             self._side.publisher.publish(grants)
-            lost = [self._entries[key] for key, one in zip(part, made, strict=False) if one < 0]
+            lost = [self._continuous[key] for key, one in zip(part, made, strict=False) if one < 0]
             if lost:
                 self._adopt(self._term, lost, self._side.term.now(), known=True)
         return None
