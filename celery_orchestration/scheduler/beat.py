@@ -58,8 +58,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         if self._side is not None and self._side.problem:
-            logger.critical("%s", self._side.problem)
-            raise SystemExit(1)
+            raise LedgerRefused(self._side.problem)
         return TICK
 
     def should_sync(self) -> bool:
