@@ -36,7 +36,7 @@ class Scheduler:
         self.side = SchedulerSide(app, entries)
         self.redis = server.client()
         self.ledger = self.side.dispatcher._ledger
-        self.names = [entry.key for entry in entries.values()]
+        self.names = [entry.id for entry in entries.values()]
         self.side.keeper._register()
         self.side.term._ask()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_orchestration.ledger import Ledger, keys
-from celery_orchestration.scheduler.entries import document
+from celery_orchestration.scheduler.documents import document
 from celery_orchestration.task import jobs_of, read_settings
 from support.invariants import Fired, fired_twice, fires_of
 from support.stage import Stage

@@ -1,7 +1,8 @@
 -- uses: records gate room life entries term full
 --
--- adopt: a leader tells which entries there are, and hears how far they are. One that is new begins now: its first due
--- time comes after that.
+-- adopt: a leader tells which entries there are, and hears how far they are. One that is new, or whose schedule the code
+-- has changed, begins now: its first due time comes after that. One that people added and that the code has now is the
+-- code's.
 --
 -- ARGV  term, the time at which new ones begin (ms; the same for all that belong together),
 --       then for each: entry, name, task, job or '', when (for people), code | people, last fire that the leader knows
@@ -24,10 +25,13 @@ for i = 3, #ARGV, FIELDS do
     found[#found + 1] = { 'gone' }
   else
     local key = P .. 'e:' .. entry
-    if not e then
-      e = { gen = int(tick()), last = known or tonumber(ARGV[2]) }
+    local before = e and src == 'code' and call('HGET', key, 'every')
+    if not e or (before and before ~= ARGV[i + 4]) then
+      -- It is new, or its code has another schedule than before: due times of that never were.
+      e = { gen = int(tick()), last = not e and known or tonumber(ARGV[2]), off = e and e.off, cont = e and e.cont }
       call('HSET', key, 'gen', e.gen, 'last', int(e.last))
     end
+    if src == 'code' and call('SREM', P .. 'added', entry) == 1 then call('HDEL', key, 'doc') end
     call('HSET', key, 'name', ARGV[i + 1], 'task', ARGV[i + 2], 'every', ARGV[i + 4], 'src', src)
     if ARGV[i + 3] ~= '' then call('HSET', key, 'job', ARGV[i + 3]) else call('HDEL', key, 'job') end
     if ARGV[i + 7] ~= '' then

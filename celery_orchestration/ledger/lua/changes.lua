@@ -8,8 +8,7 @@
 local last, known = tonumber(call('HGET', P .. 'g', 'changes') or nil) or 0, tonumber(ARGV[1])
 local names = {}
 if known then
-  local first = call('ZRANGE', P .. 'changed', 0, 0, 'WITHSCORES')[2]
-  if call('ZCARD', P .. 'changed') >= 1000 and known < tonumber(first) - 1 then return { int(last), 0, {} } end
+  if known < (tonumber(call('HGET', P .. 'g', 'unchanged') or nil) or 0) then return { int(last), 0, {} } end
   names = call('ZRANGEBYSCORE', P .. 'changed', '(' .. int(known), '+inf')
 else
   names = call('SMEMBERS', P .. 'added')

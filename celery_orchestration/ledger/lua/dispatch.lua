@@ -15,7 +15,7 @@
 --                     | {corrupt, what is wrong}: nothing changed, the others go on },
 --            { granted: {id, grant number} for the caller to publish } }
 -- Called again: known, with the same grants as long as nobody published them.
-local FIELDS, EARLY_MS = 16, 1000
+local FIELDS, EARLY_MS, LATE = 16, 1000, 'nobody fired it in time'
 if not is_term(ARGV[1]) then return { 'term', {}, {} } end
 local full, unwritable = is_full(P .. 'lead', 'term')
 if unwritable then return unwritable end
@@ -23,9 +23,8 @@ if full then return { 'full', {}, {} } end
 
 -- Does the entry's last run keep the next one from being made? Returns why.
 local function overlaps(e, overlap)
-  if overlap == 'allow' or not e.run then return nil end
-  local r = load_run(e.run)
-  if not r or r.st == 'ending' or r.st == 'released' then return nil end
+  local r = overlap ~= 'allow' and is_under_way(e.run)
+  if not r then return nil end
   if not r.sd then return 'the run before it has not started' end
   if overlap == 'skip' then return 'the run before it has not ended' end
   return nil
@@ -58,9 +57,9 @@ local function judge(f)
   if not j or j.hash == 'gone' then return { 'unknown' } end
   look_around(j)
 
-  if f.missed > 0 then note_none(j, e, 'missed', 'no scheduler led then', f.id, f.due, f.missed) end
+  if f.missed > 0 then note_none(j, e, 'missed', LATE, '', f.due, f.missed) end
   if late then
-    note_none(j, e, 'missed', 'no scheduler led then', f.id, f.due, 1)
+    note_none(j, e, 'missed', LATE, '', f.due, 1)
     note_fire(e, f.due, f.next, 'missed', nil, f.missed)
     return { 'missed' }
   end

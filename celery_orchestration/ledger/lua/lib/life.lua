@@ -86,15 +86,18 @@ end
 -- Runs of continuous entries that ended in this call: lib/entries.lua goes on with these.
 local CARRY_ON = {}
 
+-- For people: a record of the history.
+local function keep(j, fields)
+  if G.history <= 0 then return end
+  local kept = call('LPUSH', P .. 'h:' .. j.name, cjson.encode(fields))
+  if kept > G.history * 1.2 then call('LTRIM', P .. 'h:' .. j.name, 0, G.history - 1) end
+end
+
 -- For people: how a run ended. started: whether it was running just now.
 local function note_down(j, r, outcome, note, started)
-  local fields = { r.id, r.a, outcome, r.enq, started and r.at or false, NOW, worker_name(r.own),
+  keep(j, { r.id, r.a, outcome, r.enq, started and r.at or false, NOW, worker_name(r.own),
     r.fence and int(r.fence) or false, r.rec, r.wf or false, note and note ~= '' and note or false, r.key,
-    r.ent or false, r.due or false }
-  if G.history > 0 then
-    local kept = call('LPUSH', P .. 'h:' .. j.name, cjson.encode(fields))
-    if kept > G.history * 1.2 then call('LTRIM', P .. 'h:' .. j.name, 0, G.history - 1) end
-  end
+    r.ent or false, r.due or false })
   if started then j.took = NOW - r.at end
   if r.cont and outcome ~= 'requeued' and outcome ~= 'released' then CARRY_ON[#CARRY_ON + 1] = r end
 end

@@ -9,7 +9,8 @@
 --                          many ended runs and dead letters are kept for a job, and how long these),
 --                          next (nothing in later, due and cool comes before this time, ms), alone (how many
 --                          runs wait to be tried alone), releases (what the installed policies were merged from),
---                          changes (how often people changed the schedule);
+--                          changes (how often people changed the schedule), unchanged (up to which change entries are
+--                          no longer in changed);
 --                          what epoch.lua keeps
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
