@@ -277,6 +277,37 @@ class TestEntries:
         assert again.last_ms == later
         assert int(again.generation) > int(first.generation)
 
+    def test_whose_schedule_the_code_has_changed_begin_anew(self, beat: Beat):
+        """Due times of the new schedule before that never were: they are not missed."""
+        beat.begin({"one": {}})
+        first = beat.adopt()
+        beat.ledger.schedule("me", "pause", "e", "")
+        now = beat.now()
+        [again] = beat.ledger.adopt(beat.term, now, [Adoption("e", "e", "one", "one", "every 5 s", "code", None)]) or []
+        assert (again.last_ms, again.paused) == (now, True)
+        assert int(again.generation) > int(first.generation)
+
+    def test_of_people_that_the_code_has_now_are_the_codes(self, beat: Beat):
+        beat.begin({"one": {}})
+        beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every second", "{}"))
+        before = beat.entry()["gen"]
+        assert beat.adopt().generation == before
+        assert "doc" not in beat.entry()
+        assert beat.ledger.changes(None).entries == []
+        assert beat.ledger.schedule("me", "remove", "e", "") == "code"
+
+    def test_of_code_that_who_leads_does_not_have_may_be_removed_or_replaced(self, beat: Beat):
+        beat.begin({"one": {}})
+        for entry in "ef":
+            beat.adopt(entry)
+        beat.redis.hset(f"{PREFIX}lead", "since", beat.now() - 61_000)
+        beat.redis.zadd(f"{PREFIX}entries", {"e": beat.now() - 62_000})
+        assert [fields.get("left") for _, fields in beat.ledger.entries(0, 10)] == ["1", None]
+        assert beat.ledger.schedule("me", "remove", "f", "") == "code"
+        assert beat.ledger.schedule("me", "add", "f", "", ("one", "one", "every 5 s", "{}")) == "exists"
+        assert beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.schedule("me", "remove", "e", "") == "ok"
+
     def test_that_people_removed_do_not_come_back(self, beat: Beat):
         beat.begin({"one": {}})
         assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
@@ -776,6 +807,8 @@ class TestCatchUp:
         assert beat.fires(missed=41) == ("fired",)
         assert (beat.entry()["misses"], beat.entry()["fires"]) == ("41", "1")
         assert beat.past() == [("missed", "nobody fired it in time", 41)]
+        [missed] = [json.loads(one) for one in beat.ledger.history("one", 10) or ()]
+        assert missed[0] == "", "it names no run"
 
 
 class TestHistory:
