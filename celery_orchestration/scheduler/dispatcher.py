@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from math import inf
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, TypeVar
 
 from celery.utils.log import get_logger
 
-from celery_orchestration.errors import ConfigurationError, LedgerError
+from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerUnavailable
 from celery_orchestration.ledger import Adopted, Fire
 from celery_orchestration.scheduler.agenda import Agenda
 from celery_orchestration.scheduler.documents import from_document
@@ -35,6 +36,8 @@ MOST_FIRES, MOST_ENTRIES = 64, 200
 #: Seconds: of a look at nothing; between two looks whether continuous jobs go on; until the ledger has seen all entries
 #: again, those that vanished with them; until an entry that cannot be fired is tried again.
 IDLE, CONTINUE_EVERY, ADOPT_EVERY, AGAIN = 1.0, 1.0, 3600.0, 30.0
+#: Seconds that fires at hand of plain tasks may take when the scheduler stops.
+STOP_SECONDS = 0.5
 
 
 class Dispatcher(threading.Thread):
@@ -45,13 +48,14 @@ class Dispatcher(threading.Thread):
         self._code = {entry.id: entry for entry in code.values()}
         self._agenda = Agenda(side.graph)
         self._fires = Fires(side)
-        self._sender = Sender(side.app)
+        self._sender = Sender(side.app, self._leads, self.wake)
         #: What is due and was not asked for yet; the part that was, and got no answer.
         self._due: deque[tuple[Entry, Due]] = deque()
         self._unanswered: list[tuple[Entry, Fire]] = []
         #: The term in which the agenda was made; '' if there is none.
         self._term = ""
-        self._changes = 0
+        self._changes = self._jumps = 0
+        self._alive_at = monotonic()
         self._adopt_at = self._continue_at = 0.0
         self._reported: dict[str, str] = {}
         self._wake = threading.Event()
@@ -66,10 +70,29 @@ class Dispatcher(threading.Thread):
         self._stopped = True
         self._wake.set()
 
+    def silent_for(self) -> float:
+        """Seconds since it last went about its round; without end, if it died."""
+        if self.ident is None or self._stopped:
+            return 0.0
+        return monotonic() - self._alive_at if self.is_alive() else inf
+
     # -- the thread ---------------------------------------------------------------------------------
 
     def run(self) -> None:
+        self._sender.start()
+        try:
+            self._go()
+            self._sender.stop()
+            self._sender.join(STOP_SECONDS)
+            self._tell_sent()
+        except LedgerError as exc:
+            logger.warning("What was sent last may be sent again: %s", exc)
+        finally:
+            self._ledger.close()
+
+    def _go(self) -> None:
         while not self._stopped:
+            self._alive_at = monotonic()
             self._wake.clear()
             try:
                 wait = self._round()
@@ -83,16 +106,15 @@ class Dispatcher(threading.Thread):
                 continue
             self._patience.over()
             self._wake.wait(wait)
-        self._sender.close()
-        self._ledger.close()
 
     def _round(self) -> float:
         """Returns how many seconds nothing is to be done."""
         term = self._side.term.number
+        self._tell_sent()
         if not term:
             self._term = ""
             return IDLE
-        if term != self._term or monotonic() >= self._adopt_at:
+        if term != self._term or monotonic() >= self._adopt_at or self._jumps != self._side.term.jumps:
             self._take_over(term)
         if self._term and self._changes != self._side.term.changes:
             self._follow_changes()
@@ -126,9 +148,11 @@ class Dispatcher(threading.Thread):
         self._agenda.clear()
         self._due.clear()
         self._unanswered = []
+        jumps = self._side.term.jumps
         # What it knows of last fires counts only if nobody else led since.
-        if self._adopt(term, entries.values(), now, known=bool(self._term)) and self._ledger.retire(term):
-            self._term, self._changes = term, found.number
+        if self._adopt(term, entries.values(), now, known=not self._side.term.others_led) and self._ledger.retire(term):
+            self._side.term.others_led = False
+            self._term, self._changes, self._jumps = term, found.number, jumps
             self._adopt_at = monotonic() + ADOPT_EVERY
             self._continue_at = 0.0
             self._tell(now)
@@ -182,7 +206,14 @@ class Dispatcher(threading.Thread):
                     adoptions.append((entry, self._fires.adoption(entry, last)))
                 except Exception as exc:
                     self._report(entry.id, f"entry {entry.shown} cannot be fired: {exc!r}")
-            answers = self._ledger.adopt(term, now, [adoption for _, adoption in adoptions])
+            try:
+                answers = self._ledger.adopt(term, now, [adoption for _, adoption in adoptions])
+            except LedgerUnavailable:
+                raise
+            except LedgerError as exc:
+                if not self._adopt_one_by_one(term, part, now, known, exc):
+                    return False
+                continue
             if answers is None:
                 self._no_longer(term)
                 return False
@@ -194,6 +225,13 @@ class Dispatcher(threading.Thread):
             if times:
                 self._ledger.plan(term, times)
         return True
+
+    def _adopt_one_by_one(self, term: str, part: list[Entry], now: int, known: bool, exc: LedgerError) -> bool:
+        """The ledger takes offence at one of them."""
+        if len(part) == 1:
+            self._report(part[0].id, f"entry {part[0].shown} is not fired, the ledger refuses it: {exc}")
+            return True
+        return all(self._adopt(term, [entry], now, known) for entry in part)
 
     def _adopted(self, entry: Entry, answer: Adopted) -> int | None:
         """Returns when it is due next."""
@@ -262,7 +300,12 @@ class Dispatcher(threading.Thread):
     def _ask(self) -> None:
         """What becomes of the part at hand."""
         part = self._unanswered
-        found = self._ledger.dispatch(self._term, [fire for _, fire in part])
+        try:
+            found = self._ledger.dispatch(self._term, [fire for _, fire in part])
+        except LedgerUnavailable:
+            raise
+        except LedgerError as exc:
+            return self._ask_one_by_one(part, exc)
         self._unanswered = []
         if found.what == "term":
             return self._no_longer(self._term)
@@ -272,17 +315,26 @@ class Dispatcher(threading.Thread):
                 self._again(entry, 1.0)
             return None
         self._side.publisher.publish(found.grants)
-        plain, stale = [], []
+        stale = []
         for (entry, fire), (what, *detail) in zip(part, found.answers, strict=True):
             if what == "send":
-                plain.append((entry, fire))
+                self._sender.send(entry, fire)
             elif what == "stale":
                 self._again(entry, 1.0)  # unless it is adopted now
                 stale.append(entry)
             else:
                 self._answered(entry, fire, what, " ".join(detail))
-        self._send(plain)
         self._adopt(self._term, [entry for entry in stale if entry in self._agenda], self._side.term.now(), known=True)
+        return None
+
+    def _ask_one_by_one(self, part: list[tuple[Entry, Fire]], exc: LedgerError) -> None:
+        """The ledger takes offence at one of them."""
+        if len(part) == 1:
+            self._unanswered = []
+            return self._cannot(part[0][0], exc)
+        for one in part:
+            self._unanswered = [one]
+            self._ask()
         return None
 
     def _answered(self, entry: Entry, fire: Fire, what: str, detail: str) -> None:
@@ -308,27 +360,20 @@ class Dispatcher(threading.Thread):
         entry.last_ms = max(entry.last_ms, fire.due_ms)
         self._agenda.look(entry, fire.next_ms)
 
-    def _send(self, part: Sequence[tuple[Entry, Fire]]) -> None:
+    def _tell_sent(self) -> None:
         """First the broker, then the ledger: what is lost between the two is sent again, under the same id."""
-        sent = []
-        for entry, fire in part:
-            down = self._sender.seconds_down()
-            if down or not self._leads():
-                self._again(entry, down or 0.5)
-                continue
-            logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
-            try:
-                done = self._sender.send(entry.call, fire.id)
-            except Exception as exc:
-                self._cannot(entry, exc)
-                continue
-            if done:
-                sent.append(fire)
-                self._next(entry, fire)
+        fires = []
+        while self._sender.sent:
+            one = self._sender.sent.popleft()
+            if one.error is not None:
+                self._cannot(one.entry, one.error)
+            elif one.again:
+                self._again(one.entry, one.again)
             else:
-                self._again(entry, self._sender.seconds_down())
-        if sent:
-            self._ledger.fired(sent)
+                fires.append(one.fire)
+                self._next(one.entry, one.fire)
+        for part in _parts(fires, MOST_ENTRIES):
+            self._ledger.fired(part)
 
     def _continue(self) -> None:
         """Continuous jobs go on by themselves, in the ledger; this begins them, and goes on where a chain broke."""

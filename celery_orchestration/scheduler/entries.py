@@ -122,7 +122,7 @@ def in_words(when: BaseSchedule) -> str:
         return f"every {when.run_every.total_seconds():g} s"
     if isinstance(when, solar):
         return f"{when.event} at {when.lat:g}, {when.lon:g}"
-    return repr(when)[:100]
+    return f"{type(when).__module__}.{type(when).__qualname__}"
 
 
 def _cron(part: Any) -> str:

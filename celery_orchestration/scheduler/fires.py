@@ -24,7 +24,8 @@ class Fires:
 
     def adoption(self, entry: Entry, last_ms: int | None) -> Adoption:
         """`last_ms`: where it goes on should the ledger have forgotten it."""
-        found = Adoption(entry.id, entry.name, entry.call.task, self._job(entry), entry.every, entry.source, last_ms)
+        name, task, every = (keys.text(one) for one in (entry.name, entry.call.task, entry.every))
+        found = Adoption(entry.id, name, task, self._job(entry), every, entry.source, last_ms)
         if entry.gap_ms is not None:
             one = self._template(entry)
             found.gap_ms, found.message = entry.gap_ms, one.message(MARK)
@@ -78,7 +79,7 @@ class Fires:
             packed[:head],
             packed[head:],
             (
-                message.queue,
+                keys.text(message.queue),
                 queues.granted_queue_for(message.queue, member.default_queue),
                 keys.room_key(room),
                 member.priority_of(message.envelope.headers, policy),

@@ -1,7 +1,15 @@
-"""Sends fires of tasks that are no jobs of ours: as Celery's beat does."""
+"""Sends fires of tasks that are no jobs of ours, as Celery's beat does.
+
+It has a thread of its own: a broker that does not answer must not keep jobs from being fired.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
@@ -9,6 +17,8 @@ from celery import Celery
 from celery.result import denied_join_result
 from celery.utils.log import get_logger
 
+from celery_orchestration.ledger import Fire
+from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.message import Call
 from celery_orchestration.worker.publisher import UNREACHABLE
 
@@ -18,30 +28,57 @@ logger = get_logger(__name__)
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
 
 
-class Sender:
-    """One connection to the broker. While that does not answer, nothing is tried for a while."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a fire: it is in the broker, or not before so many seconds, or cannot be."""
 
-    def __init__(self, app: Celery) -> None:
+    entry: Entry
+    fire: Fire
+    again: float = 0.0
+    error: Exception | None = None
+
+
+class Sender(threading.Thread):
+    def __init__(self, app: Celery, leads: Callable[[], bool], told: Callable[[], None]) -> None:
+        """Nothing is sent unless it `leads`. `told` is called when there is something in `sent`."""
+        super().__init__(name="orchestration-sender", daemon=True)
         self._app = app
+        self._leads, self._told = leads, told
+        self._fires: SimpleQueue[tuple[Entry, Fire] | None] = SimpleQueue()
         self._producer: Any = None
         self._wait, self._again_at = 0.0, 0.0
+        self.sent: deque[Sent] = deque()
 
-    def seconds_down(self) -> float:
-        """How long nothing will be sent."""
-        return max(0.0, self._again_at - monotonic())
+    def send(self, entry: Entry, fire: Fire) -> None:
+        self._fires.put((entry, fire))
 
-    def send(self, call: Call, id: str) -> bool:
-        """False if the broker does not answer; what is wrong with the call itself is raised."""
+    def stop(self) -> None:
+        """When those at hand are sent."""
+        self._fires.put(None)
+
+    def run(self) -> None:
+        while (found := self._fires.get()) is not None:
+            self.sent.append(self._try(*found))
+            self._told()
+        self._disconnect()
+
+    def _try(self, entry: Entry, fire: Fire) -> Sent:
+        down = self._again_at - monotonic()
+        if down > 0 or not self._leads():
+            return Sent(entry, fire, again=max(down, 0.5))
+        logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
         try:
-            self._put(call, id)
+            self._put(entry.call, fire.id)
         except UNREACHABLE as exc:
-            self.close()
+            self._disconnect()
             self._wait = min(LONGEST_WAIT, 2 * self._wait or FIRST_WAIT)
             self._again_at = monotonic() + self._wait
-            logger.error("The broker does not take %s, again in %.0f s: %s", call.task, self._wait, exc)
-            return False
+            logger.error("The broker does not take %s, again in %.0f s: %s", entry.shown, self._wait, exc)
+            return Sent(entry, fire, again=self._wait)
+        except Exception as exc:
+            return Sent(entry, fire, error=exc)
         self._wait = 0.0
-        return True
+        return Sent(entry, fire)
 
     def _put(self, call: Call, id: str) -> None:
         app = self._app
@@ -56,7 +93,7 @@ class Sender:
             else:
                 app.send_task(call.task, args, kwargs, **options)
 
-    def close(self) -> None:
+    def _disconnect(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
             try:

@@ -62,7 +62,14 @@ class SchedulerSide(Member):
         self.publisher = Publisher(self)
         self.keeper = SchedulerKeeper(self)
         self.dispatcher = Dispatcher(self, entries)
-        self.term = Term(self.ledger.line(), self.worker, self.name, self.settings.term_seconds, self.dispatcher.wake)
+        self.term = Term(
+            self.ledger.line(),
+            self.worker,
+            self.name,
+            self.settings.term_seconds,
+            self.dispatcher.wake,
+            self.dispatcher.silent_for,
+        )
 
     def presence(self) -> Presence:
         return self.as_present(self.name, BEAT, 0, ())
@@ -74,7 +81,7 @@ class SchedulerSide(Member):
         """Events are for workers."""
 
     def start(self) -> None:
-        for thread in (self.publisher, self.keeper, self.term, self.dispatcher):
+        for thread in (self.publisher, self.keeper, self.dispatcher, self.term):
             thread.start()
 
     def stop(self) -> None:

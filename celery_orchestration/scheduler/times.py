@@ -24,7 +24,7 @@ _STEP_MS, _MOST_STEPS = 60_000, 24 * 60
 #: An event of the sun is known to a tenth of a second: what is found so soon after the last one is that one again.
 _SAME_EVENT_MS = 1000
 #: How many due times are counted that passed without a fire.
-MOST_MISSED = 1000
+MOST_MISSED = 100
 #: Within so many ms of a due time nobody is late, whatever ``catch_up`` says: a takeover takes that long, or, of longer
 #: terms, so many of them.
 ON_TIME_MS, ON_TIME_TERMS = 15_000, 1.5

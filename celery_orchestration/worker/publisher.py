@@ -203,7 +203,7 @@ class Publisher(threading.Thread):
             return False
         queue, attempt, message = found
         logger.warning("The retry of run %s did not arrive: it is sent again", again.id)
-        return self._put(Envelope.unpack(message).retried(keys.retries(attempt) + 1), queue, "")
+        return self._put(Envelope.unpack(message).retried(keys.retries(attempt + 1)), queue, "")
 
     def _put(self, envelope: Envelope, queue: str, grant: str) -> bool:
         app = self._member.app

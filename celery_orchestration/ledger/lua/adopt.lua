@@ -2,7 +2,7 @@
 --
 -- adopt: a leader tells which entries there are, and hears how far they are. One that is new, or whose schedule the code
 -- has changed, begins now: its first due time comes after that. One that people added and that the code has now is the
--- code's.
+-- code's; what people wrote is kept, for when the code has it no more.
 --
 -- ARGV  term, the time at which new ones begin (ms; the same for all that belong together),
 --       then for each: entry, name, task, job or '', when (for people), code | people, last fire that the leader knows
@@ -14,6 +14,7 @@
 local FIELDS = 13
 if not is_term(ARGV[1]) then return { 'term', {} } end
 make_way()
+see_to('entries', 'zset')
 local found = {}
 
 for i = 3, #ARGV, FIELDS do
@@ -26,12 +27,12 @@ for i = 3, #ARGV, FIELDS do
   else
     local key = P .. 'e:' .. entry
     local before = e and src == 'code' and call('HGET', key, 'every')
-    if not e or (before and before ~= ARGV[i + 4]) then
-      -- It is new, or its code has another schedule than before: due times of that never were.
+    if not e or is_ahead(e) or (before and before ~= ARGV[i + 4]) then
+      -- It is new; or its code has another schedule than before, whose due times never were; or Redis's clock was set
+      -- back.
       e = { gen = int(tick()), last = not e and known or tonumber(ARGV[2]), off = e and e.off, cont = e and e.cont }
       call('HSET', key, 'gen', e.gen, 'last', int(e.last))
     end
-    if src == 'code' and call('SREM', P .. 'added', entry) == 1 then call('HDEL', key, 'doc') end
     call('HSET', key, 'name', ARGV[i + 1], 'task', ARGV[i + 2], 'every', ARGV[i + 4], 'src', src)
     if ARGV[i + 3] ~= '' then call('HSET', key, 'job', ARGV[i + 3]) else call('HDEL', key, 'job') end
     if ARGV[i + 7] ~= '' then

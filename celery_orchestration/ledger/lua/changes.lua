@@ -5,6 +5,8 @@
 -- ARGV  number of the last change that is known, or '' (none is)
 -- Returns  { number of the last change, 1 if all since the known one follow | 0 if too many were made: ask for all,
 --            { {entry, 1 if it is there, what was written (JSON) or ''} } }: those that changed, or all that people added
+see_to('added', 'set')
+see_to('changed', 'zset')
 local last, known = tonumber(call('HGET', P .. 'g', 'changes') or nil) or 0, tonumber(ARGV[1])
 local names = {}
 if known then

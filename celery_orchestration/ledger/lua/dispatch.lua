@@ -31,7 +31,9 @@ local function overlaps(e, overlap)
 end
 
 -- The gate looks at these for a run of j: should one of them be corrupt, that has to show before anything is written.
-local function look_around(j)
+local function look_around(j, key)
+  for _, jd in ipairs({ false, true }) do call('ZCARD', lane_of(j, j.keyed and key or '', jd)) end
+  see_to('sq:' .. j.name, 'zset')
   for _, dep in ipairs(j.deps) do job(dep.job) end
   for _, name in ipairs(j.blk > 0 and j.conf or with_waiters(j.conf)) do job(name) end
 end
@@ -55,7 +57,7 @@ local function judge(f)
   end
   local j = job(f.job)
   if not j or j.hash == 'gone' then return { 'unknown' } end
-  look_around(j)
+  look_around(j, f.key)
 
   if f.missed > 0 then note_none(j, e, 'missed', LATE, '', f.due, f.missed) end
   if late then
@@ -85,6 +87,8 @@ for i = 2, #ARGV, FIELDS do
     overlap = ARGV[i + 14], late = tonumber(ARGV[i + 15]) })
   answers[#answers + 1] = sound and answer or { 'corrupt', type(answer) == 'table' and answer.err or tostring(answer) }
 end
-hand_over(64)
+-- What others have waiting must not undo what was fired.
+local sound, problem = pcall(hand_over, 64)
+if not sound then note_bad('dispatch', type(problem) == 'table' and problem.err or tostring(problem)) end
 flush()
 return { 'ok', answers, HAND.grants }

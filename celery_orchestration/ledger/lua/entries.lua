@@ -9,6 +9,7 @@ local NAMES = { 'name', 'task', 'job', 'every', 'src', 'doc', 'last', 'at', 'nex
   'off', 'cont', 'gen' }
 local from, count, entry = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local found = {}
+see_to('entries', 'zset')
 
 local function add(id)
   local v = redis.pcall('HMGET', P .. 'e:' .. id, unpack(NAMES))

@@ -27,4 +27,4 @@ else
   term = ''
   call('HSET', P .. 'lead', 'until', int(NOW + left))
 end
-return { term, int(NOW), leader, call('HGET', P .. 'g', 'changes') or '0' }
+return { term, int(NOW), leader, int(tonumber(call('HGET', P .. 'g', 'changes') or nil) or 0) }

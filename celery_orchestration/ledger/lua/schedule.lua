@@ -10,6 +10,9 @@
 local MOST_CHANGES = 1000
 local who, what, entry, name, why = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local key = P .. 'e:' .. entry
+see_to('entries', 'zset')
+see_to('added', 'set')
+see_to('changed', 'zset')
 local e = load_entry(entry)
 local found = call('EXISTS', key) == 1
 local code = e and call('HGET', key, 'src') == 'code'
@@ -20,6 +23,8 @@ elseif not found and not call('ZSCORE', P .. 'entries', entry) then
   return 'none'
 elseif what ~= 'remove' and not e then
   return 'corrupt'
+elseif code and what == 'remove' and not left and call('SISMEMBER', P .. 'added', entry) == 1 then
+  what = 'forget'
 elseif code and (what == 'update' or what == 'remove' and not left) then
   return 'code'
 elseif what == 'update' and e.gen ~= ARGV[10] then
@@ -33,13 +38,18 @@ if what == 'remove' then
   call('DEL', key)
   call('ZREM', P .. 'entries', entry)
   call('SREM', P .. 'added', entry)
+elseif what == 'forget' then
+  -- The code has it now: what people wrote goes.
+  call('HDEL', key, 'doc')
+  call('SREM', P .. 'added', entry)
+  what = 'remove'
 elseif what == 'pause' then
   call('HSET', key, 'off', cjson.encode({ by = who, why = why, at = NOW }))
   call('HDEL', key, 'next')
 elseif what == 'resume' then
   -- What was due meanwhile was not wanted.
   call('HDEL', key, 'off')
-  call('HSET', key, 'last', int(math.max(NOW, e.last)))
+  call('HSET', key, 'last', int(is_ahead(e) and NOW or math.max(NOW, e.last)))
 else
   call('HSET', key, 'name', name, 'gen', int(tick()), 'last', int(NOW), 'src', 'people', 'task', ARGV[6], 'every', ARGV[8],
     'doc', ARGV[9])

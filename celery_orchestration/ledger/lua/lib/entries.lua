@@ -16,13 +16,23 @@ local function load_entry(entry)
     'job')
   if v.err then return nil, v.err end
   if not v[1] then return nil end
-  if not tonumber(v[1]) or not tonumber(v[2]) then return nil, 'its generation or last fire is no number' end
-  local e = { id = entry, gen = v[1], last = tonumber(v[2]), run = v[3] or nil, off = v[4] or nil, how = v[5] or '',
+  local last = tonumber(v[2] or nil)
+  if not tonumber(v[1]) or not last or last ~= last or math.abs(last) == math.huge then
+    return nil, 'its generation or last fire is no number'
+  end
+  local e = { id = entry, gen = v[1], last = last, run = v[3] or nil, off = v[4] or nil, how = v[5] or '',
     cont = tonumber(v[6] or nil), m = v[7], q = v[8], gq = v[9], key = v[10], prio = tonumber(v[11] or nil),
     job = v[12] or nil }
   -- Workers meet it when a run of it ends: if it lacks something it does not go on until it is adopted again.
   if not (e.m and #e.m >= 4 and e.q and e.gq and e.key and e.prio) then e.cont = nil end
   return e
+end
+
+-- Redis's clock was set back: the entry would not fire until that has come as far again.
+local AHEAD_MS = 5000
+
+local function is_ahead(e)
+  return e.last > NOW + (e.cont or 0) + AHEAD_MS
 end
 
 -- A run that an entry made, if it has not ended.
@@ -67,7 +77,6 @@ local function fire(j, e, due, r, message)
   end
   r.wf = in_words(closed(j, r))
   enqueue(j, r, message)
-  comes_first(j, r)
   refresh(j)
 end
 
@@ -83,7 +92,8 @@ local function fire_again(e)
   local j = e.job and job(e.job)
   if not j or j.hash == 'gone' or e.off or (j.off and j.drop and j.probe ~= '') then return false end
   local gap = e.run and e.cont or 0 -- the first one begins at once
-  local due = math.max(e.last + 1, NOW + gap)
+  local due = NOW + gap
+  if due <= e.last and not is_ahead(e) then due = e.last + 1 end
   local id = run_id(e, due)
   local a, b, c, d = string.byte(e.m, 1, 4)
   local body = 5 + ((a * 256 + b) * 256 + c) * 256 + d
