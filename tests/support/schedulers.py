@@ -104,6 +104,12 @@ class ScheduleStage(Stage):
             process.wait_settled()
         return process
 
+    def stop_all(self) -> None:
+        for process in self.schedulers:
+            if process.running:
+                process.wait_settled()  # told to end while it starts, it ends, but not with 0
+                assert process.stop() == 0, f"{process.name} ended with {process.returncode}"
+
     @property
     def lead(self) -> Lead | None:
         """Who leads by the ledger's own account, if anybody does."""
@@ -172,11 +178,8 @@ class ScheduleStage(Stage):
         assert self.deaths or not (twice := [run for run, times in executions.items() if times > 1]), twice
 
     def all_fired_well(self) -> None:
-        """After the schedulers have ended: what they fired has run, once, and nothing is left over."""
-        for process in self.schedulers:
-            if process.running:
-                process.wait_settled()  # told to end while it starts, it ends, but not with 0
-                assert process.stop() == 0, f"{process.name} ended with {process.returncode}"
+        """The schedulers end: what they fired has run, once, and nothing is left over."""
+        self.stop_all()
         self.all_well()
         self.nothing_fired_twice()
         runs = Counter(one.entry for one in fires_of(self.app) if one.made_a_run)
