@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?= --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast lint soak demo bench clean
+.PHONY: help test test-fast lint soak endurance demo bench clean
 
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
@@ -26,6 +26,9 @@ lint: $(VENV)/.with-test-lint  ## Check style, types and the direction of import
 soak: $(VENV)/.with-test  ## Break things at random under load and check; SEED=7 SECONDS=120 TOPOLOGY=together|apart|rabbitmq
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) \
 		$(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SOAK_ARGS)
+
+endurance: $(VENV)/.with-demo  ## Kill schedulers at random and account for every fire; MINUTES=10 PACE=20 SEED=7
+	$(BIN)/python -m examples.endurance --minutes $(or $(MINUTES),10) --pace $(or $(PACE),20) $(if $(SEED),--seed $(SEED))
 
 demo: $(VENV)/.with-demo  ## Show it at work, with a Redis of its own
 	$(BIN)/python -m examples.demo

@@ -45,6 +45,10 @@ class UnknownJob(Said):
     """Nobody has brought a job of this name."""
 
 
+class UnknownEntry(Said):
+    """The schedule has no entry of this name."""
+
+
 class UnknownRun(Said):
     """The ledger has no run, or no dead letter, of this id."""
 

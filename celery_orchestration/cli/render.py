@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import IO
 
 from rich import box
@@ -11,7 +11,17 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celery_orchestration.operate.models import Change, DeadLetter, Ended, Letter, Progress, RunStatus, Status
+from celery_orchestration.operate.models import (
+    Change,
+    DeadLetter,
+    Ended,
+    EntryStatus,
+    Letter,
+    Progress,
+    RunStatus,
+    SchedulerStatus,
+    Status,
+)
 
 _COLOURS = {
     "running": "green",
@@ -26,6 +36,11 @@ _COLOURS = {
     "timed out": "red",
     "crashed": "red",
     "succeeded": "green",
+    "fired": "green",
+    "sent": "green",
+    "skipped": "yellow",
+    "missed": "red",
+    "paused": "yellow",
 }
 
 
@@ -37,13 +52,82 @@ def print_history(runs: Sequence[Ended], file: IO[str]) -> None:
     """Two lines each: ids are long, and are needed whole."""
     lines = []
     for run in runs:
+        if not run.made_run:
+            lines += _no_run(run)
+            continue
         took = "" if run.seconds is None else f"  took {run.seconds:.1f} s"
         waited = f"  waited {_seconds(run.waited_seconds)}" + (f" for {run.waited_for}" if run.waited_for else "")
         lines.append(Text.assemble(_plain(f"{run.id}  {_clock(run.ended)}  "), _state(run.outcome)))
-        lines.append(_plain(f"    {run.worker or 'not started'}{took}{waited}"))
+        lines.append(_plain(f"    {run.worker or 'not started'}{took}{waited}{_fire(run)}"))
         if run.error:
             lines.append(_plain(f"    {run.error}", "red"))
     _print(Group(*lines) if lines else Text("no run has ended yet"), file)
+
+
+def _no_run(fires: Ended) -> list[Text]:
+    many = f"{fires.fires} fires" if fires.fires > 1 else "a fire"
+    of = f" of entry {fires.entry}" if fires.entry not in (None, fires.job) else ""
+    return [
+        Text.assemble(_plain(f"{'no run':36}  {_clock(fires.ended)}  "), _state(fires.outcome)),
+        _plain(f"    {many}{of} {fires.outcome}: {fires.error or 'nobody knows why'}"),
+    ]
+
+
+def _fire(run: Ended) -> str:
+    """Where it does not go without saying: the entry, and the due time of a run that came late."""
+    entry = f"  fired by {run.entry}" if run.entry not in (None, run.job) else ""
+    late = run.due is not None and (run.arrived - run.due).total_seconds() >= 1
+    return entry + (f"  due {_clock(run.due)}" if run.due is not None and late else "")
+
+
+def print_schedule(entries: Sequence[EntryStatus], file: IO[str], now: datetime | None = None) -> None:
+    now = now or datetime.now(timezone.utc)
+    _print(_schedule(entries, now) if entries else Text("the schedule has no entries"), file)
+
+
+def _schedule(entries: Sequence[EntryStatus], now: datetime) -> RenderableType:
+    rows = [
+        (
+            _lines(_name(entry.name), _name(f"  {entry.task}") if entry.task != entry.name else None),
+            _lines(_plain(entry.every), Text("by people", "dim") if entry.source == "people" else None),
+            _lines(_state(entry.last_outcome or ""), Text(_ago(now, entry.last_fire))),
+            _next(entry, now),
+            _lines(
+                Text(str(entry.fires)),
+                Text(f"{entry.skips} skipped") if entry.skips else None,
+                Text(f"{entry.misses} missed") if entry.misses else None,
+            ),
+        )
+        for entry in entries
+    ]
+    notes = [
+        _plain(f"{entry.name} is paused: {entry.paused.why or 'no reason given'} ({entry.paused.by})", "yellow")
+        for entry in entries
+        if entry.paused is not None
+    ]
+    notes += [_plain(f"! {entry.name}: {entry.problem}", "bold red") for entry in entries if entry.problem]
+    return Group(_table("schedule", ("entry", "when", "last", "next", "fires"), rows), *notes)
+
+
+def _next(entry: EntryStatus, now: datetime) -> Text:
+    if entry.problem:
+        return Text("never", "red")
+    if entry.paused is not None:
+        return _state("paused")
+    if entry.next_fire is None:
+        return Text("")
+    seconds = (entry.next_fire - now).total_seconds()
+    return Text(f"in {_seconds(seconds)}" if seconds >= 0 else f"{_seconds(-seconds)} late")
+
+
+def _name(name: str) -> Text:
+    """Whole, if it is not all too long: it is needed to name the entry to a command."""
+    return _plain(name if len(name) <= 120 else f"{name[:120]}…")
+
+
+def _lines(*lines: Text | None) -> Text:
+    """Of one cell."""
+    return Text("\n").join(line for line in lines if line is not None)
 
 
 def print_audit(changes: Sequence[Change], file: IO[str]) -> None:
@@ -90,6 +174,7 @@ def render(status: Status, rows: int = 20) -> Group:
         head += f", at most {status.max_running} at once"
     parts: list[RenderableType] = [Text(head, style="bold")]
     parts += [_plain(f"! {problem}", "bold red") for problem in status.problems]
+    parts += _scheduler(status.scheduler, status.at)
     parts.append(_jobs(status))
     if status.runs:
         parts.append(_runs(status.runs, rows))
@@ -105,17 +190,30 @@ def render(status: Status, rows: int = 20) -> Group:
     return Group(*parts)
 
 
+def _scheduler(scheduler: SchedulerStatus, now: datetime) -> list[Text]:
+    said = []
+    if scheduler.leader is not None and scheduler.since is not None:
+        said.append(f"{scheduler.leader} leads since {_seconds((now - scheduler.since).total_seconds())}")
+    if scheduler.standbys:
+        many = len(scheduler.standbys)
+        said.append(f"{many} stands by" if many == 1 else f"{many} stand by")
+    if scheduler.entries:
+        said.append(f"{scheduler.entries} entries" if scheduler.entries != 1 else "1 entry")
+    return [_plain(f"scheduler: {', '.join(said)}")] if said else []
+
+
 #: Seconds that a death is shown.
 SHOW_DEATHS = 3600
 #: Columns that give way in a narrow terminal: by wrapping, or by being cut.
-_WRAPPED, _CUT = ("why", "queues", "progress"), ("job", "worker")
-_NUMBERS = ("running", "waiting", "for", "last ended", "done", "failed")
+_WRAPPED, _CUT = ("why", "queues", "progress", "entry", "when"), ("job", "worker")
+_NUMBERS = ("running", "waiting", "for", "last ended", "done", "failed", "fires")
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     for index, column in enumerate(columns):
-        widest = max((len(row[index]) for row in rows if index < len(row)), default=0)
+        cells = (str(row[index]) for row in rows if index < len(row))
+        widest = max((len(line) for cell in cells for line in cell.split("\n")), default=0)
         table.add_column(
             column,
             justify="right" if column in _NUMBERS else "left",

@@ -406,9 +406,7 @@ class Ledger:
         outcomes: Sequence[Outcome],
         arrivals: Sequence[Arrival],
     ) -> Turn:
-        if self._wire.fresh:
-            self._call("meet", ())  # a Redis that forgot something must not be asked before that was noticed
-            self._wire.fresh = False
+        self._meet()
         return _turn(self._call("turn", _turn_args(worker, number, mode, free, outcomes, arrivals)))
 
     def send_turn(
@@ -496,6 +494,10 @@ class Ledger:
         what, found = self._call("adopt", args)
         return [_adopted(one) for one in found] if _text(what) == "ok" else None
 
+    def retire(self, term: str) -> bool:
+        """False if another one leads."""
+        return bool(self._call("retire", (term,)))
+
     def plan(self, term: str, times: Sequence[tuple[str, int]]) -> bool:
         return bool(self._call("plan", [term, *(part for one in times for part in one)]))
 
@@ -505,6 +507,7 @@ class Ledger:
             args += (f.entry, f.generation, f.due_ms, _or_none(f.next_ms), f.missed, f.job, f.id, f.key, f.priority)
             args += (_or_none(f.expires_ms), f.queue, f.granted_queue, f.message, _or_none(f.eta_ms), f.overlap)
             args.append(f.late_ms)
+        self._meet()
         what, answers, grants = self._call("dispatch", args)
         return Dispatched(_text(what), [tuple(_text(part) for part in one) for one in answers], _grants(grants))
 
@@ -516,21 +519,25 @@ class Ledger:
         return count
 
     def continue_(self, term: str, entries: Sequence[str]) -> tuple[str, list[int], list[Grant]]:
+        self._meet()
         what, made, grants = self._call("continue", (term, *entries))
         return _text(what), made, _grants(grants)
 
     def changes(self, known: int | None) -> Changes:
         number, complete, found = self._call("changes", (_or_none(known),))
         return Changes(
-            int(number), bool(complete), [(_text(entry), bool(there), _text(doc)) for entry, there, doc in found]
+            int(number), bool(complete), [(_text(entry), bool(there), _legible(doc)) for entry, there, doc in found]
         )
 
     # ---------------------------------------------------------------- reading
 
     def granted(self, grant: Grant) -> tuple[str, bytes] | None:
         """Queue and message of a granted run, or None if that grant is no longer the latest."""
-        found = self._call("granted", (grant.id, grant.number))
-        return (_text(found[0]), found[1]) if found else None
+        return self.all_granted([grant])[0]
+
+    def all_granted(self, grants: Sequence[Grant]) -> list[tuple[str, bytes] | None]:
+        found = self._call("granted", [part for g in grants for part in (g.id, g.number)])
+        return [(_text(one[0]), one[1]) if one else None for one in found]
 
     def ending(self, id: str) -> tuple[str, int, bytes] | None:
         """Why a run ends, its attempt and its message, or None if that was carried out."""
@@ -587,14 +594,19 @@ class Ledger:
         return count
 
     def schedule(self, who: str, what: str, name: str, why: str, written: Sequence[str] = ()) -> str:
-        """Returns ok, exists, none or code. `written`: task, job, when and all of it, where something was."""
-        args = (who, what, keys.entry(name), keys.text(name), keys.note(why), *written)
+        """Returns ok, exists, none, code, changed or corrupt. `written`, where something was: task, job, when, all of
+        it, and for an update the generation that it changes."""
+        args = (who, what, keys.entry(name), keys.note(name), keys.note(why), *written)
         return _text(self._call("schedule", args))
 
     def entries(self, skip: int, count: int) -> list[tuple[str, dict[str, str]]]:
         """Entries of the schedule, with nothing but their key if they are corrupt."""
-        found = [[_text(part) for part in one] for one in self._call("entries", (skip, count))]
-        return [(one[0], dict(zip(one[1::2], one[2::2], strict=True))) for one in found]
+        return [_fields(one) for one in self._call("entries", (skip, count))]
+
+    def entry(self, name: str) -> dict[str, str] | None:
+        """An entry by its name; None if there is none."""
+        found = self._call("entries", ("", "", keys.entry(name)))
+        return _fields(found[0])[1] if found else None
 
     def release(self, who: str, most: int, which: str = "") -> tuple[str, list[tuple[str, str, bytes]]]:
         """Returns what to pass as `which` the next time, and id, queue and message of each."""
@@ -612,6 +624,12 @@ class Ledger:
         return [_text(one) for one in self._call("audit", (count,))]
 
     # ------------------------------------------------------------------ inside
+
+    def _meet(self) -> None:
+        """A Redis that forgot something must not be asked to start runs before that was noticed."""
+        if self._wire.fresh:
+            self._call("meet", ())
+            self._wire.fresh = False
 
     def _call(self, verb: str, args: Sequence[Argument]) -> Any:
         try:
@@ -697,6 +715,17 @@ def _typed(exc: LedgerError, ledger: Ledger) -> NoReturn:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _legible(value: Any) -> str:
+    """Of what may be corrupt."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _fields(parts: list[Any]) -> tuple[str, dict[str, str]]:
+    """Of an entry."""
+    key, *rest = (_legible(part) for part in parts)
+    return key, dict(zip(rest[::2], rest[1::2], strict=True))
 
 
 def _answer(parts: list[Any]) -> Answer:

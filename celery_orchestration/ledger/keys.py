@@ -18,6 +18,8 @@ LONGEST_ROOM_KEY = 120
 #: Bytes; progress.lua knows it too.
 LONGEST_PROGRESS = 2000
 LONGEST_NOTE = 1000
+#: Of an entry that people add; the schedule in the code may have longer ones.
+LONGEST_ENTRY_NAME = LONGEST_NOTE
 
 
 def prefix(namespace: str, global_keyprefix: str = "") -> str:
@@ -46,6 +48,11 @@ def entry(name: str) -> str:
     if len(encoded) <= LONGEST_NAME:
         return encoded
     return f"{encoded[: LONGEST_NAME - 33]}~{hashlib.sha256(raw).hexdigest()[:32]}"
+
+
+def decode_entry(encoded: str) -> str:
+    """The name of an entry, as far as it is in its key."""
+    return unquote(encoded)
 
 
 def room_key(value: str) -> str:

@@ -20,6 +20,7 @@ from redis.exceptions import (
     ConnectionError,
     DataError,
     NoScriptError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -31,7 +32,7 @@ from celery_orchestration.ledger.scripts import Script
 
 Argument = bytes | str | int | float
 #: Replies that say "not now" rather than "no". Redis 6.2 puts text of its own before the code of an error in a script.
-_PASSING = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, AuthenticationError)
+_PASSING = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, AuthenticationError, OutOfMemoryError)
 _PASSING_CODES = re.compile(r"(?:^|: -)(?:MASTERDOWN|CLUSTERDOWN|TRYAGAIN|OOM|MISCONF|NOREPLICAS|READONLY)\b")
 
 

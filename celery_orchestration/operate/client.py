@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -39,6 +37,8 @@ from celery_orchestration.operate.models import (
     Status,
     Triggered,
 )
+from celery_orchestration.operate.schedule import Schedule
+from celery_orchestration.operate.who import me
 from celery_orchestration.policy import show, suggest
 from celery_orchestration.task import jobs_of, limits_of, owner_of, read_settings
 
@@ -67,6 +67,8 @@ class Orchestration:
         self._app = app
         self._settings = read_settings(app)
         self._ledger = Ledger.of(app, self._settings)
+        #: What fires when, and how people change that.
+        self.schedule = Schedule(app, self._settings, self._ledger, self._ask)
 
     def close(self) -> None:
         self._ledger.close()
@@ -75,7 +77,9 @@ class Orchestration:
         """Jobs, runs, workers and queues, as one script saw them."""
         document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         sent = queues.destinations(self._app, jobs_of(self._app))
-        return reading.status(self._settings.namespace, json.loads(document), sent, limits_of(self._app))
+        found = json.loads(document)
+        scheduled = partial(self._is_scheduled, found["entries"])
+        return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled)
 
     def history(self, job: str, count: int = 100) -> list[Ended]:
         """How the last runs of a job ended, the latest first."""
@@ -105,7 +109,7 @@ class Orchestration:
             raise BadCall(f"job {show(job)} cannot be called like that: {exc}") from exc
         except (OperationalError, OSError) as exc:
             raise BrokerUnavailable(f"the broker does not take the call: {exc}") from exc
-        self._ask(lambda: self._ledger.note(_me(), "trigger", keys.encode_job(job), "forced" if force else ""))
+        self._ask(lambda: self._ledger.note(me(), "trigger", keys.encode_job(job), "forced" if force else ""))
         return Triggered(run_id=result.id, job=job, forced=force)
 
     def enable(self, job: str) -> JobStatus:
@@ -118,11 +122,11 @@ class Orchestration:
 
     def pause(self, reason: str = "") -> Status:
         """No run of any job starts until somebody resumes. What runs goes on."""
-        self._ask(lambda: self._ledger.pause(True, _me(), reason))
+        self._ask(lambda: self._ledger.pause(True, me(), reason))
         return self.status()
 
     def resume(self, reason: str = "") -> Status:
-        self._hand_over(self._ask(lambda: self._ledger.pause(False, _me(), reason)))
+        self._hand_over(self._ask(lambda: self._ledger.pause(False, me(), reason)))
         return self.status()
 
     def cancel(self, run_id: str, terminate: bool = False) -> Cancelled:
@@ -130,14 +134,14 @@ class Orchestration:
 
         How it ended is told to Celery by a worker, within seconds.
         """
-        state, grants = self._ask(lambda: self._ledger.cancel_by_hand(_me(), run_id))
+        state, grants = self._ask(lambda: self._ledger.cancel_by_hand(me(), run_id))
         self._hand_over(grants)
         if not state:
             raise UnknownRun(f"there is no run {show(run_id)}, or it is over")
         called_off = state in ("waiting", "later", "granted", "queued")
         terminated = terminate and not called_off
         if terminated:
-            self._ask(lambda: self._ledger.note(_me(), "cancel", run_id, "terminated"))
+            self._ask(lambda: self._ledger.note(me(), "cancel", run_id, "terminated"))
             self._app.control.revoke(run_id, terminate=True)
         return Cancelled(run_id=run_id, called_off=called_off, terminated=terminated, state=state)
 
@@ -148,7 +152,7 @@ class Orchestration:
         """
         count, which = 0, ""
         while True:
-            which, part = self._ask(lambda which=which: self._ledger.release(_me(), PART, which))  # type: ignore[misc]
+            which, part = self._ask(lambda which=which: self._ledger.release(me(), PART, which))  # type: ignore[misc]
             if not part:
                 return Released(count=count)
             try:
@@ -198,7 +202,7 @@ class Orchestration:
         """One dead letter, those of a job, or all go."""
         ids = self._letters(run_id, job, everything)
         parts = [ids[i : i + PART] for i in range(0, len(ids), PART)]
-        count = sum(self._ask(lambda part=part: self._ledger.purge(_me(), part)) for part in parts)  # type: ignore[misc]
+        count = sum(self._ask(lambda part=part: self._ledger.purge(me(), part)) for part in parts)  # type: ignore[misc]
         if run_id is not None and not count:
             raise UnknownRun(f"there is no dead letter {show(run_id)}")
         return Purged(count=count)
@@ -222,14 +226,17 @@ class Orchestration:
         new = str(uuid4()) if revoked else id
         envelope = Envelope.unpack(message).again(new)
         attempt = keys.attempt(envelope.headers.get("replaced_task_nesting") or 0, 0)
-        what, grants = self._ask(lambda: self._ledger.requeue(_me(), id, new, attempt, envelope.pack()))
+        what, grants = self._ask(lambda: self._ledger.requeue(me(), id, new, attempt, envelope.pack()))
         self._hand_over(grants)
         return what, new
 
     # -- inside -------------------------------------------------------------------------------------
 
+    def _is_scheduled(self, entries: int) -> bool:
+        return self.schedule.is_ours() and bool(entries or self.schedule.in_code())
+
     def _switch(self, job: str, on: bool, why: str) -> JobStatus:
-        grants = self._ask(lambda: self._ledger.switch(job, on, _me(), why))
+        grants = self._ask(lambda: self._ledger.switch(job, on, me(), why))
         if grants is None:
             raise self._unknown(job)
         self._hand_over(grants)
@@ -251,8 +258,8 @@ class Orchestration:
         if not grants:
             return
         try:
-            found = [(self._ledger.granted(grant), grant.number) for grant in grants]
-            self._publish([(one[0], Envelope.unpack(one[1]), number) for one, number in found if one is not None])
+            found = zip(self._ledger.all_granted(grants), grants, strict=True)
+            self._publish([(one[0], Envelope.unpack(one[1]), grant.number) for one, grant in found if one is not None])
             self._ledger.published(grants)
         except _UNREACHABLE as exc:
             logger.warning("%d runs are left to the workers to hand over: %s", len(grants), exc)
@@ -261,10 +268,3 @@ class Orchestration:
         with self._app.producer_or_acquire() as producer:
             for queue, envelope, grant in messages:
                 envelope.publish(producer, queues.declared(self._app, queue), grant)
-
-
-def _me() -> str:
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a user id without a name
-        return f"{os.getuid()}@{socket.gethostname()}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,8 +27,8 @@ class Change(Model):
 
     at: datetime
     who: str
-    what: Literal["enable", "disable", "pause", "resume", "cancel", "trigger", "release", "requeue", "purge", "epoch"]
-    about: str = Field(description="a job, the id of a run, how many of what, or nothing")
+    what: str = Field(description="in the word of the command; 'epoch', 'corrupt' and 'lost' are the ledger's own")
+    about: str = Field(description="a job, an entry, the id of a run, how many of what, or nothing")
     why: str
 
 
@@ -59,7 +59,7 @@ class Purged(Model):
 
 
 class Ended(Model):
-    """How a run ended."""
+    """How a run ended; or that so many fires of an entry made none."""
 
     id: str
     job: str
@@ -75,7 +75,11 @@ class Ended(Model):
     worker: str | None
     fence: int | None
     recoveries: int
-    error: str | None
+    error: str | None = Field(description="what failed; why fires made no run")
+    entry: str | None = Field(default=None, description="of the schedule, if that one asked for it")
+    due: datetime | None = Field(default=None, description="for when the schedule asked for it; of many, the last")
+    fires: int = Field(default=1, description="how many fires in a row that is: those that made no run are counted")
+    made_run: bool = Field(default=True, description="False: a fire that was skipped or missed; `id` names no run")
 
 
 class DeadLetter(Model):
@@ -196,6 +200,44 @@ class QueueStatus(Model):
     waiting: int = Field(description="waiting runs (of those listed) that will be handed over to it")
 
 
+class SchedulerStatus(Model):
+    """Who fires the schedule."""
+
+    leader: str | None = None
+    since: datetime | None = Field(default=None, description="since when it leads")
+    standbys: list[str] = []
+    entries: int = Field(default=0, description="how many entries the schedule has")
+
+
+class Paused(Model):
+    by: str
+    why: str
+    at: datetime
+
+
+class EntryStatus(Model):
+    """An entry of the schedule."""
+
+    name: str
+    task: str
+    is_job: bool = Field(description="its fires go through the gate")
+    every: str = Field(description="when, in words")
+    source: Literal["code", "people"]
+    continuous: bool
+    args: list[Any] | None = Field(description="of one that people added; so are the next two")
+    named_args: dict[str, Any] | None
+    options: dict[str, Any] | None
+    paused: Paused | None
+    last_fire: datetime | None = Field(description="when it was due last; None: it never was")
+    last_outcome: Literal["fired", "sent", "skipped", "missed"] | None = Field(description="what came of that")
+    last_run: str | None = Field(description="id of the last run of a job that it made")
+    next_fire: datetime | None = Field(description="when it is due next, as far as a scheduler has said")
+    fires: int
+    skips: int
+    misses: int
+    problem: str | None = Field(description="why it is not fired")
+
+
 class Status(Model):
     """The whole of a ledger at one moment."""
 
@@ -214,3 +256,4 @@ class Status(Model):
     died: list[Death] = Field(description="workers that died, the latest first")
     queues: list[QueueStatus]
     problems: list[str] = Field(description="what an operator should know")
+    scheduler: SchedulerStatus = SchedulerStatus()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
-from celery_orchestration.ledger.keys import decode_job, retries
+from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
 from celery_orchestration.limits import sentence
 from celery_orchestration.operate import reasons, trouble
 from celery_orchestration.operate.models import (
@@ -24,23 +24,33 @@ from celery_orchestration.operate.models import (
     Progress,
     QueueStatus,
     RunStatus,
+    SchedulerStatus,
     Status,
     WorkerStatus,
 )
 from celery_orchestration.policy import Priority, show
+from celery_orchestration.scheduler.side import KIND as SCHEDULER
 
 Limit = tuple[float | None, float | None]
 
 
 def status(
-    namespace: str, found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
+    namespace: str,
+    found: Mapping[str, Any],
+    sent: Mapping[str, list[str]],
+    limits: Mapping[str, Limit],
+    scheduled: Callable[[], bool] = lambda: False,
 ) -> Status:
     """The ledger's document as a model. Lua's empty tables come as {} where a list is meant.
 
-    `sent`: the queues that jobs are sent to, each with its jobs. `limits`: of jobs, hard and soft.
+    `sent`: the queues that jobs are sent to, each with its jobs. `limits`: of jobs, hard and soft. `scheduled`:
+    whether a scheduler of ours should fire something; asked if none leads.
     """
     now = found["now"]
-    workers = {worker["id"]: worker for worker in found["workers"] or ()}
+    members = found["workers"] or ()
+    scheduler = _scheduler(found, [one for one in members if one["kind"] == SCHEDULER and not _is_dead(one, now)])
+    found = {**found, "workers": [one for one in members if one["kind"] != SCHEDULER]}
+    workers = {worker["id"]: worker for worker in found["workers"]}
     runs = [_run(run, now, workers, None) for run in found["running"] or ()]
 
     def holder(encoded: str) -> str:
@@ -83,10 +93,33 @@ def status(
         runs=runs,
         waits=waits,
         workers=sorted((_worker(worker, now) for worker in workers.values()), key=lambda worker: worker.name),
-        died=[Death(**{**one, "at": _when(one["at"])}) for one in map(json.loads, found["gone"] or ())],
+        died=[_death(one) for one in map(json.loads, found["gone"] or ()) if one.get("kind") != SCHEDULER],
         queues=all_queues,
-        problems=[*_problems(all_queues, found, sent), *_unkept_limits(found, sent, limits)],
+        problems=[
+            *_problems(all_queues, found, sent),
+            *_unkept_limits(found, sent, limits),
+            *_without_scheduler(scheduler, scheduled),
+        ],
+        scheduler=scheduler,
     )
+
+
+def _scheduler(found: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> SchedulerStatus:
+    lead = found.get("lead") or {}
+    return SchedulerStatus(
+        leader=lead.get("name"),
+        since=_when(lead.get("since")),
+        standbys=sorted(one["name"] for one in alive if one["id"] != lead.get("who")),
+        entries=found.get("entries", 0),
+    )
+
+
+def _without_scheduler(scheduler: SchedulerStatus, scheduled: Callable[[], bool]) -> list[str]:
+    if scheduler.leader is not None or not scheduled():
+        return []
+    if scheduler.standbys:
+        return ["no scheduler leads at the moment: nothing is fired until one of those that stand by does"]
+    return ["no scheduler leads: nothing is fired; start one with celery -A … beat"]
 
 
 def _words(reason: Sequence[str]) -> list[str]:
@@ -199,6 +232,10 @@ def _progress(found: Mapping[str, Any] | None) -> Progress | None:
     return Progress(**json.loads(found["what"]), at=_when(found["at"])) if found else None
 
 
+def _death(found: Mapping[str, Any]) -> Death:
+    return Death(name=found["name"], at=_when(found["at"]), runs=found["runs"])
+
+
 def _is_dead(worker: Mapping[str, Any], now: int) -> bool:
     """By the ledger clock, or, as that stands still while nobody sweeps, by its silence."""
     return bool(worker["left"] <= 0 or now - worker["beat"] > worker["lease"])
@@ -228,14 +265,20 @@ def _when(ms: int | None) -> Any:
 
 
 def change(text: str) -> Change:
-    """What is done to a run names it, and its job as the reason; ids are not encoded."""
+    """What is done to a run names it, and its job as the reason; ids and names of entries are not encoded."""
     found = json.loads(text)
-    encoded = "why" if found["what"] in ("cancel", "requeue", "purge") else "about"
-    return Change(**{**found, "at": _when(found["at"]), encoded: decode_job(found[encoded])})
+    found["at"] = _when(found["at"])
+    if not found["what"].endswith(" entry"):
+        encoded = "why" if found["what"] in ("cancel", "requeue", "purge") else "about"
+        found[encoded] = decode_job(found[encoded])
+    return Change(**found)
 
 
 def ended(job: str, text: str) -> Ended:
-    id, attempt, outcome, arrived, started, over, worker, fence, recoveries, waited_for, error, key = json.loads(text)
+    """Records of an older version end with the room key; that of fires that made no run says how many."""
+    fields = json.loads(text)
+    id, attempt, outcome, arrived, started, over, worker, fence, recoveries, waited_for, error, key = fields[:12]
+    entry, due, *fires = fields[12:] or (None, None)
     words = str(waited_for).split(" ") if waited_for else None
     return Ended(
         id=id,
@@ -247,12 +290,16 @@ def ended(job: str, text: str) -> Ended:
         started=_when(started or None),
         ended=_when(over),
         seconds=(over - started) / 1000 if started else None,
-        waited_seconds=max(0, (started or over) - arrived) / 1000,
+        waited_seconds=0 if fires else max(0, (started or over) - arrived) / 1000,
         waited_for=reasons.past(words) if words else None,
         worker=worker or None,
         fence=int(fence) if fence else None,
         recoveries=recoveries,
         error=error or None,
+        entry=decode_entry(entry) if entry else None,
+        due=_when(due or None),
+        fires=fires[0] if fires else 1,
+        made_run=not fires,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -24,3 +25,8 @@ def with_redis(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"{what}; nothing starts for {epoch['left'] / 1000:.0f} s"
         elif found["now"] - began < SHOW_MS:
             yield what
+    for key, text in sorted((found.get("bad") or {}).items()):
+        bad = json.loads(text)
+        if found["now"] - bad["at"] < SHOW_MS:
+            at = datetime.fromtimestamp(bad["at"] / 1000, timezone.utc)
+            yield f"the record {key} could not be read (at {at:%Y-%m-%d %H:%M:%S} UTC), and began anew: {bad['why']}"

@@ -28,6 +28,8 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
     ``orchestration_mode = "off"`` it is Celery's own scheduler.
     """
 
+    _side: SchedulerSide | None = None
+
     def __new__(cls, app: Celery, *args: Any, **kwargs: Any) -> Any:
         if settings_of(app).mode != "off":
             return super().__new__(cls)
@@ -50,13 +52,12 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
             raise SystemExit(1) from None  # Celery would show a traceback of any other error
         for problem in problems:
             logger.error("%s: it is not fired", problem)
-        self._side = side
-        self._closed = False
         _end_on_sigterm()
-        self._side.start()
+        side.start()
+        self._side = side
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        if self._side.problem:
+        if self._side is not None and self._side.problem:
             raise LedgerRefused(self._side.problem)
         return TICK
 
@@ -65,9 +66,8 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
 
     def close(self) -> None:
         """Resigns. Called in a signal handler, and once more when Celery's loop ends."""
-        side = self.__dict__.get("_side")
-        if side is not None and not self._closed:
-            self._closed = True
+        side, self._side = self._side, None
+        if side is not None:
             side.stop()
         super().close()
 

@@ -14,6 +14,8 @@ from kombu import Queue, compression
 from kombu.serialization import dumps
 
 from celery_orchestration.envelope import PROPERTIES, Envelope
+from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.task import OrchestratedTask
 
 #: Stands for the id of a run in a message that is made once for many; as long as one. lib/entries.lua knows it, too.
 MARK = "0rch0000-0000-4000-8000-000000000000"
@@ -22,7 +24,7 @@ _TIMED = ("countdown", "eta", "expires")
 
 
 class Unroutable(Exception):
-    """The message goes to an exchange, not to a queue: the ledger cannot hand it over."""
+    """The message goes to an exchange, nobody can say to which queue: the ledger cannot hand it over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,6 @@ class Call:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     options: Mapping[str, Any]
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether its messages differ by nothing but their id."""
-        lazy = any(isinstance(value, BeatLazyFunc) for value in (*self.args, *self.kwargs.values()))
-        return not lazy and not any(self.options.get(name) for name in _TIMED)
 
     def evaluated(self) -> tuple[list[Any], dict[str, Any]]:
         args = [value() if isinstance(value, BeatLazyFunc) else value for value in self.args]
@@ -62,11 +58,9 @@ class Message:
 class Kept:
     """A producer that keeps the one message it is given."""
 
-    connection: Any
-    message: Message
-
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.connection = self
+        self.connection: Any = self
+        self.message: Message | None = None
         self._args, self._kwargs = args, kwargs
 
     def _reraise_as_library_errors(self) -> Any:
@@ -78,13 +72,16 @@ class Kept:
         *,
         headers: dict[str, Any],
         routing_key: str = "",
-        exchange: str = "",
+        exchange: Any = "",
         serializer: str | None = None,
         compression: str | None = None,
         declare: Sequence[Queue] = (),
         **properties: Any,
     ) -> None:
-        if not declare:
+        if self.message is not None:
+            return  # the event that says it was sent (task_send_sent_event)
+        name = getattr(exchange, "name", exchange) or ""
+        if not declare or (name and not _leads_to(declare[0], name, routing_key)):
             raise Unroutable
         content_type, content_encoding, data = dumps(body, serializer)
         if compression:
@@ -94,11 +91,16 @@ class Kept:
             properties={name: value for name, value in properties.items() if name in PROPERTIES and value is not None},
             content_type=content_type,
             content_encoding=content_encoding,
-            exchange=getattr(exchange, "name", exchange) or "",
+            exchange=name,
             routing_key=routing_key or "",
             body=data.encode() if isinstance(data, str) else data,
         )
         self.message = Message(declare[0].name, envelope, self._args, self._kwargs)
+
+
+def _leads_to(queue: Queue, exchange: str, routing_key: str) -> bool:
+    found = queue.exchange
+    return (found.name, queue.routing_key) == (exchange, routing_key) and bool(found.type != "fanout")
 
 
 def _content_type(name: str) -> str:
@@ -112,9 +114,16 @@ def make(app: Celery, call: Call, id: str) -> Message:
     task: Task = app.tasks[call.task]
     with denied_join_result():  # nobody waits for its result here
         task.apply_async(args, kwargs, producer=kept, **call.options_of(id))
+    if kept.message is None:
+        raise ConfigurationError(f"task {call.task!r} publishes nothing when it is called")
     return kept.message
 
 
-def is_watched() -> bool:
-    """Whether somebody looks at each message before it is published, and may change it."""
-    return bool(signals.before_task_publish.receivers)
+def is_constant(app: Celery, call: Call) -> bool:
+    """Whether the messages of a job's call differ by nothing but their id, and nobody looks at each of them."""
+    task = app.tasks[call.task]
+    lazy = any(isinstance(value, BeatLazyFunc) for value in (*call.args, *call.kwargs.values()))
+    timed = task.expires or any(call.options.get(name) for name in _TIMED)
+    own = type(task).apply_async is not OrchestratedTask.apply_async
+    watched = signals.before_task_publish.receivers or signals.after_task_publish.receivers
+    return not (lazy or timed or own or watched)

@@ -85,6 +85,7 @@ class Term(threading.Thread):
         if term and not self.is_alive():
             try:
                 self._ledger.resign(self._scheduler, term)
+                logger.info("This scheduler resigns")
             except LedgerError as exc:
                 logger.warning("Cannot resign, the term ends by itself: %s", exc)
         self._ledger.close()

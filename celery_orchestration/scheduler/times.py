@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Protocol
 
 from celery import Celery
@@ -21,6 +21,8 @@ from celery.schedules import BaseSchedule, crontab, schedule, solar
 
 #: A due time that Celery cannot step over (an hour that comes twice) is looked for in steps of this, so many.
 _STEP_MS, _MOST_STEPS = 60_000, 24 * 60
+#: An event of the sun is known to a tenth of a second: what is found so soon after the last one is that one again.
+_SAME_EVENT_MS = 1000
 #: How many due times are counted that passed without a fire.
 MOST_MISSED = 1000
 #: Within so many ms of a due time nobody is late, whatever ``catch_up`` says: a takeover takes that long.
@@ -66,19 +68,20 @@ class Every:
 class Calendar:
     """One of Celery's schedules that names its due times."""
 
-    def __init__(self, schedule: BaseSchedule) -> None:
-        self._schedule = schedule
+    def __init__(self, schedule: BaseSchedule, zone: tzinfo) -> None:
+        self._schedule, self._zone = schedule, zone
+        self._same_ms = _SAME_EVENT_MS if isinstance(schedule, solar) else 0
         self._asked_at = 0
-        schedule.nowfun = lambda: _datetime(self._asked_at)
+        schedule.nowfun = lambda: _datetime(self._asked_at, zone)
 
     def next(self, last: int, now: int) -> int:
         for step in range(_MOST_STEPS):
             self._asked_at = last + step * _STEP_MS
-            remaining = self._schedule.remaining_estimate(_datetime(self._asked_at))
+            remaining = self._schedule.remaining_estimate(_datetime(self._asked_at, self._zone))
             due: int = self._asked_at + round(remaining.total_seconds() * 1000)
-            if due > last:
+            if due > last + self._same_ms:
                 return due
-        raise ValueError(f"{self._schedule!r} is never due after {_datetime(last)}")
+        raise ValueError(f"{self._schedule!r} is never due after {_datetime(last, self._zone)}")
 
     def due(self, last: int, now: int) -> Due | None:
         first = self.next(last, now)
@@ -91,12 +94,12 @@ class Calendar:
                 return Due(passed[-1], len(passed) - 1, following)
             passed.append(following)
         at = self._latest(passed[-1], now)
-        return Due(at, len(passed), self.next(at, now))
+        return Due(at, MOST_MISSED, self.next(at, now))
 
     def _latest(self, early: int, now: int) -> int:
         """The last due time that has come; `early` is one that has. There may be many between: by halves."""
         found, late = early, now
-        while late - early > 1000:
+        while late - early > 1:
             middle = (early + late) // 2
             due = self.next(middle, now)
             if due <= now:
@@ -109,15 +112,15 @@ class Calendar:
 class Asked:
     """A schedule that only says whether it is due now. It is due when it is asked."""
 
-    def __init__(self, schedule: BaseSchedule) -> None:
-        self._schedule = schedule
+    def __init__(self, schedule: BaseSchedule, zone: tzinfo) -> None:
+        self._schedule, self._zone = schedule, zone
 
     def next(self, last: int, now: int) -> int:
-        is_due, seconds = self._schedule.is_due(_datetime(last))
+        is_due, seconds = self._schedule.is_due(_datetime(last, self._zone))
         return now if is_due else now + self._wait(seconds)
 
     def due(self, last: int, now: int) -> Due | None:
-        is_due, seconds = self._schedule.is_due(_datetime(last))
+        is_due, seconds = self._schedule.is_due(_datetime(last, self._zone))
         return Due(now, 0, now + self._wait(seconds)) if is_due and now > last else None
 
     @staticmethod
@@ -127,13 +130,14 @@ class Asked:
 
 def times_of(when: BaseSchedule, app: Celery) -> Times:
     kind = type(when)
-    if kind is schedule and not when.relative and when.nowfun is None:
-        return Every(max(1, round(when.run_every.total_seconds() * 1000)))
+    if kind is schedule and when.nowfun is None and not (when.relative and when.seconds >= 1):
+        # Celery rounds to seconds at the finest: below one, relative means nothing.
+        return Every(max(1, round(when.seconds * 1000)))
     if kind in (schedule, crontab, solar) and when.nowfun is None:
         own = copy.copy(when)  # its clock is ours
         own.app = app
-        return Calendar(own)
-    return Asked(when)
+        return Calendar(own, app.timezone)
+    return Asked(when, app.timezone)
 
 
 def latest_is_late(catch_up: str, catch_up_seconds: float) -> int:
@@ -141,5 +145,6 @@ def latest_is_late(catch_up: str, catch_up_seconds: float) -> int:
     return max(ON_TIME_MS, round(catch_up_seconds * 1000)) if catch_up == "latest" else ON_TIME_MS
 
 
-def _datetime(ms: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=ms)
+def _datetime(ms: int, zone: tzinfo) -> datetime:
+    """In the app's time zone, as Celery's beat has it: before Celery 5.7 a crontab reads the clock it is given."""
+    return (datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=ms)).astimezone(zone)

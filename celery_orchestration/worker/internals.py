@@ -7,6 +7,7 @@ because a gate that is bypassed silently is worse than none.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -353,6 +354,17 @@ def prefetch_per_queue(channel: Any, count: int) -> None:
     """RabbitMQ: each queue has its own window, so that a backlog of low priority does not fill the one they share."""
     channel.basic_qos(0, 0, True)
     channel.basic_qos(0, count, False)
+
+
+def say_nothing_of_returned(ours: Callable[[str], bool]) -> None:
+    """A worker whose slots are all busy stops fetching handed-over runs. kombu's Redis transport may have asked for one
+    already: it puts it back, as it should, with a warning that would worry people."""
+
+    def is_worth_saying(record: logging.LogRecord) -> bool:
+        args = record.args or ()
+        return not (record.msg == virtual.base.W_NO_CONSUMERS and isinstance(args, tuple) and ours(str(args[0])))
+
+    virtual.base.logger.addFilter(is_worth_saying)
 
 
 def queue_of(message: Any, consumers: Iterable[Any]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, PriorityQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AMQPError
@@ -36,8 +37,10 @@ logger = get_logger(__name__)
 UNREACHABLE = (LedgerError, OSError, KombuError, RedisError, AMQPError)
 #: How often an errand is tried that fails for another reason.
 MOST_TRIES = 3
-#: How many runs are published before the ledger is told.
-MOST_UNCONFIRMED = 32
+#: How many runs are asked for and published before the ledger is told.
+MOST_AT_ONCE = 32
+#: With more errands than these at hand it is behind; so many seconds without one done, it gets nothing done.
+MANY, STUCK = 256, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,17 @@ class Publisher(threading.Thread):
         self._numbers = itertools.count()
         self._stopped = threading.Event()
         self._patience = Patience(self._stopped.wait)
+        self._done_at = 0.0
+        #: What the next grants are about, by their numbers: queue and message.
+        self._found: dict[str, tuple[str, bytes]] = {}
         self._producer: Any = None
         self._connection: Any = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether others do well to wait for it: what lies here too long is granted again. One that gets nothing done
+        is not waited for."""
+        return self._errands.qsize() > MANY and monotonic() - self._done_at < STUCK
 
     def publish(self, grants: Sequence[Grant]) -> None:
         for grant in grants:
@@ -101,21 +113,40 @@ class Publisher(threading.Thread):
     # -- the thread ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        published: list[Grant] = []
         while True:
-            try:
-                *_, errand = self._errands.get_nowait()
-            except Empty:
-                self._confirm(published)
-                *_, errand = self._errands.get()
-            if not isinstance(errand, Grant) or len(published) >= MOST_UNCONFIRMED:
-                self._confirm(published)
+            *_, errand = self._errands.get()
             if errand is None:
                 break
-            if self._do(errand) and isinstance(errand, Grant):
-                published.append(errand)
+            if isinstance(errand, Grant):
+                self._hand_over([errand, *self._more_grants()])
+            else:
+                self._do(errand)
         self._disconnect()
         self._ledger.close()
+
+    def _more_grants(self) -> Iterator[Grant]:
+        for _ in range(MOST_AT_ONCE - 1):
+            try:
+                rank, number, errand = self._errands.get_nowait()
+            except Empty:
+                return
+            if not isinstance(errand, Grant):
+                self._errands.put((rank, number, errand))
+                return
+            yield errand
+
+    def _hand_over(self, grants: list[Grant]) -> None:
+        if len(grants) > 1:
+            self._look_up(grants)
+        self._confirm([grant for grant in grants if self._do(grant)])
+
+    def _look_up(self, grants: list[Grant]) -> None:
+        """In one question. What goes wrong with it is met again when each is asked for."""
+        try:
+            found = self._ledger.all_granted(grants)
+        except LedgerError:
+            return
+        self._found = {grant.number: one for grant, one in zip(grants, found, strict=True) if one is not None}
 
     def _do(self, errand: Errand) -> bool:
         """Tries until it is done, or not needed any more, or the worker stops. What fails for another reason than that
@@ -125,6 +156,7 @@ class Publisher(threading.Thread):
             try:
                 done = self._try(errand)
             except Exception as exc:
+                self._found = {}  # it may take a while, and they may be granted to others
                 self._disconnect()
                 tries += not isinstance(exc, UNREACHABLE)
                 if tries >= MOST_TRIES:
@@ -132,6 +164,7 @@ class Publisher(threading.Thread):
                 self._patience.trouble(lambda _, exc=exc: logger.error("Cannot hand over: %r", exc))  # type: ignore[misc]
             else:
                 self._patience.over()
+                self._done_at = monotonic()
                 return done
         return False
 
@@ -156,7 +189,7 @@ class Publisher(threading.Thread):
             return self._put(errand.envelope, errand.queue, errand.grant)
         if isinstance(errand, Again):
             return self._retry(errand)
-        found = self._ledger.granted(errand)
+        found = self._found.pop(errand.number, None) or self._ledger.granted(errand)
         if found is None:
             return False  # granted again since, or over
         queue, message = found
@@ -181,14 +214,12 @@ class Publisher(threading.Thread):
         return True
 
     def _confirm(self, published: list[Grant]) -> None:
-        """Tells the ledger of these, and empties the list."""
         if not published:
             return
         try:
             self._ledger.published(published)
         except LedgerError as exc:
             logger.warning("%d runs were published, but the ledger does not know: %s", len(published), exc)
-        published.clear()
 
     def _disconnect(self) -> None:
         connection, self._producer, self._connection = self._connection, None, None

@@ -18,7 +18,7 @@ from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.ledger import Presence
 from celery_orchestration.limits import CANNOT_INTERRUPT, sentence
-from celery_orchestration.task import limits_of
+from celery_orchestration.task import SCHEDULER, limits_of
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.drain import Drain
 from celery_orchestration.worker.epoch import Epoch
@@ -64,6 +64,13 @@ class WorkerSide(Member):
         """The execution pool, by the name of its module in Celery."""
         return str(self.controller.pool_cls.__module__.rpartition(".")[2])
 
+    def check_scheduler(self) -> None:
+        """Says which jobs Celery's own beat, or another one, would never run."""
+        ours = self.app.conf.beat_scheduler == SCHEDULER
+        never = [name for name, job in self.jobs.items() if job.mode == "continuous" and not ours]
+        if never:
+            logger.warning("mode='continuous' needs app.conf.beat_scheduler = %r: %s", SCHEDULER, ", ".join(never))
+
     def check_limits(self) -> None:
         """Says which jobs have limits that the execution pool does not keep."""
         served = self.presence().queues
@@ -92,6 +99,7 @@ class WorkerSide(Member):
         consumer.on_task_message.add(self.gate.reserved)
         if first:
             self.check_limits()
+            self.check_scheduler()
             for thread in (self.line, self.keeper, self.publisher, self.watch, self.drain):
                 thread.start()
             self._running = True
@@ -112,6 +120,7 @@ class WorkerSide(Member):
         internals.before_cold_shutdown(controller, self._cold_shutdown)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
+        internals.say_nothing_of_returned(queues.is_granted)
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
 
     def _flushed(self, lost: list[OrchestratedRequest]) -> None:

@@ -92,8 +92,8 @@ def refusal(run: Callable[..., Any]) -> Callable[..., str]:
             "job 'shop.fetch': max_running should be greater than or equal to 1, not 0",
         ),
         (
-            "@job(catch_up_seconds=3)\ndef fetch(): ...",
-            "job 'shop.fetch': catch_up_seconds is not available in this version",
+            "@job(catch_up_seconds=0)\ndef fetch(): ...",
+            "job 'shop.fetch': catch_up_seconds should be greater than 0, not 0",
         ),
         (
             "@job(max_running=1)\ndef fetch(): ...\n@job(depends_on=['shop.fetsh'])\ndef process(): ...",
@@ -159,6 +159,22 @@ def test_without_any_redis_a_worker_says_what_to_set(refusal):
     message = refusal("@job()\ndef fetch(): ...", broker="amqp://guest:guest@127.0.0.1:1//")
     assert "keeps its state in Redis, but neither broker_url nor result_backend is a Redis address" in message
     assert "orchestration_redis_url" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("@job(overlapp='skip')\ndef fetch(): ...", "job 'shop.fetch': unknown option 'overlapp'"),
+        ("@job(blocks=['fetsh'])\ndef fetch(): ...", "job 'shop.fetch': blocks names an unknown job 'fetsh'"),
+        ("app.conf.orchestration_turm_seconds = 5", "unknown setting 'orchestration_turm_seconds'"),
+        ("app.conf.update(broker_url='memory://')", "celery_orchestration keeps its state in Redis"),
+    ],
+    ids=["option", "name", "setting", "redis"],
+)
+@pytest.mark.slow
+def test_a_scheduler_refuses_to_start_in_one_line_too(refusal, source, message):
+    scheduler = "\napp.conf.beat_scheduler = 'celery_orchestration:OrchestratedScheduler'"
+    assert refusal(source + scheduler, "beat").startswith(message)
 
 
 def test_an_app_without_jobs_needs_no_redis_and_minds_no_setting(run, redis_server: RedisServer):

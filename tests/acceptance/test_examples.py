@@ -14,26 +14,39 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import psutil
 import pytest
+from kombu.utils.imports import symbol_by_name
 
+from celery_orchestration import OrchestratedScheduler
 from celery_orchestration.policy import Policy, Priority
-from celery_orchestration.task import jobs_of
+from celery_orchestration.task import jobs_of, settings_of
 from support.workers import PROJECT, close_app, environment
 
 
 @pytest.fixture
-def pipeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def load_pipeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], ModuleType]]:
     monkeypatch.syspath_prepend(str(PROJECT))
-    monkeypatch.delitem(sys.modules, "examples.pipeline", raising=False)
-    module = importlib.import_module("examples.pipeline")
-    yield module
-    close_app(module.app)
-    del sys.modules["examples.pipeline"]
+    monkeypatch.delenv("PIPELINE_PACE", raising=False)
+    with contextlib.ExitStack() as cleanups:
+
+        def load() -> ModuleType:
+            monkeypatch.delitem(sys.modules, "examples.pipeline", raising=False)
+            module = importlib.import_module("examples.pipeline")
+            cleanups.callback(close_app, module.app)
+            return module
+
+        yield load
+    sys.modules.pop("examples.pipeline", None)
+
+
+@pytest.fixture
+def pipeline(load_pipeline: Callable[[], ModuleType]) -> ModuleType:
+    return load_pipeline()
 
 
 def test_the_pipeline_has_the_jobs_of_the_documentation(pipeline: ModuleType) -> None:
@@ -53,6 +66,21 @@ def test_the_pipeline_has_the_jobs_of_the_documentation(pipeline: ModuleType) ->
     assert (cleanup.interval_seconds, cleanup.priority) == (3600, Priority.LOW)
     assert cleanup.blocked == (pipeline.process_data.name,)
     assert {(job.mode, job.max_running) for job in jobs.values()} == {("scheduled", 1)}
+
+
+def test_the_pipeline_runs_by_our_scheduler(pipeline: ModuleType) -> None:
+    assert symbol_by_name(pipeline.app.conf.beat_scheduler) is OrchestratedScheduler
+    assert settings_of(pipeline.app).term_seconds == 10
+
+
+def test_time_may_pass_faster_for_the_pipeline(
+    load_pipeline: Callable[[], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPELINE_PACE", "20")
+    pipeline = load_pipeline()
+    jobs = (pipeline.fetch_data, pipeline.process_data, pipeline.cleanup)
+    assert [job.orchestration.interval_seconds for job in jobs] == [3, 6, 180]
+    assert settings_of(pipeline.app).term_seconds == 1
 
 
 def test_the_pipeline_can_be_called_as_functions(pipeline: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,18 +146,46 @@ def test_the_demo_shows_what_happens_runs_to_its_end_and_leaves_nothing_behind(s
     left = started_with("TMPDIR", str(scratch))
     assert (left, list(scratch.iterdir())) == ([], [])
     assert "Traceback" not in shown
-    # While it happens: who runs, who waits, and why.
+    # While it happens: who leads, what is fired, who runs, who waits, and why.
+    assert re.search(r"scheduler 1: This scheduler leads \(term \d+\)", shown)
+    assert re.search(r"scheduler 2: Standing by: \S+ leads", shown)
+    for name in ("fetch_data", "process_data"):
+        assert re.search(rf"scheduler \d: fires {name}$", shown, re.M)
     assert re.search(r"^ \w{8} +examples\.pipeline\.fetch_data +running +\S+@\S+ +\d+ s", shown, re.M)
     assert re.search(r"^ \w{8} +examples\.pipeline\.process_data +\d+ s +waiting for", shown, re.M)
     assert "process_data waits: waiting for examples.pipeline.fetch_data: it has never ended" in shown
     assert re.search(
         r"cleanup waits: waiting for examples\.pipeline\.process_data: running on \S+@\S+ for \d+ s", shown
     )
+    assert re.search(r"scheduler (\d), which leads, is killed with SIGKILL", shown)
+    assert re.search(r"scheduler (\d) has taken over, \d+\.\d s after scheduler (?!\1)\d was killed", shown)
     assert "every pool process of the worker is killed with SIGKILL" in shown
     # And at the end.
-    for name in ("fetch_data", "process_data", "cleanup"):
-        [(sent, ended)] = re.findall(rf"{name}: (\d+) sent, (\d+) ended, \d+ of them waited", shown)
-        assert int(sent) == int(ended) >= 3
-    assert "were started again, none was lost" in shown
-    assert "two runs of fetch_data at the same time: 0 times" in shown
+    for name, least in (("fetch_data", 5), ("process_data", 2)):
+        [counts] = re.findall(
+            rf"{name}: (\d+) due: (\d+) made a run, (\d+) skipped, (\d+) missed; none lost, none twice", shown
+        )
+        due, *became = map(int, counts)
+        assert due == sum(became) >= least
+    assert re.search(r"[1-9] asked for by hand; [1-9]\d* runs waited, the longest for \d+\.\d s", shown)
+    assert re.search(r"processes killed while fetch_data ran: started again [1-9]", shown)
+    for what in ("two runs of fetch_data", "two runs of process_data", "two runs of cleanup"):
+        assert f"{what} at the same time: 0 times" in shown
     assert "process_data and cleanup at the same time: 0 times" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_every_fire_is_accounted_for_while_either_scheduler_is_killed_at_random(scratch: Path) -> None:
+    """A minute of what ``make endurance`` does for ten, at a pace at which all three jobs are due."""
+    env = {**environment(), "TMPDIR": str(scratch)}
+    command = [sys.executable, "-m", "examples.endurance", "--minutes", "1", "--pace", "80", "--seed", "7"]
+    ended = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "every fire is accounted for" in ended.stdout
+    due = {job: int(count) for job, count in re.findall(r"^(\w+): (\d+) due", ended.stdout, re.M)}
+    assert due["fetch_data"] > 50
+    assert due["process_data"] > 25
+    assert due["cleanup"] > 0
+    assert re.search(r"SIGKILL, one stood by: [1-9]", ended.stdout)
+    assert (started_with("TMPDIR", str(scratch)), list(scratch.iterdir())) == ([], [])

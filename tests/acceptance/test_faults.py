@@ -34,6 +34,8 @@ RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
 #: Verbs that no worker calls in the course of its work: test_ledger.py calls them twice.
 ELSEWHERE = {"status", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
 ELSEWHERE |= {"release", "released", "note", "retrying", "over", "claim"}
+#: Those of schedulers, and of people who change the schedule: test_dispatch.py.
+ELSEWHERE |= {"lead", "resign", "adopt", "plan", "dispatch", "fired", "continue", "changes", "schedule", "entries"}
 PRIORITIES = ("low", "normal", "high")
 
 

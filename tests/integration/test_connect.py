@@ -51,7 +51,8 @@ def end_to_end(
         assert first.end.monotonic < second.start.monotonic
         found = Orchestration(jobs.app)
         try:
-            assert [w.state for w in found.status().workers] == ["idle"]
+            # The result is there before the ledger hears of it.
+            until(lambda: [w.state for w in found.status().workers] == ["idle"], message="the worker is idle")
         finally:
             found.close()
         assert ledger.hget("{configured}:g", "owner") == "configured"

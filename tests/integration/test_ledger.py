@@ -12,8 +12,10 @@ import redis
 
 from celery_orchestration.errors import LedgerRefused, LedgerUnavailable
 from celery_orchestration.ledger import (
+    Adoption,
     Arrival,
     Claim,
+    Fire,
     Ledger,
     NewEpoch,
     Outcome,
@@ -154,6 +156,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.release("me", 10)[1] == []
     assert shop.ledger.released(["c"]) == 0
     shop.ledger.note("me", "trigger", "one", "")
+    call_verbs_of_schedulers(shop)
     epoch = shop.register("w1").epoch
     assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("d", "one"), "7")]).answers == ["ok"]
     shop.ledger.close()
@@ -161,6 +164,22 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.drain("w1") == shop.ledger.drain("w1", 1000) == []
     assert shop.ledger.leave("w1") == []
     assert set(verbs()) == shop.called
+
+
+def call_verbs_of_schedulers(shop: Shop) -> None:
+    term = shop.ledger.lead("s1", "s1@host", 10_000, "").term
+    assert shop.ledger.schedule("me", "add", "two", "", ("one", "one", "every 5 s", "{}")) == "ok"
+    adoption = Adoption("two", "two", "one", "one", "every 5 s", "people", None)
+    [adopted] = shop.ledger.adopt(term, 1, [adoption]) or []
+    fire = Fire("two", adopted.generation, adopted.last_ms + 1, None, 0, "one", "e", 60_000, message=b"e")
+    assert shop.ledger.plan(term, [("two", fire.due_ms)])
+    assert shop.ledger.dispatch(term, [fire]).answers == [("fired",)]
+    assert shop.ledger.fired([fire]) == 0
+    assert shop.ledger.continue_(term, ["two"]) == ("ok", [-1], [])
+    assert shop.ledger.changes(0).entries == [("two", True, "{}")]
+    [(entry, fields)] = shop.ledger.entries(0, 10)
+    assert (entry, fields["run"]) == ("two", "e")
+    assert shop.ledger.resign("s1", term)
 
 
 def test_every_verb_has_a_contract():

@@ -30,7 +30,7 @@ from support.wait import until
 
 #: Keys (head of lua/lib/records.lua) that are not about a run that has not ended: configuration and history.
 CONFIGURATION = ("g", "jobs", "rel", "relseq", "slots", "ws", "wn", "dead", "gone", "audit")
-CONFIGURATION += ("lead", "entries", "added", "changed")
+CONFIGURATION += ("entries", "added", "changed", "lead", "bad")
 CONFIGURATION_OF = ("j", "rj", "w", "ob", "d", "h", "dl", "dj", "e")
 
 

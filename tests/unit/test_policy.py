@@ -16,7 +16,6 @@ from celery_orchestration.policy import (
     NOT_AVAILABLE,
     OPTIONS,
     Dependency,
-    JobOptions,
     Policy,
     Priority,
     Settings,
@@ -258,6 +257,12 @@ class TestOptions:
             ({"mode": "scheduled"}, "mode='scheduled' needs interval_seconds or schedule"),
             ({"mode": "triggered", "interval_seconds": 5}, "drop interval_seconds or the mode"),
             ({"mode": "triggered", "schedule": crontab()}, "drop schedule or the mode"),
+            ({"mode": "continuous", "interval_seconds": -1}, "interval_seconds should be at least 0, not -1"),
+            ({"overlap": "skipp"}, "overlap should be 'skip', 'queue' or 'allow', not 'skipp', did you mean 'skip'?"),
+            ({"overlap": True}, "overlap should be 'skip', 'queue' or 'allow', not True"),
+            ({"catch_up": "all"}, "catch_up should be 'latest' or 'none', not 'all'"),
+            ({"catch_up_seconds": 0}, "catch_up_seconds should be greater than 0, not 0"),
+            ({"catch_up_seconds": "60"}, "catch_up_seconds should be a valid number, not '60'"),
             ({"key": "{0}"}, "key needs max_running"),
             ({"key": "{0}", "interval_seconds": 5, "max_running": None}, "key needs max_running"),
             ({"timeout_seconds": 5, "time_limit": 9}, "timeout_seconds and time_limit exclude each other"),
@@ -277,25 +282,39 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("option", "value"),
         [
+            ("mode", "scheduled"),
             ("mode", "continuous"),
-            ("overlap", "skip"),
-            ("catch_up", "latest"),
-            ("catch_up_seconds", 5),
+            *(("overlap", value) for value in ("skip", "queue", "allow")),
+            *(("catch_up", value) for value in ("latest", "none")),
+            ("catch_up_seconds", 0.5),
         ],
     )
-    def test_what_this_version_cannot_do_is_refused_and_never_ignored(self, option, value):
-        said = refusal(**{option: value, "interval_seconds": 60})
-        assert "job 'shop.job'" in said
-        assert option in said
-        assert "not available in this version" in said
+    def test_how_a_recurring_job_fires_may_be_written(self, option, value):
+        written = policy(**{option: value, "interval_seconds": 60})
+        assert getattr(written, option) == value
+        assert written.sources[option] == "written"
 
-    def test_what_this_version_cannot_do_is_not_reported_as_a_value(self):
-        assert set(policy(interval_seconds=5).sources) == {
-            option for option in OPTIONS if NOT_AVAILABLE.get(option) != ()
-        }
+    def test_a_recurring_job_skips_and_catches_up_within_an_hour_unless_told_otherwise(self):
+        recurring = policy(interval_seconds=60)
+        assert (recurring.overlap, recurring.catch_up, recurring.catch_up_seconds) == ("skip", "latest", 3600)
+
+    def test_what_this_version_cannot_do_is_refused_and_never_ignored(self, monkeypatch):
+        monkeypatch.setitem(NOT_AVAILABLE, "overlap", ())
+        monkeypatch.setitem(NOT_AVAILABLE, "mode", ("continuous",))
+        assert refusal(overlap="skip", interval_seconds=60) == (
+            "job 'shop.job': overlap is not available in this version"
+        )
+        assert refusal(mode="continuous") == "job 'shop.job': mode='continuous' is not available in this version"
+        assert policy(mode="scheduled", interval_seconds=60).mode == "scheduled"
+
+    def test_where_every_value_comes_from_is_known(self):
+        assert set(policy(interval_seconds=5).sources) == set(OPTIONS)
 
     def test_a_continuous_job_may_have_no_pause(self):
-        assert JobOptions(mode="continuous", interval_seconds=0).recurring
+        for pause in ({}, {"interval_seconds": 0}, {"interval_seconds": 2.5}):
+            continuous = policy(mode="continuous", **pause)
+            assert continuous.recurring
+            assert (continuous.max_running, continuous.timeout_seconds) == (1, 60)
 
 
 class TestRouting:
@@ -479,7 +498,7 @@ class TestSettings:
         assert settings == Settings(namespace="shop")
         assert (settings.mode, settings.lease_seconds, settings.sweep_seconds) == ("enforce", 30, 5)
         assert (settings.redis_url, settings.max_running, settings.strict_priority) == (None, None, False)
-        assert settings.drain_seconds is None
+        assert (settings.drain_seconds, settings.term_seconds) == (None, 10)
 
     @pytest.mark.parametrize(
         ("main", "namespace"),
@@ -534,6 +553,9 @@ class TestSettings:
             ("redis_url", "", "orchestration_redis_url should"),
             ("drain_seconds", -1, "orchestration_drain_seconds should be greater than or equal to 0, not -1"),
             ("drain_seconds", "30", "orchestration_drain_seconds should be a valid number, not '30'"),
+            ("term_seconds", 0.5, "orchestration_term_seconds should be greater than or equal to 1, not 0.5"),
+            ("term_seconds", 7200, "orchestration_term_seconds should be less than or equal to 3600, not 7200"),
+            ("term_seconds", "10", "orchestration_term_seconds should be a valid number, not '10'"),
             ("history", -1, "orchestration_history should be greater than or equal to 0, not -1"),
             ("pools", {}, "orchestration_pools is not available in this version"),
         ],

@@ -1,7 +1,7 @@
 -- uses: records gate room life entries term full
 --
 -- adopt: a leader tells which entries there are, and hears how far they are. One that is new begins now: its first due
--- time comes after that. Those that came from code and that no leader had for a day go.
+-- time comes after that.
 --
 -- ARGV  term, the time at which new ones begin (ms; the same for all that belong together),
 --       then for each: entry, name, task, job or '', when (for people), code | people, last fire that the leader knows
@@ -10,7 +10,7 @@
 -- Returns  { ok | term (another one leads: nothing changed),
 --            { of each: {generation, last fire (ms), 1 if it is paused} | {corrupt, what is wrong} | {gone} (people removed it) } }
 -- Called again: the same.
-local FIELDS, RETIRED_MS = 13, 86400000
+local FIELDS = 13
 if not is_term(ARGV[1]) then return { 'term', {} } end
 make_way()
 local found = {}
@@ -25,7 +25,7 @@ for i = 3, #ARGV, FIELDS do
   else
     local key = P .. 'e:' .. entry
     if not e then
-      e = { gen = int(tick()), last = math.max(tonumber(ARGV[2]), known or 0) }
+      e = { gen = int(tick()), last = known or tonumber(ARGV[2]) }
       call('HSET', key, 'gen', e.gen, 'last', int(e.last))
     end
     call('HSET', key, 'name', ARGV[i + 1], 'task', ARGV[i + 2], 'every', ARGV[i + 4], 'src', src)
@@ -41,12 +41,5 @@ for i = 3, #ARGV, FIELDS do
   end
 end
 
-for _, entry in ipairs(call('ZRANGEBYSCORE', P .. 'entries', '-inf', int(NOW - RETIRED_MS), 'LIMIT', 0, 100)) do
-  local src = redis.pcall('HGET', P .. 'e:' .. entry, 'src')
-  if type(src) == 'table' or src ~= 'people' then
-    call('DEL', P .. 'e:' .. entry)
-    call('ZREM', P .. 'entries', entry)
-  end
-end
 flush()
 return { 'ok', found }

@@ -31,6 +31,12 @@ local function overlaps(e, overlap)
   return nil
 end
 
+-- The gate looks at these for a run of j: should one of them be corrupt, that has to show before anything is written.
+local function look_around(j)
+  for _, dep in ipairs(j.deps) do job(dep.job) end
+  for _, name in ipairs(j.blk > 0 and j.conf or with_waiters(j.conf)) do job(name) end
+end
+
 local function judge(f)
   local e, problem = load_entry(f.entry)
   if problem then return { 'corrupt', problem } end
@@ -48,9 +54,9 @@ local function judge(f)
     note_fire(e, f.due, f.next, 'missed', nil, f.missed)
     return { 'missed' }
   end
-  local sound, j = pcall(job, f.job)
-  if not sound then return { 'corrupt', tostring(j) } end
+  local j = job(f.job)
   if not j or j.hash == 'gone' then return { 'unknown' } end
+  look_around(j)
 
   if f.missed > 0 then note_none(j, e, 'missed', 'no scheduler led then', f.id, f.due, f.missed) end
   if late then
@@ -59,7 +65,7 @@ local function judge(f)
     return { 'missed' }
   end
   local why = overlaps(e, f.overlap)
-  if not why and is_dropped(j, { id = f.id, rank = 0 }) then why = 'its job is disabled' end
+  if not why and is_dropped(j, { id = f.id, rank = (3 - f.prio) * CLASS }) then why = 'its job is disabled' end
   if why then
     note_none(j, e, 'skipped', why, f.id, f.due, 1)
     note_fire(e, f.due, f.next, 'skipped', nil, f.missed)
@@ -74,10 +80,11 @@ end
 
 local answers = {}
 for i = 2, #ARGV, FIELDS do
-  answers[#answers + 1] = judge({ entry = ARGV[i], gen = ARGV[i + 1], due = tonumber(ARGV[i + 2]), next = ARGV[i + 3],
+  local sound, answer = pcall(judge, { entry = ARGV[i], gen = ARGV[i + 1], due = tonumber(ARGV[i + 2]), next = ARGV[i + 3],
     missed = tonumber(ARGV[i + 4]), job = ARGV[i + 5], id = ARGV[i + 6], key = ARGV[i + 7], prio = tonumber(ARGV[i + 8]),
     ex = tonumber(ARGV[i + 9]), q = ARGV[i + 10], gq = ARGV[i + 11], message = ARGV[i + 12], eta = tonumber(ARGV[i + 13]),
     overlap = ARGV[i + 14], late = tonumber(ARGV[i + 15]) })
+  answers[#answers + 1] = sound and answer or { 'corrupt', type(answer) == 'table' and answer.err or tostring(answer) }
 end
 hand_over(64)
 flush()

@@ -73,6 +73,7 @@ for name, p in pairs(wanted) do
     end
     if j and (j.keyed ~= p.keyed or j.cap ~= p.cap) then relaned[name] = relane(j, p.keyed) end
     save_policy(name, p)
+    if j and j.hash == 'corrupt' then call('HDEL', P .. 'j:' .. name, 'off') end
     call('SADD', P .. 'jobs', name)
     j = job(name)
     if j.off and cjson.decode(j.off).by == 'failures' and not j.probe and not call('ZSCORE', P .. 'cool', name) then
@@ -100,12 +101,13 @@ end
 -- Who holds room may have changed for anybody whose conflicts changed: counted anew for all.
 for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   local j = job(name)
+  if not j then call('SREM', P .. 'jobs', name) end
   local blk = 0
-  for _, other in ipairs(j.conf) do
+  for _, other in ipairs(j and j.conf or {}) do
     local k = job(other)
     if k and k.n > 0 then blk = blk + 1 end
   end
-  if blk ~= j.blk then
+  if j and blk ~= j.blk then
     j.blk = blk
     j.dirty = true
   end

@@ -9,7 +9,11 @@
 -- Called again: the same.
 local who, name, length, mine = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 make_way()
-local v = call('HMGET', P .. 'lead', 'term', 'who', 'until', 'name', 'since')
+local v = redis.pcall('HMGET', P .. 'lead', 'term', 'who', 'until', 'name', 'since')
+if v.err then
+  call('DEL', P .. 'lead') -- of another type: nobody leads
+  v = {}
+end
 -- A clock that was set back must not make a term longer.
 local left = math.min((tonumber(v[3]) or 0) - NOW, length)
 local term, leader, since = v[1] or '', v[4] or '', tonumber(v[5]) or 0

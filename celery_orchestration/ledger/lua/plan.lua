@@ -8,7 +8,8 @@
 if not is_term(ARGV[1]) then return 0 end
 make_way()
 for i = 2, #ARGV, 2 do
-  -- One of another type is reported by adopt and dispatch.
-  redis.pcall('HSET', P .. 'e:' .. ARGV[i], 'next', ARGV[i + 1])
+  -- One of another type is reported by adopt and dispatch; one that people removed must not come back.
+  local key = P .. 'e:' .. ARGV[i]
+  if redis.pcall('HEXISTS', key, 'gen') == 1 then call('HSET', key, 'next', ARGV[i + 1]) end
 end
 return 1

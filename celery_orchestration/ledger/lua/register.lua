@@ -29,6 +29,13 @@ if call('HSETNX', P .. 'rel', release, ARGV[15]) == 1 then
   call('ZADD', P .. 'relseq', 'NX', int(tick()), release)
   for _, j in ipairs(cjson.decode(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end
 end
+-- A record of one of its jobs is gone: the policies have to be installed again.
+for _, j in ipairs(cjson.decode(ARGV[16])) do
+  if call('EXISTS', P .. 'j:' .. j) == 0 then
+    call('HDEL', P .. 'g', 'releases')
+    break
+  end
+end
 local old_epoch = call('HGET', P .. 'w:' .. worker, 'epoch')
 take_slots(worker)
 call('HDEL', P .. 'w:' .. worker, 'state')

@@ -3,17 +3,28 @@
 -- schedule: a person changes the schedule.
 --
 -- ARGV  who, add | update | remove | pause | resume, entry, name, why; for add and update: task, job or '', when (for
---       people), what was written (JSON)
--- Returns  ok | exists (add) | none | code (update, remove: it comes from the code)
--- Called again: add says exists, remove says none; the others the same.
+--       people), what was written (JSON); for update: the generation that was changed
+-- Returns  ok | exists (add) | none | code (update, remove: it comes from the code) | changed (update: somebody else was
+--          faster) | corrupt (all but remove, which is the way out)
+-- Called again: add says exists, remove says none, update says changed; the others the same.
 local MOST_CHANGES = 1000
 local who, what, entry, name, why = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local key = P .. 'e:' .. entry
+local e = load_entry(entry)
 local found = call('EXISTS', key) == 1
-if what == 'add' and found then return 'exists' end
-if what ~= 'add' and not found then return 'none' end
-local src = found and redis.pcall('HGET', key, 'src')
-if (what == 'update' or what == 'remove') and src == 'code' then return 'code' end
+if what == 'add' then
+  if found then return 'exists' end
+elseif not found and not call('ZSCORE', P .. 'entries', entry) then
+  return 'none'
+elseif what ~= 'remove' and not e then
+  return 'corrupt'
+elseif e and (what == 'update' or what == 'remove') and call('HGET', key, 'src') == 'code' then
+  return 'code'
+elseif what == 'update' and e.gen ~= ARGV[10] then
+  return 'changed'
+elseif what == 'resume' and not e.off then
+  return 'ok'
+end
 
 if what ~= 'add' then make_way() end
 if what == 'remove' then
@@ -22,10 +33,11 @@ if what == 'remove' then
   call('SREM', P .. 'added', entry)
 elseif what == 'pause' then
   call('HSET', key, 'off', cjson.encode({ by = who, why = why, at = NOW }))
+  call('HDEL', key, 'next')
 elseif what == 'resume' then
   -- What was due meanwhile was not wanted.
   call('HDEL', key, 'off')
-  call('HSET', key, 'last', int(math.max(NOW, tonumber(call('HGET', key, 'last') or nil) or 0)))
+  call('HSET', key, 'last', int(math.max(NOW, e.last)))
 else
   call('HSET', key, 'name', name, 'gen', int(tick()), 'last', int(NOW), 'src', 'people', 'task', ARGV[6], 'every', ARGV[8],
     'doc', ARGV[9])

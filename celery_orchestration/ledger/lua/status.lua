@@ -4,7 +4,8 @@
 --
 -- ARGV  most running runs, most waiting runs to list
 -- Returns  JSON: now, paused, cap, total, waiting, later, letters, jobs[], running[], waits[], workers[], gone[], slots{},
---          under_way{}, owner, eviction (policy, if it can be had), epoch {name, why, left: ms until the gate opens}
+--          under_way{}, bad{}, owner, eviction (policy, if it can be had), epoch {name, why, left: ms until the gate opens},
+--          lead {who, name, since} of who leads now, if somebody does, entries (of the schedule)
 -- Fences are strings: JSON numbers of Lua have 14 digits.
 
 local most_running, most_waiting = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -24,12 +25,11 @@ end
 
 for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   local j = job(name)
-  local oldest = nil
-  local h = j.w > 0 and head(j)
-  if h then oldest = load_run(h.id).enq end
-  jobs[#jobs + 1] = { name = name, cap = j.cap, keyed = j.keyed, running = j.n, busy = j.busy, waiting = j.w,
+  local h = j and j.w > 0 and head(j)
+  local r = h and load_run(h.id)
+  jobs[#jobs + 1] = j and { name = name, cap = j.cap, keyed = j.keyed, running = j.n, busy = j.busy, waiting = j.w,
     off = j.off, fails = j.fails, fmax = j.fmax, err = j.err, succeeded = j.ok, ended = j.ends_at, begun = j.begun and math.floor(j.begun / 1000),
-    succeeded_at = j.good and math.floor(j.good / 1000), oldest = oldest, observed = pairs_of(P .. 'ob:' .. name),
+    succeeded_at = j.good and math.floor(j.good / 1000), oldest = r and r.enq or nil, observed = pairs_of(P .. 'ob:' .. name),
     later = j.z, took = j.took, probe = j.off and j.probe, cools = j.off and tonumber(call('ZSCORE', P .. 'cool', name)) or nil,
     letters = call('ZCARD', P .. 'dj:' .. name) }
 end
@@ -82,11 +82,16 @@ for _, id in ipairs(#waits < most_waiting and call('ZRANGE', P .. 'later', 0, mo
   end
 end
 
+local lead = redis.pcall('HMGET', P .. 'lead', 'who', 'name', 'since', 'until')
+local leads = not lead.err and (tonumber(lead[4]) or 0) >= NOW
+local entries = redis.pcall('ZCARD', P .. 'entries')
 local memory = redis.pcall('INFO', 'memory')
 local g = call('HMGET', P .. 'g', 'owner', 'why')
 return cjson.encode({ now = NOW, paused = G.paused, cap = G.cap, total = G.total, waiting = call('ZCARD', P .. 'wait'),
   later = call('ZCARD', P .. 'later'), letters = call('ZCARD', P .. 'dead'), gone = call('LRANGE', P .. 'gone', 0, -1),
   jobs = jobs, running = running, waits = waits, workers = workers, slots = pairs_of(P .. 'slots'),
-  under_way = pairs_of(P .. 'out'), owner = g[1],
+  under_way = pairs_of(P .. 'out'), owner = g[1], bad = pairs_of(P .. 'bad'),
   eviction = type(memory) == 'string' and string.match(memory, 'maxmemory_policy:([%w-]+)') or nil,
-  epoch = G.epoch and { name = G.epoch, why = g[2], left = math.max(0, G.opens - G.clk) } or nil })
+  epoch = G.epoch and { name = G.epoch, why = g[2], left = math.max(0, G.opens - G.clk) } or nil,
+  lead = leads and { who = lead[1], name = lead[2], since = tonumber(lead[3]) } or nil,
+  entries = type(entries) == 'number' and entries or 0 })

@@ -38,8 +38,9 @@ for _, gone in ipairs(call('ZRANGEBYSCORE', P .. 'ws', '-inf', '(' .. int(G.clk)
     recovered = recovered + #back + #dead
     for _, id in ipairs(dead) do endings[#endings + 1] = { id, 'crashed' } end
     if done then
-      local name = remove_worker(gone) or gone
-      note_death(name, #back + #dead)
+      local name, kind = remove_worker(gone)
+      name = name or gone
+      note_death(name, kind, #back + #dead)
       dead_names[#dead_names + 1] = name
     else
       more = true

@@ -170,6 +170,7 @@ local function admit(arrival)
   end
   r.wf = in_words(reason)
   enqueue(j, r, message)
+  comes_first(j, r)
   refresh(j)
   return { 'wait' }
 end

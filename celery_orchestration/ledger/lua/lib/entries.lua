@@ -3,8 +3,8 @@
 --   e:<entry>, a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job; every: when, for people;
 --   src: code | people; doc: what people wrote (JSON);
 --   gen: its generation, the tick at which it came or was changed; last: the due time of its last fire (ms), at first
---   the time at which it came; next: the due time after that; how: what became of the last fire (fired | sent | skipped
---   | missed); run: its last run; fires, skips, misses: how many so far; off: by whom, why and since when it is paused (JSON);
+--   the time at which it came, or was changed or resumed; next: the due time after that; at: the due time of its last fire,
+--   how: what became of that (fired | sent | skipped | missed); run: its last run; fires, skips, misses: how many so far; off: by whom, why and since when it is paused (JSON);
 --   cont: of a continuous one, ms between two runs; m: its message, with a mark for the id; q, gq, key, prio: of its runs
 
 local MARK_PATTERN = '0rch0000%-0000%-4000%-8000%-000000000000'
@@ -16,9 +16,12 @@ local function load_entry(entry)
   if v.err then return nil, v.err end
   if not v[1] then return nil end
   if not tonumber(v[1]) or not tonumber(v[2]) then return nil, 'its generation or last fire is no number' end
-  return { id = entry, gen = v[1], last = tonumber(v[2]), run = v[3] or nil, off = v[4] or nil, how = v[5] or '',
+  local e = { id = entry, gen = v[1], last = tonumber(v[2]), run = v[3] or nil, off = v[4] or nil, how = v[5] or '',
     cont = tonumber(v[6] or nil), m = v[7], q = v[8], gq = v[9], key = v[10], prio = tonumber(v[11] or nil),
     job = v[12] or nil }
+  -- Workers meet it when a run of it ends: if it lacks something it does not go on until it is adopted again.
+  if not (e.m and #e.m >= 4 and e.q and e.gq and e.key and e.prio) then e.cont = nil end
+  return e
 end
 
 local COUNTED = { fired = 'fires', sent = 'fires', skipped = 'skips', missed = 'misses' }
@@ -26,7 +29,7 @@ local COUNTED = { fired = 'fires', sent = 'fires', skipped = 'skips', missed = '
 -- What became of the fire that was due then. next: the due time after it, or ''.
 local function note_fire(e, due, next_due, how, run, missed)
   local key = P .. 'e:' .. e.id
-  call('HSET', key, 'last', int(due), 'next', next_due, 'how', how)
+  call('HSET', key, 'last', int(due), 'at', int(due), 'next', next_due, 'how', how)
   call('HINCRBY', key, COUNTED[how], 1)
   if missed and missed > 0 then call('HINCRBY', key, 'misses', missed) end
   if run then call('HSET', key, 'run', run) end
@@ -74,7 +77,7 @@ end
 -- message only (envelope.py); it is as long as its mark.
 local function fire_again(e)
   local j = e.job and job(e.job)
-  if not j or j.hash == 'gone' or e.off or not e.m or (j.off and j.drop) then return false end
+  if not j or j.hash == 'gone' or e.off or (j.off and j.drop and j.probe ~= '') then return false end
   local due = math.max(e.last + 1, NOW + e.cont)
   local id = run_id(e, due)
   local a, b, c, d = string.byte(e.m, 1, 4)
@@ -85,11 +88,12 @@ local function fire_again(e)
   return true
 end
 
--- What handing over begins with: continuous jobs whose run has ended in this call go on.
+-- What handing over begins with: continuous jobs whose run has ended in this call go on. Not one that replaced itself:
+-- it goes on under the same id.
 local function carry_on()
   while #CARRY_ON > 0 do
     local r = table.remove(CARRY_ON)
-    local e = load_entry(r.ent)
-    if e and e.cont and e.run == r.id then fire_again(e) end
+    local e, now = load_entry(r.ent), load_run(r.id)
+    if e and e.cont and e.run == r.id and not (now and now.cont and now.st ~= 'ending') then fire_again(e) end
   end
 end

@@ -7,9 +7,15 @@ end
 
 -- A scheduled run of d that has not started, and arrived before a run of this rank?
 local function fires_before(d, rank)
-  if d.pend <= 0 then return false end
-  local e = call('ZRANGE', P .. 'sq:' .. d.name, 0, 0, 'WITHSCORES')
-  return e[1] and tonumber(e[2]) < rank % CLASS
+  while d.pend > 0 do
+    local e = call('ZRANGE', P .. 'sq:' .. d.name, 0, 0, 'WITHSCORES')
+    if e[1] and tonumber(e[2]) >= rank % CLASS then return false end
+    local r = e[1] and load_run(e[1])
+    if r and not r.sd and r.st ~= 'ending' then return true end
+    -- A worker of an older release started it, and does not know of this set.
+    d.pend, d.dirty = e[1] and d.pend - call('ZREM', P .. 'sq:' .. d.name, e[1]) or 0, true
+  end
+  return false
 end
 
 -- Rule 4 for a run of j of this rank. Returns nil if every dependency is met, else which one is not and how:
@@ -128,11 +134,31 @@ local function destination(r)
   return r.q
 end
 
+local refresh
+
+-- The record of a waiting run is gone, or could not be read: the run is lost, and must not keep others waiting.
+local function strike(j, h)
+  local lane = lane_of(j, h.key, h.jd)
+  audit('ledger', 'lost', h.id, j.name)
+  call('ZREM', lane, h.id)
+  call('ZREM', P .. 'wait', h.id)
+  j.w, j.wk, j.dirty = j.w - 1, j.wk - (h.jd and 1 or 0), true
+  if j.w == 0 then call('SREM', P .. 'waitjobs', j.name) end
+  local _, rank = first_in(lane)
+  if j.keyed and rank then call('ZADD', index_of(j, h.jd), int(rank), h.key) end
+  if j.keyed and not rank then call('ZREM', index_of(j, h.jd), h.key) end
+  refresh(j)
+end
+
 -- Puts j into the open set it belongs to, or takes it out. What it depends on besides j itself: the room and
 -- the bars of the jobs it conflicts with. h: its head, if it bars; moved: whether that is another than before.
 local function place(j, h, moved)
   local at = nil
-  if h and j.blk == 0 and not barred(j, h.rank) then at = destination(load_run(h.id)) end
+  if h and j.blk == 0 and not barred(j, h.rank) then
+    local r = load_run(h.id)
+    if not r then return strike(j, h) end
+    at = destination(r)
+  end
   if j.at and j.at ~= at then
     call('ZREM', P .. 'open:' .. j.at, j.name)
     if call('EXISTS', P .. 'open:' .. j.at) == 0 then call('SREM', P .. 'opens', j.at) end
@@ -152,7 +178,7 @@ local function reopen(j)
 end
 
 -- Judges the head of j anew; tells those it conflicts with if what it bars has changed.
-local function refresh(j)
+refresh = function(j)
   local h = head(j)
   local br = nil
   if h and enabled_for(j, h.id, h.rank) and (h.jd or not unmet(j, h.rank)) then br = h.rank end
@@ -182,7 +208,8 @@ local function closed(j, r)
   if G.cap and G.total >= G.cap then return { 'global' } end
   if j.blk > 0 then
     for _, name in ipairs(j.conf) do
-      if job(name).n > 0 then return { 'blocked', name } end
+      local k = job(name)
+      if k and k.n > 0 then return { 'blocked', name } end
     end
   end
   local dep = not r.jd and unmet(j, r.rank)

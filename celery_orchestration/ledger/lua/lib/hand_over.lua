@@ -32,6 +32,7 @@ end
 
 local function hand(j, id, queue, place)
   local r = load_run(id)
+  if not r then return strike(j, head(j)) end
   dequeue(j, r)
   take(j, r.key)
   r.jd = true

@@ -9,7 +9,7 @@ end
 
 -- A scheduled run of a job that others depend on comes before runs of theirs that arrive after it.
 local function comes_first(j, r)
-  if #j.depd == 0 then return end
+  if #j.depd == 0 or not r.ent or r.sd then return end
   j.pend = j.pend + call('ZADD', P .. 'sq:' .. j.name, int(r.rank % CLASS), r.id)
   j.dirty = true
 end

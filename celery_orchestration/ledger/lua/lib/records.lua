@@ -55,6 +55,7 @@
 --   lead             hash  who schedules: term, who, name, since, until (ms; Redis's clock)
 --   rel              hash  release -> its policies (JSON); relseq zset: releases by first sight; rj:<release> set of jobs
 --   audit            list  who changed what when (JSON), the latest first; bounded
+--   bad              hash  records that could not be read: key -> when and why (JSON); bad:<key>: what was in them
 --   ob:<job>         hash  observe mode: reason -> how often a run would have waited for it
 --
 -- States of a run: later (not due yet), waiting, granted (holds room, to be published), queued (published), running, retrying (its
@@ -111,9 +112,26 @@ local function next_seq()
   return G.seq
 end
 
+-- Who changed what: for people.
+local function audit(who, what, about, why)
+  call('LPUSH', P .. 'audit', cjson.encode({ at = NOW, who = who, what = what, about = about, why = why }))
+  call('LTRIM', P .. 'audit', 0, 999)
+end
+
+-- A record that somebody else wrote over must not stop all others: it is set aside.
+local MOST_BAD = 20
+
+local function set_aside(key, why)
+  if call('HLEN', P .. 'bad') >= MOST_BAD then call('DEL', P .. 'bad') end
+  call('HSET', P .. 'bad', key, cjson.encode({ at = NOW, why = why }))
+  call('RENAME', P .. key, P .. 'bad:' .. key)
+  audit('ledger', 'corrupt', key, why)
+end
+
 -- ------------------------------------------------------------------------------------------------- jobs
 
 local J = {}
+local restore
 
 -- A job, or nil if the ledger has no policy for it.
 --   cap, keyed: how many runs at once, by room key; conf: jobs it conflicts with; deps, depd: its dependencies and
@@ -126,17 +144,21 @@ local J = {}
 local function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
-  local v = call('HMGET', P .. 'j:' .. name, 'p', 's', 'blk', 'off')
+  local v = redis.pcall('HMGET', P .. 'j:' .. name, 'p', 's', 'blk', 'off')
+  if v.err then return restore(name, v.err) end
   if not v[1] then
     J[name] = false
     return nil
   end
   j = { name = name, blk = tonumber(v[3]) or 0, off = v[4] or nil }
-  j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax, j.cool, j.drop =
-    cmsgpack.unpack(v[1])
+  local sound = false
+  sound, j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax, j.cool, j.drop =
+    pcall(cmsgpack.unpack, v[1])
+  if not sound or type(j.depd) ~= 'table' or not j.hash then return restore(name, 'its policy cannot be read') end
   if v[2] then
-    j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took,
-      j.pend = cmsgpack.unpack(v[2])
+    sound, j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took,
+      j.pend = pcall(cmsgpack.unpack, v[2])
+    if not sound or type(j.wk) ~= 'number' or type(j.ok) == 'number' then return restore(name, 'its state cannot be read') end
   else
     j.n, j.busy, j.w, j.wk = 0, 0, 0, 0
   end
@@ -173,12 +195,6 @@ local function look_at(ms)
     G.next = ms
     G.dirty = true
   end
-end
-
--- Who changed what: for people.
-local function audit(who, what, about, why)
-  call('LPUSH', P .. 'audit', cjson.encode({ at = NOW, who = who, what = what, about = about, why = why }))
-  call('LTRIM', P .. 'audit', 0, 999)
 end
 
 local function switch_off(j, who, why)
@@ -232,11 +248,16 @@ end
 --   eta: not to start before, ms; wf: what it waited for first; al: it is tried alone; ent, due, cont: the entry of the
 --   schedule that fired it, for when (ms), whether that one is continuous
 local function load_run(id, prefix)
-  local s = call('HGET', P .. (prefix or 'r:') .. id, 's')
+  local key = (prefix or 'r:') .. id
+  local s = redis.pcall('HGET', P .. key, 's')
   if not s then return nil end
-  local r = { id = id }
-  r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd, r.ex, r.q, r.gq, r.enq,
-    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont = cmsgpack.unpack(s)
+  local r, sound = { id = id }, false
+  sound, r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd, r.ex, r.q, r.gq, r.enq,
+    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont = pcall(cmsgpack.unpack, s)
+  if not sound or type(r.job) ~= 'string' or type(r.q) ~= 'string' then
+    set_aside(key, type(s) == 'table' and s.err or 'it cannot be read')
+    return nil
+  end
   return r
 end
 
@@ -258,4 +279,47 @@ local function noted(r, field)
   local fence, at, what, more = cmsgpack.unpack(found)
   if fence ~= r.fence then return nil end
   return { at = at, what = what, more = more }
+end
+
+-- A job whose record could not be read begins anew: nothing of it starts until whoever sweeps next has installed its
+-- policy again. What can be told from its runs and its history is.
+restore = function(name, why)
+  set_aside('j:' .. name, why)
+  local j = { name = name, blk = 0, keyed = false, conf = {}, deps = {}, depd = {}, crash = 'requeue', recmax = 2,
+    hash = 'corrupt', n = 0, busy = 0, w = 0, wk = 0, z = 0, pend = call('ZCARD', P .. 'sq:' .. name), dirty = true,
+    off = cjson.encode({ by = 'ledger', why = 'its record could not be read (' .. why .. ')', at = NOW }) }
+  local seen = {}
+  local function count(ids)
+    for _, id in ipairs(ids) do
+      local r = not seen[id] and load_run(id)
+      seen[id] = true
+      if r and r.job == name then
+        if r.key ~= '' then j.keyed = true end
+        if r.st == 'later' or (r.st == 'waiting' and r.al) then
+          j.z = j.z + 1
+        elseif r.st == 'waiting' then
+          j.w, j.wk = j.w + 1, j.wk + (r.jd and 1 or 0)
+        elseif r.st == 'granted' or r.st == 'queued' or r.st == 'running' then
+          j.n = j.n + 1
+        end
+        if r.sd then j.busy = j.busy + 1 end
+      end
+    end
+  end
+  for _, key in ipairs({ 'wait', 'later', 'gr' }) do count(call('ZRANGE', P .. key, 0, -1)) end
+  for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do count(call('SMEMBERS', P .. 'wr:' .. worker)) end
+  for _, text in ipairs(call('LRANGE', P .. 'h:' .. name, 0, 99)) do
+    local past = cjson.decode(text)
+    if past[3] == 'succeeded' or past[3] == 'failed' then
+      j.ok, j.ended, j.ends_at = past[3] == 'succeeded', past[6] * 1000, past[6]
+      break
+    end
+  end
+  call('ZREM', P .. 'bar', name)
+  for _, queue in ipairs(call('SMEMBERS', P .. 'opens')) do call('ZREM', P .. 'open:' .. queue, name) end
+  save_policy(name, j)
+  call('HSET', P .. 'j:' .. name, 'off', j.off)
+  call('HDEL', P .. 'g', 'releases')
+  J[name] = j
+  return j
 end

@@ -39,19 +39,20 @@ local function take_runs(worker, counted, limit)
   return dead, recovered, #ids <= limit
 end
 
+-- Returns its name and kind.
 local function remove_worker(worker)
-  local name = call('HGET', P .. 'w:' .. worker, 'name')
+  local name, kind = unpack(call('HMGET', P .. 'w:' .. worker, 'name', 'kind'))
   take_slots(worker)
   if name and call('HGET', P .. 'wn', name) == worker then call('HDEL', P .. 'wn', name) end
   call('ZREM', P .. 'ws', worker)
   call('DEL', P .. 'w:' .. worker, P .. 'wr:' .. worker)
   refresh_all()
-  return name
+  return name, kind
 end
 
 -- For people: a worker died with so many runs.
-local function note_death(name, runs)
-  call('LPUSH', P .. 'gone', cjson.encode({ name = name, at = NOW, runs = runs }))
+local function note_death(name, kind, runs)
+  call('LPUSH', P .. 'gone', cjson.encode({ name = name, kind = kind, at = NOW, runs = runs }))
   call('LTRIM', P .. 'gone', 0, 19)
 end
 

@@ -1,0 +1,250 @@
+"""The schedule from Python: what fires when, and how people change that."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+from celery import Celery
+
+from celery_orchestration.errors import BadCall, ConfigurationError, UnknownEntry
+from celery_orchestration.ledger import Ledger, keys
+from celery_orchestration.operate.models import EntryStatus, Paused
+from celery_orchestration.operate.who import me
+from celery_orchestration.policy import Policy, Settings, show, suggest
+from celery_orchestration.scheduler.entries import Written, as_entry, document, from_code, from_document, written
+from celery_orchestration.task import SCHEDULER, jobs_of
+
+T = TypeVar("T")
+
+#: How many entries are read at a time.
+PART = 200
+#: How often an update is tried again that somebody else was faster than.
+_TRIES = 10
+CORRUPT = "its record is corrupt"
+
+
+class Schedule:
+    """Entries from the code, and those that people add here. A scheduler sees within a second what is changed."""
+
+    def __init__(
+        self, app: Celery, settings: Settings, ledger: Ledger, ask: Callable[[Callable[[], Any]], Any]
+    ) -> None:
+        """`ask` calls the ledger, with its errors in words."""
+        self._app = app
+        self._settings = settings
+        self._ledger = ledger
+        self._ask = ask
+
+    def add(
+        self,
+        name: str,
+        task: Any,
+        schedule: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> EntryStatus:
+        """Fires a task of this app, or a job: the first time after one interval.
+
+        `schedule`: seconds, a timedelta, a crontab or its text ('*/5 * * * *'), or a solar schedule. `options`: of
+        ``apply_async``. All has to be JSON.
+        """
+        if name in self.in_code():
+            raise _in_code(name)
+        self._write("add", name, _name_of(task), schedule, args, kwargs or {}, options or {}, "")
+        return self.get(name)
+
+    def update(
+        self,
+        name: str,
+        *,
+        task: Any = None,
+        schedule: Any = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> EntryStatus:
+        """What is not given stays as it is. Its next fire comes after one interval; if it is paused it stays so."""
+        if all(part is None for part in (task, schedule, args, kwargs, options)):
+            raise BadCall("say what to change: task, schedule, args, kwargs or options")
+        for _ in range(_TRIES):
+            found = self._find(name)
+            if found.get("src") == "code":
+                raise _in_code(name)
+            before = self._read(name, found)
+            is_written = self._write(
+                "update",
+                name,
+                before.task if task is None else _name_of(task),
+                before.when(self._app) if schedule is None else schedule,
+                before.args if args is None else args,
+                before.named_args if kwargs is None else kwargs,
+                before.options if options is None else options,
+                found.get("gen", ""),
+            )
+            if is_written:
+                return self.get(name)
+        raise BadCall(f"entry {show(name)} is being changed by somebody else all the time")
+
+    def remove(self, name: str) -> EntryStatus:
+        """Returns what it was. Runs that it has made go on."""
+        before = self.get(name)
+        self._change("remove", name, "")
+        return before
+
+    def pause(self, name: str, reason: str = "") -> EntryStatus:
+        """It fires no more until somebody resumes it. Entries of the code can be paused, too."""
+        self._change("pause", name, reason)
+        return self.get(name)
+
+    def resume(self, name: str) -> EntryStatus:
+        """What was due meanwhile is not made up for."""
+        self._change("resume", name, "")
+        return self.get(name)
+
+    def get(self, name: str) -> EntryStatus:
+        return self._status(keys.entry(name), self._find(name), jobs_of(self._app))
+
+    def list(self) -> builtins.list[EntryStatus]:
+        """By name. One that is broken says so."""
+        jobs, found = jobs_of(self._app), {}
+        skip = 0
+        while part := self._ask(lambda skip=skip: self._ledger.entries(skip, PART)):  # type: ignore[misc]
+            found.update(part)
+            skip += len(part)
+        return sorted((self._status(*one, jobs) for one in found.items()), key=lambda entry: entry.name)
+
+    def in_code(self) -> set[str]:
+        """The names of entries that the code of this app has."""
+        found, _ = from_code(self._app, jobs_of(self._app), {})
+        return {*found, *self._app.conf.beat_schedule}
+
+    def is_ours(self) -> bool:
+        """Whether this app's beat is our scheduler."""
+        return self._settings.mode != "off" and self._app.conf.beat_scheduler == SCHEDULER
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        what: str,
+        name: str,
+        task: str,
+        when: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        generation: str,
+    ) -> bool:
+        """False if another generation is there."""
+        text = document(self._app, name, task, when, args, kwargs, options)
+        entry = from_document(self._app, keys.entry(name), text, jobs_of(self._app))
+        job = keys.encode_job(task) if entry.policy is not None else ""
+        return self._change(what, name, "", (task, job, entry.every, text, generation))
+
+    def _change(self, what: str, name: str, why: str, parts: Sequence[str] = ()) -> bool:
+        answer = self._ask(lambda: self._ledger.schedule(me(), what, name, why, parts))
+        if answer == "none":
+            raise self._unknown(name)
+        if answer == "code" or (answer == "exists" and self._find(name).get("src") == "code"):
+            raise _in_code(name)
+        if answer == "exists":
+            raise BadCall(f"there is an entry {show(name)} already: update or remove it")
+        if answer == "corrupt":
+            raise BadCall(f"entry {show(name)}: {CORRUPT}; remove it")
+        return bool(answer == "ok")
+
+    def _find(self, name: str) -> dict[str, str]:
+        found: dict[str, str] | None = self._ask(lambda: self._ledger.entry(name))
+        if found is None:
+            raise self._unknown(name)
+        return found
+
+    def _read(self, name: str, found: Mapping[str, str]) -> Written:
+        try:
+            return written(keys.entry(name), found.get("doc", ""))
+        except ConfigurationError as exc:
+            raise BadCall(f"entry {show(name)}: {exc}; remove it and add it again") from None
+
+    def _unknown(self, name: str) -> UnknownEntry:
+        if name in self.in_code():
+            return UnknownEntry(f"no scheduler has brought the entry {show(name)} of the code yet")
+        hint = suggest(name, [entry.name for entry in self.list()])
+        return UnknownEntry(f"there is no entry {show(name)} in the schedule{hint}")
+
+    def _status(self, key: str, found: Mapping[str, str], jobs: Mapping[str, Policy]) -> EntryStatus:
+        try:
+            return self._sound(key, found, jobs)
+        except (ValueError, KeyError, TypeError, OverflowError, OSError):
+            return _broken(key, found)
+
+    def _sound(self, key: str, found: Mapping[str, str], jobs: Mapping[str, Policy]) -> EntryStatus:
+        int(found["gen"]), int(found["last"])
+        off = json.loads(found["off"]) if "off" in found else None
+        document, problem = None, None
+        if found["src"] == "people":
+            try:
+                document = written(key, found["doc"])
+                as_entry(self._app, document, jobs)
+            except ConfigurationError as exc:
+                problem = str(exc)
+        return EntryStatus(
+            name=found["name"],
+            task=found["task"],
+            is_job="job" in found or found["task"] in jobs,
+            every=found["every"],
+            source=found["src"],
+            continuous="cont" in found,
+            args=document.args if document else None,
+            named_args=document.named_args if document else None,
+            options=document.options if document else None,
+            paused=Paused(by=off["by"], why=off["why"], at=_when(off["at"])) if off else None,
+            last_fire=_when(found.get("at")),
+            last_outcome=found.get("how"),
+            last_run=found.get("run"),
+            next_fire=None if off or problem else _when(found.get("next")),
+            fires=int(found.get("fires", 0)),
+            skips=int(found.get("skips", 0)),
+            misses=int(found.get("misses", 0)),
+            problem=problem,
+        )
+
+
+def _broken(key: str, found: Mapping[str, str]) -> EntryStatus:
+    """As much as can be told."""
+    return EntryStatus(
+        name=found.get("name") or keys.decode_entry(key),
+        task=found.get("task", ""),
+        is_job="job" in found,
+        every=found.get("every", ""),
+        source="code" if found.get("src") == "code" else "people",
+        continuous="cont" in found,
+        args=None,
+        named_args=None,
+        options=None,
+        paused=None,
+        last_fire=None,
+        last_outcome=None,
+        last_run=None,
+        next_fire=None,
+        fires=0,
+        skips=0,
+        misses=0,
+        problem=CORRUPT,
+    )
+
+
+def _in_code(name: str) -> BadCall:
+    return BadCall(f"entry {show(name)} is defined in the code: change it there, or pause it")
+
+
+def _name_of(task: Any) -> Any:
+    return getattr(task, "name", task)
+
+
+def _when(ms: Any) -> Any:
+    return datetime.fromtimestamp(int(ms) / 1000, timezone.utc) if ms else None

@@ -1,0 +1,91 @@
+"""Whether every fire of an entry is in the history, and only once. Pure: records in, findings out.
+
+An entry with an interval is due at fixed times. The history has a record of each run, with the time for which it was
+fired. Fires in a row that made no run, for the same reason, share a record: how many they were, and the due time of the
+last. Those that were missed passed while no scheduler led; the first fire after that may have made a run again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+SKIPPED, MISSED = "skipped", "missed"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One of the history's, as the ledger keeps it. Times are in ms."""
+
+    id: str
+    outcome: str
+    arrived: int
+    started: int | None
+    ended: int
+    recoveries: int
+    #: None: it was not fired by the schedule.
+    due: int | None
+    #: Of fires that it stands for.
+    count: int
+
+    @classmethod
+    def read(cls, text: str) -> Record:
+        id, _, outcome, arrived, started, ended, _, _, recoveries, _, _, _, entry, due, *count = json.loads(text)
+        return cls(
+            id, outcome, arrived, started or None, ended, recoveries, due if entry else None, count[0] if count else 1
+        )
+
+    @property
+    def is_run(self) -> bool:
+        return self.outcome not in (SKIPPED, MISSED)
+
+
+@dataclass
+class Account:
+    """What became of the fires of an entry."""
+
+    due: int = 0
+    ran: int = 0
+    skipped: int = 0
+    missed: int = 0
+    #: Most ms between a due time and the arrival of its run.
+    latest: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if not self.due:
+            return "not due yet"
+        return f"{self.due} due: {self.ran} made a run, {self.skipped} skipped, {self.missed} missed"
+
+
+def account(first: int, last: int, every: int, records: Sequence[Record]) -> Account:
+    """Of an entry that was due from `first` to `last`, every so many ms. `records`: of its job, the latest first."""
+    times = range(first, last + 1, every)
+    found = Account(len(times))
+    told: Counter[int] = Counter()
+    missed = []
+    for one in reversed(records):
+        if one.due is None:
+            continue
+        if one.outcome == MISSED:
+            found.missed += one.count
+            missed.append(one)
+        elif one.outcome == SKIPPED:
+            found.skipped += one.count
+            told.update(one.due - every * number for number in range(one.count))
+        else:
+            found.ran += 1
+            found.latest = max(found.latest, one.arrived - one.due)
+            told[one.due] += 1
+    found.problems += [f"due at {time}: {count} times in the history" for time, count in told.items() if count > 1]
+    found.problems += [f"due at {time}: it was not" for time in told if time not in times]
+    untold = [time for time in times if time not in told]
+    for one in missed:
+        passed = [time for time in untold if time <= (one.due or 0)]
+        untold = untold[len(passed) :]
+        if len(passed) != one.count:
+            found.problems.append(f"{one.count} were missed until {one.due}, and {len(passed)} are not in the history")
+    found.problems += [f"due at {time}: not in the history" for time in untold]
+    return found

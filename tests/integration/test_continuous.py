@@ -1,0 +1,301 @@
+"""Continuous jobs: the ledger makes the next run itself, in the script that ends the last one."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_orchestration.ledger import Outcome
+from celery_orchestration.scheduler.entries import Entry
+from celery_orchestration.scheduler.message import Call
+from integration.test_dispatch import Beat, any_beat, beat, message_of
+from integration.test_ledger import PREFIX, arrival
+
+__all__ = ["any_beat", "beat"]
+
+
+class TestContinuous:
+    @pytest.fixture
+    def one(self, beat: Beat) -> Beat:
+        beat.begin({"one": {"cap": 1}})
+        beat.adopt_continuous()
+        return beat
+
+    def start(self, beat: Beat, entry: str = "e") -> str:
+        """The chain begins, and its first run is running."""
+        what, made, [grant] = beat.ledger.continue_(beat.term, [entry])
+        assert (what, made) == ("ok", [1])
+        beat.run(grant)
+        return grant.id
+
+    def go_on(self, beat: Beat, entry: str = "e") -> list[int]:
+        return beat.ledger.continue_(beat.term, [entry])[1]
+
+    def test_begins_at_once(self, one: Beat):
+        id = self.start(one)
+        assert one.entry()["run"] == id
+        assert one.runs() == {id: "running"}
+
+    def test_has_one_run_at_a_time(self, one: Beat):
+        self.start(one)
+        for _ in range(3):
+            assert one.ledger.continue_(one.term, ["e"]) == ("ok", [0], [])
+
+    @pytest.mark.parametrize("outcome", ["succeeded", "failed", "ignored", "rejected", "revoked"])
+    def test_goes_on_in_the_call_that_ends_a_run(self, one: Beat, outcome: str):
+        """However it ended: no scheduler is needed."""
+        id = self.start(one)
+        one.ledger.resign("s1", one.term)
+        for _ in range(3):
+            [following] = one.end(id, outcome)
+            assert following != id
+            assert one.runs() == {following: "running"}
+            id = following
+        assert int(one.entry()["fires"]) == 4
+
+    def test_its_runs_have_the_ids_that_schedulers_know(self, one: Beat):
+        id = self.start(one)
+        for _ in range(3):
+            known = Entry("e", Call("one", (), {}, {}), "", None, generation=one.adopted["e"].generation)
+            assert id == known.run_id(int(one.entry()["last"]))
+            [id] = one.end(id)
+
+    def test_its_messages_have_the_id_in_their_heads(self, one: Beat):
+        turn = one.turn(ends={self.start(one): "succeeded"}, free=1)
+        [start] = turn.starts
+        assert start.message == message_of(start.id)
+
+    def test_it_is_granted_where_no_slot_is_free(self, one: Beat):
+        [grant] = one.turn(ends={self.start(one): "succeeded"}).grants
+        assert one.ledger.granted(grant) == ("q", message_of(grant.id))
+
+    def test_waits_between_two_runs_if_it_is_told_to(self, beat: Beat):
+        beat.begin({"one": {"cap": 1}})
+        beat.adopt_continuous(pause_ms=60_000)
+        assert beat.ledger.continue_(beat.term, ["e"]) == ("ok", [1], [])
+        [id] = beat.runs()
+        assert beat.redis.zscore(f"{PREFIX}later", id) == pytest.approx(beat.now() + 60_000, abs=10_000)
+        beat.redis.zadd(f"{PREFIX}later", {id: 1})
+        [grant] = beat.sweep().grants
+        assert grant.id == id
+        beat.run(grant)
+        assert beat.end(id) == []
+        [following] = beat.runs()
+        assert beat.redis.zscore(f"{PREFIX}later", following) == pytest.approx(beat.now() + 60_000, abs=10_000)
+        assert self.go_on(beat) == [0]
+
+    def test_survives_a_crashed_worker(self, one: Beat):
+        one.register("w2")
+        [grant] = one.ledger.continue_(one.term, ["e"])[2]
+        one.run(grant, worker="w2")
+        [again] = one.dies("w2").grants
+        assert again.id == grant.id, "it is the same run"
+        one.run(again)
+        assert len(one.end(grant.id)) == 1
+
+    def test_goes_on_when_a_run_crashed_for_good(self, beat: Beat):
+        beat.begin({"one": {"cap": 1, "on_crash": "fail"}})
+        beat.adopt_continuous()
+        beat.register("w2")
+        [grant] = beat.ledger.continue_(beat.term, ["e"])[2]
+        beat.run(grant, worker="w2")
+        swept = beat.dies("w2")
+        assert [ending.id for ending in swept.endings] == [grant.id]
+        [following] = swept.grants
+        assert following.id != grant.id
+        assert self.go_on(beat) == [0]
+
+    def test_goes_on_when_a_run_is_cancelled(self, one: Beat):
+        """Before it starts."""
+        one.ledger.switch("one", False, "me", "")
+        assert self.go_on(one) == [1]
+        [id] = one.runs()
+        assert one.ledger.cancel_by_hand("me", id)[0] == "waiting"
+        one.ledger.finish([(id, 0)])
+        [following] = one.runs()
+        assert following != id
+        assert self.go_on(one) == [0]
+
+    def test_goes_on_when_a_worker_finds_the_message_of_a_run_revoked(self, one: Beat):
+        [grant] = one.ledger.continue_(one.term, ["e"])[2]
+        [following] = one.ledger.finish([(grant.id, 0)])
+        assert following.id != grant.id
+
+    def test_a_disabled_job_holds(self, one: Beat):
+        id = self.start(one)
+        one.ledger.switch("one", False, "me", "")
+        assert one.end(id) == []
+        [held] = one.runs()
+        assert self.go_on(one) == [0]
+        assert [grant.id for grant in one.ledger.switch("one", True, "me", "")] == [held]
+
+    def test_or_stops_where_it_drops_and_begins_again_when_it_is_enabled(self, beat: Beat):
+        beat.begin({"one": {"cap": 1, "drop": True}})
+        beat.adopt_continuous()
+        id = self.start(beat)
+        beat.ledger.switch("one", False, "me", "")
+        assert beat.end(id) == []
+        assert beat.runs() == {}
+        assert self.go_on(beat) == [0]
+        beat.ledger.switch("one", True, "me", "")
+        assert self.go_on(beat) == [1]
+
+    def test_a_job_that_drops_gets_its_probe(self, beat: Beat):
+        beat.begin({"one": {"cap": 1, "drop": True, "max_failures": 1, "cool_down_ms": 60_000}})
+        beat.adopt_continuous()
+        id = self.start(beat)
+        assert beat.end(id, "failed") == []
+        assert self.go_on(beat) == [0]
+        beat.redis.zadd(f"{PREFIX}cool", {"one": 1})
+        beat.sweep()
+        probe = self.start(beat)
+        assert len(beat.end(probe)) == 1, "it works again"
+
+    def test_a_failing_job_is_disabled_and_held(self, beat: Beat):
+        beat.begin({"one": {"cap": 1, "max_failures": 2}})
+        beat.adopt_continuous()
+        [second] = beat.end(self.start(beat), "failed")
+        assert beat.end(second, "failed") == []
+        assert list(beat.runs().values()) == ["waiting"]
+
+    def test_stops_when_its_entry_is_paused(self, one: Beat):
+        id = self.start(one)
+        one.ledger.schedule("me", "pause", "e", "")
+        assert one.end(id) == []
+        assert one.runs() == {}
+        assert self.go_on(one) == [0]
+        one.ledger.schedule("me", "resume", "e", "")
+        assert self.go_on(one) == [1]
+
+    def test_is_held_while_everything_is_paused(self, one: Beat):
+        id = self.start(one)
+        one.ledger.pause(True, "me", "")
+        assert one.end(id) == []
+        assert len(one.ledger.pause(False, "me", "")) == 1
+
+    def test_a_retry_is_the_same_run(self, one: Beat):
+        id = self.start(one)
+        assert one.turn(ends={id: "retry"}, free=1).starts == []
+        assert self.go_on(one) == [0]
+        assert one.come(id, "one", attempt=1) == "start"
+        [following] = one.end(id)
+        assert following != id
+
+    def test_so_is_one_that_came_before_the_attempt_before_it_had_ended(self, one: Beat):
+        id = self.start(one)
+        assert one.come(id, "one", attempt=1) == "wait"
+        [start] = one.turn(ends={id: "retry"}, free=1).starts
+        assert start.id == id
+        [following] = one.end(id)
+        assert following != id
+
+    def test_so_is_a_run_that_replaced_itself(self, one: Beat):
+        id = self.start(one)
+        assert one.come(id, "one", attempt=1 << 20) == "wait"
+        [start] = one.turn(ends={id: "ignored"}, free=4).starts
+        assert start.id == id
+        assert one.runs() == {id: "running"}
+        [following] = one.end(id)
+        assert one.runs() == {following: "running"}
+
+    def test_goes_on_beside_another_job_that_replaced_a_run(self, beat: Beat):
+        beat.begin({"one": {"cap": 1}, "two": {}})
+        beat.adopt_continuous()
+        id = self.start(beat)
+        assert beat.come(id, "two", attempt=1 << 20) == "wait"
+        starts = {start.id for start in beat.turn(ends={id: "ignored"}, free=4).starts}
+        assert id in starts
+        assert len(starts) == 2
+        [following] = starts - {id}
+        beat.end(id, free=0)
+        assert beat.runs() == {following: "running"}
+
+    def test_a_run_that_nobody_knows_of_any_more_is_followed_by_another(self, one: Beat):
+        """The next look of the leader mends the chain."""
+        id = self.start(one)
+        one.redis.hset(f"{PREFIX}e:e", "run", "forgotten")
+        assert self.go_on(one) == [1]
+        assert one.end(id, free=0) == []
+        assert len(one.runs()) == 1
+
+    def test_an_entry_that_vanished_is_to_be_adopted(self, one: Beat):
+        id = self.start(one)
+        one.redis.delete(f"{PREFIX}e:e")
+        assert self.go_on(one) == [-1]
+        assert one.end(id) == []
+        one.adopt_continuous()
+        assert self.go_on(one) == [1]
+
+    @pytest.mark.parametrize("field", ["m", "q", "gq", "key", "prio", "cont"])
+    @pytest.mark.parametrize("garbage", [None, "x"])
+    def test_one_that_is_corrupt_harms_nobody(self, any_beat: Beat, field: str, garbage: str | None):
+        """Its runs end, and it is adopted again."""
+        beat = any_beat
+        beat.begin({"one": {"cap": 1}, "other": {}})
+        beat.adopt_continuous()
+        id = self.start(beat)
+        if garbage is None:
+            beat.redis.hdel(f"{PREFIX}e:e", field)
+        else:
+            beat.redis.hset(f"{PREFIX}e:e", field, garbage)
+        turn = beat.turn(ends={id: "succeeded"}, come=[arrival("a", "other")])
+        assert (turn.outcomes, turn.answers[0].what) == (["ok"], "start")
+        if field in ("q", "gq", "key") and garbage:
+            assert len(beat.runs()) == 2, "it goes on"
+        else:
+            assert self.go_on(beat) == [-1]
+            beat.adopt_continuous()
+            assert self.go_on(beat) == [1]
+
+    def test_one_of_another_type_harms_nobody(self, any_beat: Beat):
+        any_beat.begin({"one": {"cap": 1}})
+        any_beat.adopt_continuous()
+        id = self.start(any_beat)
+        any_beat.redis.delete(f"{PREFIX}e:e")
+        any_beat.redis.set(f"{PREFIX}e:e", "x")
+        assert any_beat.end(id) == []
+        assert self.go_on(any_beat) == [-1]
+
+    def test_an_entry_that_is_continuous_no_more_stops(self, one: Beat):
+        id = self.start(one)
+        one.adopt()
+        assert one.end(id) == []
+        assert self.go_on(one) == [-1]
+        assert not {"cont", "m", "q", "gq", "key", "prio"} & one.entry().keys()
+
+    def test_stops_when_nobody_brings_its_job_any_more(self, beat: Beat):
+        beat.begin({"one": {"cap": 1}, "other": {}})
+        beat.adopt_continuous()
+        id = self.start(beat)
+        beat.register("w2", release="r2")
+        beat.ledger.leave("w1")
+        beat.install({"other": {}}, release="r2")
+        beat.redis.hset(f"{PREFIX}r:{id}", "x", "")
+        for grant in beat.sweep().grants:
+            beat.run(grant)
+            assert beat.end(grant.id) == []
+        assert self.go_on(beat) == [0]
+
+    def test_others_that_wait_for_it_are_looked_at_before_its_next_run(self, beat: Beat):
+        beat.begin({"one": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "one"}], "blocks": ["one"]}})
+        beat.adopt_continuous()
+        id = self.start(beat)
+        assert beat.come("j1", "j") == "wait"
+        assert beat.end(id, free=4) == ["j1"]
+        [following] = beat.end("j1", free=4)
+        assert beat.entry()["run"] == following
+
+    def test_in_observe_mode_too(self, one: Beat):
+        id = self.start(one)
+        one.number += 1
+        turn = one.ledger.turn("w1", one.number, "observe", 1, [Outcome(id, one.fences[id], "succeeded")], [])
+        assert len(turn.starts) == 1
+
+    def test_leaves_nothing_behind_when_it_was_stopped(self, beat: Beat):
+        beat.begin({"one": {"cap": 1}, "j": {"deps": [{"job": "one"}]}})
+        beat.adopt_continuous()
+        [grant] = beat.ledger.continue_(beat.term, ["e"])[2]
+        beat.run(grant)
+        [following] = beat.end(grant.id)
+        beat.ledger.schedule("me", "pause", "e", "")
+        beat.end(following)
+        assert beat.leftovers() == set(), "I5"

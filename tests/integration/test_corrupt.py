@@ -1,0 +1,103 @@
+"""Records that somebody else wrote over, or deleted: that job is reported, all others go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from celery_orchestration.ledger import Outcome
+from celery_orchestration.operate import trouble
+from celery_orchestration.worker import policies
+from support.servers import RedisServer
+from tests.integration.test_ledger import PREFIX, arrival
+from tests.integration.test_ledger_cases import Case
+
+
+@pytest.fixture
+def case(redis_server: RedisServer) -> Case:
+    case = Case(redis_server)
+    case.install({"bad": {"cap": 1}, "fine": {"cap": 1}, "beside": {"blocks": ["bad"], "deps": [{"job": "fine"}]}})
+    return case
+
+
+def of_another_type(case: Case) -> None:
+    case.redis.delete(f"{PREFIX}j:bad")
+    case.redis.set(f"{PREFIX}j:bad", "x")
+
+
+def garbled_policy(case: Case) -> None:
+    case.redis.hset(f"{PREFIX}j:bad", "p", "garbage")
+
+
+def garbled_state(case: Case) -> None:
+    case.redis.hset(f"{PREFIX}j:bad", "s", b"\xc1 no such thing")
+
+
+def overwritten_state(case: Case) -> None:
+    case.redis.hset(f"{PREFIX}j:bad", "s", "garbage")
+
+
+@pytest.mark.parametrize("corrupt", [of_another_type, garbled_policy, garbled_state, overwritten_state])
+def test_a_job_whose_record_cannot_be_read_is_reported_and_restored_and_others_go_on(
+    case: Case, corrupt: Callable[[Case], None]
+) -> None:
+    assert [case.come("b1", "bad"), case.come("b2", "bad"), case.come("f1", "fine")] == ["start", "wait", "start"]
+    corrupt(case)
+    assert case.come("b3", "bad") == "wait"
+    case.end("f1")
+    assert case.come("f2", "fine") == "start"
+
+    status = case.status()
+    (bad,) = (job for job in status["jobs"] if job["name"] == "bad")
+    assert (bad["running"], bad["busy"], bad["waiting"]) == (1, 1, 2)
+    assert json.loads(bad["off"])["by"] == "ledger"
+    assert [problem for problem in trouble.with_redis(status) if "j:bad could not be read" in problem]
+
+    # Whoever sweeps sees that the policies are not installed any more.
+    swept = case.sweep()
+    assert swept.installed_releases == "" != swept.live_releases
+    merged = policies.merged([case.document])
+    assert case.ledger.install("r1", merged.cap, merged.jobs)
+    assert case.come("b4", "bad") == "wait"
+    assert case.come("s1", "beside") == "wait"  # blocked by the run that was there before
+    assert case.end("b1") == ["b2"]
+    assert case.end("b2") == ["b3"]
+
+
+def test_a_run_whose_record_cannot_be_read_keeps_nobody_waiting(case: Case) -> None:
+    for id in ("b1", "b2", "b3", "b4"):
+        case.come(id, "bad")
+    case.redis.delete(f"{PREFIX}r:b2")
+    case.redis.hset(f"{PREFIX}r:b3", "s", "garbage")
+    assert case.end("b1") == ["b4"]
+    told = [json.loads(one) for one in case.ledger.audit(10)]
+    assert {one["about"] for one in told if one["what"] == "lost"} == {"b2", "b3"}
+    case.end("b4")
+    assert case.redis.zcard(f"{PREFIX}wait") == 0
+    assert not case.redis.sismember(f"{PREFIX}waitjobs", "bad")
+
+
+def test_a_running_run_whose_record_cannot_be_read_is_void_and_its_worker_goes_on(case: Case) -> None:
+    assert [case.come("f1", "fine"), case.come("b1", "bad")] == ["start", "start"]
+    case.redis.delete(f"{PREFIX}r:b1")
+    case.redis.lpush(f"{PREFIX}r:b1", "x")
+    assert case.ledger.beat("w1", 30_000, [(id, case.fences[id]) for id in ("f1", "b1")]) == ["b1"]
+    case.number += 1
+    turn = case.ledger.turn("w1", case.number, "enforce", 0, [Outcome("b1", case.fences["b1"], "succeeded")], [])
+    assert turn.outcomes == ["refused"]
+    assert case.turn(come=[arrival("f2", "fine")]).answers[0].what == "wait"
+    assert case.end("f1") == ["f2"]
+
+
+def test_a_job_whose_record_was_deleted_is_unknown_until_a_worker_brings_it(case: Case) -> None:
+    case.come("f1", "fine")
+    case.redis.delete(f"{PREFIX}j:bad")
+    assert case.come("b1", "bad") == "unknown"
+    assert case.come("s1", "beside") == "wait"
+    assert case.status()["jobs"]
+    case.end("f1")
+    merged = policies.merged([case.document])
+    assert case.ledger.install("r1", merged.cap, merged.jobs)
+    assert case.come("b1", "bad") in ("start", "wait")

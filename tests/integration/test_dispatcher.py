@@ -1,0 +1,219 @@
+"""The dispatcher of one scheduler, step by step on a real Redis: whatever goes wrong in the midst of many fires, each
+of them is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_orchestration import OrchestratedTask
+from celery_orchestration.errors import LedgerUnavailable
+from celery_orchestration.ledger import Grant
+from celery_orchestration.scheduler.dispatcher import MOST_ENTRIES, MOST_FIRES
+from celery_orchestration.scheduler.entries import from_code
+from celery_orchestration.scheduler.side import SchedulerSide
+from celery_orchestration.task import jobs_of
+from support.servers import RedisServer
+from support.wait import until
+from support.workers import close_app
+
+#: More than one call tells the ledger of.
+COUNT = max(2 * MOST_FIRES, MOST_ENTRIES) + 10
+HOUR_MS = 3_600_000
+
+
+class Scheduler:
+    """A scheduler whose threads are not started: what they do is done here, one step after the other."""
+
+    def __init__(self, app: Celery, server: RedisServer) -> None:
+        entries, _ = from_code(app, jobs_of(app), {})
+        self.side = SchedulerSide(app, entries)
+        self.redis = server.client()
+        self.ledger = self.side.dispatcher._ledger
+        self.names = [entry.key for entry in entries.values()]
+        self.side.keeper._register()
+        self.side.term._ask()
+
+    def close(self) -> None:
+        for ledger in (self.ledger, self.side.keeper._ledger, self.side.term._ledger, self.side.publisher._ledger):
+            ledger.close()
+
+    def round(self) -> None:
+        self.side.dispatcher._round()
+
+    def make_due(self) -> None:
+        """All entries: as if each had fired an hour ago."""
+        last = self.side.term.now() - HOUR_MS
+        for name in self.names:
+            self.redis.hset(f"{{fires}}:e:{name}", mapping={"gen": "1", "last": last})
+
+    def take_over(self) -> None:
+        """A term of its own, after another one's."""
+        term = self.side.term
+        term._ledger.resign(self.side.worker, term.number)
+        term.lost(term.number)
+        term._ask()
+
+    def has_a_worker(self) -> None:
+        """One with slots for all: every fire is handed over."""
+        presence = self.side.as_present("worker@host", "prefork", 2 * COUNT, ("celery", "default.granted"))
+        self.ledger.register(replace(presence, worker="worker"))
+
+    @property
+    def fires(self) -> dict[str, int]:
+        return {name: int(self.redis.hget(f"{{fires}}:e:{name}", "fires") or 0) for name in self.names}
+
+    def fails_once(self, verb: str, call: int, *, after: bool = False) -> None:
+        """The ledger does not answer that call, having done what it was asked for or not."""
+        original, calls = getattr(self.ledger, verb), 0
+
+        def failing(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls != call:
+                return original(*args)
+            if after:
+                original(*args)
+            raise LedgerUnavailable("gone for a moment")
+
+        setattr(self.ledger, verb, failing)
+
+
+def _nothing() -> None: ...
+
+
+@pytest.fixture
+def scheduler(redis_server: RedisServer) -> Iterator[Scheduler]:
+    app = Celery("fires", broker=redis_server.url(), set_as_current=False)
+    app.task(name="fired", base=OrchestratedTask, overlap="allow")(_nothing)
+    app.conf.beat_schedule = {f"entry{i}": {"task": "fired", "schedule": HOUR_MS / 1000} for i in range(COUNT)}
+    app.finalize()
+    scheduler = Scheduler(app, redis_server)
+    yield scheduler
+    scheduler.close()
+    close_app(app)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not asked", "answer lost"])
+def test_the_ledger_is_gone_for_a_moment_in_the_midst_of_many_fires(scheduler: Scheduler, after: bool):
+    scheduler.make_due()
+    scheduler.fails_once("dispatch", 2, after=after)
+    with pytest.raises(LedgerUnavailable):
+        scheduler.round()
+    scheduler.round()
+    assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
+
+
+def test_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Scheduler):
+    """As after a pause of the process: the same term is renewed right away."""
+    scheduler.make_due()
+    term, original = scheduler.side.term, scheduler.ledger.dispatch
+
+    def paused(*args: Any) -> Any:
+        term._held = (term._held[0], 0.0)
+        return original(*args)
+
+    scheduler.ledger.dispatch = paused  # type: ignore[method-assign]
+    scheduler.round()
+    assert sum(scheduler.fires.values()) == MOST_FIRES
+    scheduler.ledger.dispatch = original  # type: ignore[method-assign]
+    term._ask()
+    scheduler.round()
+    assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
+
+
+def test_the_ledger_is_gone_for_a_moment_while_entries_are_adopted(scheduler: Scheduler):
+    scheduler.round()
+    scheduler.make_due()
+    scheduler.take_over()
+    scheduler.fails_once("adopt", 2)
+    with pytest.raises(LedgerUnavailable):
+        scheduler.round()
+    scheduler.round()
+    assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
+
+
+def test_the_ledger_is_gone_for_a_moment_while_an_entry_that_vanished_is_adopted_again(scheduler: Scheduler):
+    scheduler.make_due()
+    vanished = scheduler.names[0]
+    original = scheduler.side.dispatcher._dispatch
+
+    def dispatch() -> None:
+        scheduler.redis.delete(f"{{fires}}:e:{vanished}")
+        original()
+
+    scheduler.side.dispatcher._dispatch = dispatch  # type: ignore[method-assign]
+    adopting = -(-COUNT // MOST_ENTRIES)
+    scheduler.fails_once("adopt", adopting + 1)
+    with pytest.raises(LedgerUnavailable):
+        scheduler.round()
+    scheduler.side.dispatcher._dispatch = original  # type: ignore[method-assign]
+
+    def all_fired() -> bool:
+        scheduler.round()
+        return scheduler.fires == dict.fromkeys(scheduler.names, 1)
+
+    until(all_fired, message="each entry has fired")
+
+
+def test_runs_that_were_granted_again_meanwhile_are_published_once(scheduler: Scheduler):
+    scheduler.has_a_worker()
+    scheduler.make_due()
+    scheduler.round()
+    granted = scheduler.redis.zrange("{fires}:gr", 0, -1)
+    scheduler.redis.zadd("{fires}:gr", dict.fromkeys(granted[::3], -1))
+    scheduler.side.keeper._sweep()
+    publisher = scheduler.side.publisher
+    publisher.start()
+    publisher.stop()
+    publisher.join(20)
+    messages = [json.loads(text) for text in scheduler.redis.lrange("default.granted", 0, -1)]
+    grants = [Grant(message["headers"]["id"], message["headers"]["orchestration"]["grant"]) for message in messages]
+    assert sorted(grant.id for grant in grants) == sorted(granted)
+    assert None not in scheduler.ledger.all_granted(grants)
+    assert scheduler.ledger.published(grants) == COUNT
+
+
+class TestAPublisherThatIsBehind:
+    @pytest.fixture
+    def publisher(self, scheduler: Scheduler) -> Any:
+        publisher = scheduler.side.publisher
+        publisher.publish([Grant("run", "1")] * 1000)
+        return publisher
+
+    def test_is_waited_for(self, scheduler: Scheduler, publisher: Any, monkeypatch: pytest.MonkeyPatch):
+        scheduler.make_due()
+        publisher._done_at = monotonic()
+        waited = _called(monkeypatch, publisher._errands.queue.clear)
+        scheduler.round()
+        assert waited
+        assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
+
+    def test_is_not_waited_for_if_it_gets_nothing_done(
+        self, scheduler: Scheduler, publisher: Any, monkeypatch: pytest.MonkeyPatch
+    ):
+        """The broker is gone, or hangs: fires go into the ledger all the same."""
+        scheduler.make_due()
+        publisher._done_at = monotonic() - 10
+        waited = _called(monkeypatch, lambda: None)
+        scheduler.round()
+        assert not waited
+        assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
+
+
+def _called(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> list[float]:
+    """The pauses that the dispatcher makes."""
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        do()
+
+    monkeypatch.setattr("celery_orchestration.scheduler.dispatcher.sleep", sleep)
+    return pauses
