@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from celery_orchestration.ledger import Ledger, keys
-from celery_orchestration.scheduler.entries import document
 from celery_orchestration.task import jobs_of, read_settings
 from support.invariants import Fired, fired_twice, fires_of
 from support.stage import Stage
@@ -190,17 +189,6 @@ class ScheduleStage(Stage):
         """Names of the entries that fire jobs."""
         with self.as_person() as ledger:
             return [found["name"] for _, found in ledger.entries(0, 100_000) if "job" in found]
-
-    # -- people
-
-    def schedule(self, what: str, name: str, task: str = "", every: float | None = None, **kwargs: Any) -> str:
-        """As an operator does it at run time."""
-        with self.as_person() as ledger:
-            if every is None:
-                return ledger.schedule("test", what, name, "")
-            job = keys.encode_job(task) if task in jobs_of(self.app) else ""
-            text = document(self.app, name, task, every, (), kwargs, {})
-            return ledger.schedule("test", what, name, "", (task, job, f"every {every:g} s", text))
 
     @contextlib.contextmanager
     def as_person(self) -> Iterator[Ledger]:
