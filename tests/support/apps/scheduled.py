@@ -4,7 +4,8 @@
 ``conf``: Celery's settings. Every task takes how long it lasts, and ``until``: the name of a file that ends it. A job's
 own ``seconds`` and ``until`` are what its fires last.
 
-TEST_STRIKE stops or ends the process at a given call: :mod:`support.strikes`.
+TEST_CHAIN adds so many hourly jobs, each of which depends on the one before. TEST_STRIKE stops or ends the process at
+a given call (:mod:`support.strikes`), TEST_CLOCK moves its clock (:mod:`support.clocks`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from celery import Celery, Task
 from celery.beat import BeatLazyFunc
 
 from celery_orchestration import OrchestratedTask
-from support import strikes
+from support import clocks, strikes
 from support.history import recorded
 from support.wait import until as wait_until
 
@@ -65,6 +66,10 @@ def _job(name: str, seconds: float = 0, until: str | None = None, **options: Any
 tasks = {name: _task(name) for name in written.get("plain", [])}
 tasks |= {name: _job(name, **options) for name, options in written.get("jobs", {}).items()}
 
+for number in range(int(os.environ.get("TEST_CHAIN", "0"))):
+    before = [f"chain.{number - 1}"] if number else []
+    tasks[f"chain.{number}"] = _job(f"chain.{number}", interval_seconds=3600, depends_on=before)
+
 _calls = itertools.count(1)
 app.conf.beat_schedule = {
     name: {
@@ -74,5 +79,7 @@ app.conf.beat_schedule = {
     for name, entry in written.get("entries", {}).items()
 }
 
+if clocks.VARIABLE in os.environ:
+    clocks.follow(os.environ[clocks.VARIABLE])
 if "TEST_STRIKE" in os.environ:
     strikes.install(os.environ["TEST_STRIKE"])
