@@ -17,6 +17,7 @@ from celery.utils.log import get_logger
 
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerUnavailable
 from celery_orchestration.ledger import Adopted, Fire
+from celery_orchestration.policy import show
 from celery_orchestration.scheduler.agenda import Agenda
 from celery_orchestration.scheduler.documents import from_document
 from celery_orchestration.scheduler.entries import Entry
@@ -205,7 +206,7 @@ class Dispatcher(threading.Thread):
                     last = entry.last_ms if known and entry.last_ms else None
                     adoptions.append((entry, self._fires.adoption(entry, last)))
                 except Exception as exc:
-                    self._report(entry.id, f"entry {entry.shown} cannot be fired: {exc!r}")
+                    self._report(entry.id, f"entry {show(entry.name)} cannot be fired: {exc!r}")
             try:
                 answers = self._ledger.adopt(term, now, [adoption for _, adoption in adoptions])
             except LedgerUnavailable:
@@ -229,7 +230,7 @@ class Dispatcher(threading.Thread):
     def _adopt_one_by_one(self, term: str, part: list[Entry], now: int, known: bool, exc: LedgerError) -> bool:
         """The ledger takes offence at one of them."""
         if len(part) == 1:
-            self._report(part[0].id, f"entry {part[0].shown} is not fired, the ledger refuses it: {exc}")
+            self._report(part[0].id, f"entry {show(part[0].name)} is not fired, the ledger refuses it: {exc}")
             return True
         return all(self._adopt(term, [entry], now, known) for entry in part)
 
@@ -238,7 +239,7 @@ class Dispatcher(threading.Thread):
         self._agenda.remove(entry.id)
         if answer.problem:
             if answer.problem != "gone":
-                self._report(entry.id, f"entry {entry.shown} is not fired, its record is {answer.problem}")
+                self._report(entry.id, f"entry {show(entry.name)} is not fired, its record is {answer.problem}")
             return None
         entry.generation, entry.last_ms = answer.generation, answer.last_ms
         self._agenda.add(entry)
@@ -291,7 +292,7 @@ class Dispatcher(threading.Thread):
             return None
 
     def _cannot(self, entry: Entry, exc: Exception) -> None:
-        self._report(entry.id, f"entry {entry.shown} cannot be fired: {exc!r}")
+        self._report(entry.id, f"entry {show(entry.name)} cannot be fired: {exc!r}")
         self._again(entry, AGAIN)
 
     def _again(self, entry: Entry, seconds: float) -> None:
@@ -352,7 +353,7 @@ class Dispatcher(threading.Thread):
         elif what == "early":
             self._again(entry, 0.1)
         elif what == "corrupt":
-            self._report(entry.id, f"entry {entry.shown} is not fired, a record in the ledger is corrupt: {detail}")
+            self._report(entry.id, f"entry {show(entry.name)} is not fired, a record in the ledger is corrupt: {detail}")
             self._again(entry, AGAIN)
         # paused: it comes back with the change that ends that
 
