@@ -353,7 +353,7 @@ class Dispatcher(threading.Thread):
         elif what == "early":
             self._again(entry, 0.1)
         elif what == "corrupt":
-            self._report(entry.id, f"entry {show(entry.name)} is not fired, a record in the ledger is corrupt: {detail}")
+            self._report(entry.id, f"entry {show(entry.name)} is not fired, a record is corrupt: {detail}")
             self._again(entry, AGAIN)
         # paused: it comes back with the change that ends that
 
