@@ -489,7 +489,8 @@ class Ledger:
         """None if another one leads."""
         args: list[Argument] = [term, now_ms]
         for e in entries:
-            args += (e.entry, e.name, e.task, e.job, e.every, e.source, _or_none(e.last_ms), _or_none(e.pause_ms))
+            args += (e.entry, keys.text(e.name), keys.text(e.task), e.job, keys.text(e.every), e.source)
+            args += (_or_none(e.last_ms), _or_none(e.pause_ms))
             args += (e.message, e.queue, e.granted_queue, e.key, e.priority)
         what, found = self._call("adopt", args)
         return [_adopted(one) for one in found] if _text(what) == "ok" else None

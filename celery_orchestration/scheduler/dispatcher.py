@@ -346,6 +346,8 @@ class Dispatcher(threading.Thread):
         side, policy = self._side, entry.policy
         if policy is None:
             raise ConfigurationError(f"entry {entry.name!r} fires no job")
+        if keys.text(message.queue) != message.queue:
+            raise ConfigurationError("its queue's name must be a text that UTF-8 can encode")
         packed = message.envelope.pack()
         head = len(packed) - len(message.envelope.body)
         room = policy.room_key(message.args, message.kwargs, side.signatures.get(entry.call.task))
