@@ -193,7 +193,7 @@ def render(status: Status, rows: int = 20) -> Group:
 def _scheduler(scheduler: SchedulerStatus, now: datetime) -> list[Text]:
     said = []
     if scheduler.leader is not None and scheduler.since is not None:
-        said.append(f"{scheduler.leader} leads since {_seconds((now - scheduler.since).total_seconds())}")
+        said.append(f"{scheduler.leader} has led for {_seconds((now - scheduler.since).total_seconds())}")
     if scheduler.standbys:
         many = len(scheduler.standbys)
         said.append(f"{many} stands by" if many == 1 else f"{many} stand by")

@@ -22,6 +22,8 @@ from celery_orchestration.ledger.scripts import script
 from celery_orchestration.ledger.wire import Argument, Wire
 from celery_orchestration.policy import Settings
 
+#: The kind of a member that is a scheduler.
+BEAT = "beat"
 #: What may have been lost when a new epoch began, for people.
 FORGOTTEN = {
     "emptied": "was emptied: runs that waited in it are lost, and how jobs ended before",
@@ -213,7 +215,6 @@ class Lead:
     #: Redis's time, ms.
     now: int
     leader: str
-    since: int
     #: Number of the last change that people made to the schedule.
     changes: int
 
@@ -229,7 +230,7 @@ class Adoption:
     every: str
     source: str
     last_ms: int | None
-    pause_ms: int | None = None
+    gap_ms: int | None = None
     message: bytes = b""
     queue: str = ""
     granted_queue: str = ""
@@ -254,7 +255,7 @@ class Fire:
     entry: str
     generation: str
     due_ms: int
-    next_ms: int | None
+    next_ms: int
     missed: int
     job: str
     id: str
@@ -479,8 +480,8 @@ class Ledger:
     # --------------------------------------------------------------- schedule
 
     def lead(self, scheduler: str, name: str, length_ms: int, term: str) -> Lead:
-        term, now, leader, since, changes = self._call("lead", (scheduler, name, length_ms, term))
-        return Lead(_text(term), int(now), _text(leader), int(since), int(changes))
+        term, now, leader, changes = self._call("lead", (scheduler, name, length_ms, term))
+        return Lead(_text(term), int(now), _text(leader), int(changes))
 
     def resign(self, scheduler: str, term: str) -> bool:
         return bool(self._call("resign", (scheduler, term)))
@@ -489,8 +490,7 @@ class Ledger:
         """None if another one leads."""
         args: list[Argument] = [term, now_ms]
         for e in entries:
-            args += (e.entry, keys.text(e.name), keys.text(e.task), e.job, keys.text(e.every), e.source)
-            args += (_or_none(e.last_ms), _or_none(e.pause_ms))
+            args += (e.entry, e.name, e.task, e.job, e.every, e.source, _or_none(e.last_ms), _or_none(e.gap_ms))
             args += (e.message, e.queue, e.granted_queue, e.key, e.priority)
         what, found = self._call("adopt", args)
         return [_adopted(one) for one in found] if _text(what) == "ok" else None
@@ -505,24 +505,22 @@ class Ledger:
     def dispatch(self, term: str, fires: Sequence[Fire]) -> Dispatched:
         args: list[Argument] = [term]
         for f in fires:
-            args += (f.entry, f.generation, f.due_ms, _or_none(f.next_ms), f.missed, f.job, f.id, f.key, f.priority)
+            args += (f.entry, f.generation, f.due_ms, f.next_ms, f.missed, f.job, f.id, f.key, f.priority)
             args += (_or_none(f.expires_ms), f.queue, f.granted_queue, f.message, _or_none(f.eta_ms), f.overlap)
             args.append(f.late_ms)
         self._meet()
-        what, answers, grants = self._call("dispatch", args)
-        return Dispatched(_text(what), [tuple(_text(part) for part in one) for one in answers], _grants(grants))
+        return _dispatched(self._call("dispatch", args))
 
     def fired(self, fires: Sequence[Fire]) -> int:
         args: list[Argument] = []
         for f in fires:
-            args += (f.entry, f.generation, f.due_ms, _or_none(f.next_ms), f.missed)
+            args += (f.entry, f.generation, f.due_ms, f.next_ms, f.missed)
         count: int = self._call("fired", args)
         return count
 
-    def continue_(self, term: str, entries: Sequence[str]) -> tuple[str, list[int], list[Grant]]:
+    def continue_(self, term: str, entries: Sequence[str]) -> Dispatched:
         self._meet()
-        what, made, grants = self._call("continue", (term, *entries))
-        return _text(what), made, _grants(grants)
+        return _dispatched(self._call("continue", (term, *entries)))
 
     def changes(self, known: int | None) -> Changes:
         number, complete, found = self._call("changes", (_or_none(known),))
@@ -670,6 +668,11 @@ def _arrival_args(a: Arrival) -> tuple[Argument, ...]:
 
 def _or_none(value: int | None) -> int | str:
     return "" if value is None else value
+
+
+def _dispatched(reply: Any) -> Dispatched:
+    what, answers, grants = reply
+    return Dispatched(_text(what), [tuple(_text(part) for part in one) for one in answers], _grants(grants))
 
 
 def _adopted(parts: list[Any]) -> Adopted:

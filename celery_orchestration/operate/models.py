@@ -224,18 +224,18 @@ class EntryStatus(Model):
     every: str = Field(description="when, in words")
     source: Literal["code", "people"]
     continuous: bool
-    args: list[Any] | None = Field(description="of one that people added; so are the next two")
-    named_args: dict[str, Any] | None
-    options: dict[str, Any] | None
-    paused: Paused | None
-    last_fire: datetime | None = Field(description="when it was due last; None: it never was")
-    last_outcome: Literal["fired", "sent", "skipped", "missed"] | None = Field(description="what came of that")
-    last_run: str | None = Field(description="id of the last run of a job that it made")
-    next_fire: datetime | None = Field(description="when it is due next, as far as a scheduler has said")
-    fires: int
-    skips: int
-    misses: int
-    problem: str | None = Field(description="why it is not fired")
+    args: list[Any] | None = Field(default=None, description="of one that people added; so are the next two")
+    named_args: dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    paused: Paused | None = None
+    last_fire: datetime | None = Field(default=None, description="when it was due last; None: it never was")
+    last_outcome: Literal["fired", "sent", "skipped", "missed"] | None = Field(default=None, description="of that")
+    last_run: str | None = Field(default=None, description="id of the last run of a job that it made")
+    next_fire: datetime | None = Field(default=None, description="when it is due next, as far as a scheduler has said")
+    fires: int = 0
+    skips: int = 0
+    misses: int = 0
+    problem: str | None = Field(default=None, description="why it is not fired")
 
 
 class Status(Model):

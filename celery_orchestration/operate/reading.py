@@ -10,6 +10,7 @@ from typing import Any
 
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
+from celery_orchestration.ledger import BEAT
 from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
 from celery_orchestration.limits import sentence
 from celery_orchestration.operate import reasons, trouble
@@ -29,7 +30,6 @@ from celery_orchestration.operate.models import (
     WorkerStatus,
 )
 from celery_orchestration.policy import Priority, show
-from celery_orchestration.scheduler.side import KIND as SCHEDULER
 
 Limit = tuple[float | None, float | None]
 
@@ -48,8 +48,8 @@ def status(
     """
     now = found["now"]
     members = found["workers"] or ()
-    scheduler = _scheduler(found, [one for one in members if one["kind"] == SCHEDULER and not _is_dead(one, now)])
-    found = {**found, "workers": [one for one in members if one["kind"] != SCHEDULER]}
+    scheduler = _scheduler(found, [one for one in members if one["kind"] == BEAT and not _is_dead(one, now)])
+    found = {**found, "workers": [one for one in members if one["kind"] != BEAT]}
     workers = {worker["id"]: worker for worker in found["workers"]}
     runs = [_run(run, now, workers, None) for run in found["running"] or ()]
 
@@ -93,7 +93,7 @@ def status(
         runs=runs,
         waits=waits,
         workers=sorted((_worker(worker, now) for worker in workers.values()), key=lambda worker: worker.name),
-        died=[_death(one) for one in map(json.loads, found["gone"] or ()) if one.get("kind") != SCHEDULER],
+        died=[_death(one) for one in map(json.loads, found["gone"] or ()) if one.get("kind") != BEAT],
         queues=all_queues,
         problems=[
             *_problems(all_queues, found, sent),

@@ -6,7 +6,7 @@ import builtins
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import Any
 
 from celery import Celery
 
@@ -15,16 +15,16 @@ from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate.models import EntryStatus, Paused
 from celery_orchestration.operate.who import me
 from celery_orchestration.policy import Policy, Settings, show, suggest
-from celery_orchestration.scheduler.entries import Written, as_entry, document, from_code, from_document, written
+from celery_orchestration.scheduler.documents import Written, as_entry, check_name, document, from_document, written
+from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.task import SCHEDULER, jobs_of
-
-T = TypeVar("T")
 
 #: How many entries are read at a time.
 PART = 200
 #: How often an update is tried again that somebody else was faster than.
 _TRIES = 10
 CORRUPT = "its record is corrupt"
+LEFT = "it came from code that the scheduler that leads does not have"
 
 
 class Schedule:
@@ -53,6 +53,7 @@ class Schedule:
         `schedule`: seconds, a timedelta, a crontab or its text ('*/5 * * * *'), or a solar schedule. `options`: of
         ``apply_async``. All has to be JSON.
         """
+        check_name(name)
         if name in self.in_code():
             raise _in_code(name)
         self._write("add", name, _name_of(task), schedule, args, kwargs or {}, options or {}, "")
@@ -147,6 +148,7 @@ class Schedule:
         return self._change(what, name, "", (task, job, entry.every, text, generation))
 
     def _change(self, what: str, name: str, why: str, parts: Sequence[str] = ()) -> bool:
+        check_name(name)
         answer = self._ask(lambda: self._ledger.schedule(me(), what, name, why, parts))
         if answer == "none":
             raise self._unknown(name)
@@ -159,6 +161,7 @@ class Schedule:
         return bool(answer == "ok")
 
     def _find(self, name: str) -> dict[str, str]:
+        check_name(name)
         found: dict[str, str] | None = self._ask(lambda: self._ledger.entry(name))
         if found is None:
             raise self._unknown(name)
@@ -185,7 +188,7 @@ class Schedule:
     def _sound(self, key: str, found: Mapping[str, str], jobs: Mapping[str, Policy]) -> EntryStatus:
         int(found["gen"]), int(found["last"])
         off = json.loads(found["off"]) if "off" in found else None
-        document, problem = None, None
+        document, problem = None, LEFT if "left" in found else None
         if found["src"] == "people":
             try:
                 document = written(key, found["doc"])
@@ -202,7 +205,7 @@ class Schedule:
             args=document.args if document else None,
             named_args=document.named_args if document else None,
             options=document.options if document else None,
-            paused=Paused(by=off["by"], why=off["why"], at=_when(off["at"])) if off else None,
+            paused=Paused(by=off["by"], why=off["why"], at=_at(off["at"])) if off else None,
             last_fire=_when(found.get("at")),
             last_outcome=found.get("how"),
             last_run=found.get("run"),
@@ -223,17 +226,6 @@ def _broken(key: str, found: Mapping[str, str]) -> EntryStatus:
         every=found.get("every", ""),
         source="code" if found.get("src") == "code" else "people",
         continuous="cont" in found,
-        args=None,
-        named_args=None,
-        options=None,
-        paused=None,
-        last_fire=None,
-        last_outcome=None,
-        last_run=None,
-        next_fire=None,
-        fires=0,
-        skips=0,
-        misses=0,
         problem=CORRUPT,
     )
 
@@ -246,5 +238,9 @@ def _name_of(task: Any) -> Any:
     return getattr(task, "name", task)
 
 
-def _when(ms: Any) -> Any:
-    return datetime.fromtimestamp(int(ms) / 1000, timezone.utc) if ms else None
+def _at(ms: Any) -> datetime:
+    return datetime.fromtimestamp(int(ms) / 1000, timezone.utc)
+
+
+def _when(ms: str | None) -> datetime | None:
+    return _at(ms) if ms else None

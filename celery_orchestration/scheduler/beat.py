@@ -59,6 +59,8 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
     def tick(self, *args: Any, **kwargs: Any) -> float:
         if self._side is not None and self._side.problem:
             raise LedgerRefused(self._side.problem)
+        if self._side is not None and not self._side.dispatcher.is_alive():
+            raise RuntimeError("the dispatcher of this scheduler died")
         return TICK
 
     def should_sync(self) -> bool:

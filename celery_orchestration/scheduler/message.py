@@ -82,7 +82,7 @@ class Kept:
             return  # the event that says it was sent (task_send_sent_event)
         name = getattr(exchange, "name", exchange) or ""
         if not declare or (name and not _leads_to(declare[0], name, routing_key)):
-            raise Unroutable
+            raise Unroutable(f"its messages go to exchange {name!r}, and nobody can say to which queue")
         content_type, content_encoding, data = dumps(body, serializer)
         if compression:
             headers["compression"] = _content_type(compression)

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError
-from celery_orchestration.ledger import FORGOTTEN, Presence, Registered
+from celery_orchestration.ledger import BEAT, FORGOTTEN, Presence, Registered
 from celery_orchestration.scheduler.dispatcher import Dispatcher
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.term import Term
@@ -22,7 +22,6 @@ from celery_orchestration.worker.publisher import Publisher
 
 logger = get_logger(__name__)
 
-KIND = "beat"
 #: Seconds to get the part at hand done when the scheduler stops.
 STOP_SECONDS = 5.0
 
@@ -63,10 +62,17 @@ class SchedulerSide(Member):
         self.publisher = Publisher(self)
         self.keeper = SchedulerKeeper(self)
         self.dispatcher = Dispatcher(self, entries)
-        self.term = Term(self.ledger.line(), self.worker, self.name, self.settings.term_seconds, self.dispatcher.wake)
+        self.term = Term(
+            self.ledger.line(),
+            self.worker,
+            self.name,
+            self.settings.term_seconds,
+            self.dispatcher.wake,
+            self.dispatcher.silent_for,
+        )
 
     def presence(self) -> Presence:
-        return self.as_present(self.name, KIND, 0, ())
+        return self.as_present(self.name, BEAT, 0, ())
 
     def give_up(self, why: str) -> None:
         self.problem = why
@@ -75,7 +81,7 @@ class SchedulerSide(Member):
         """Events are for workers."""
 
     def start(self) -> None:
-        for thread in (self.publisher, self.keeper, self.term, self.dispatcher):
+        for thread in (self.publisher, self.keeper, self.dispatcher, self.term):
             thread.start()
 
     def stop(self) -> None:

@@ -19,7 +19,8 @@ messages of plain tasks from being sent twice.
 
 **When one takes over.** A leader that stops says so (verb ``resign``); the others ask a few times a second. One that
 died is found out when its term is over. The term is renewed by a thread of its own, so that a long tick costs nobody
-their term; and without the event loop, the broker or the entries.
+their term; and without the event loop, the broker or the entries. But a leader that does not dispatch must not lead: if
+its dispatcher is stuck or dead, it resigns and asks no more.
 """
 
 from __future__ import annotations
@@ -42,16 +43,27 @@ ASK_EVERY = 0.4
 MARGIN = 0.2
 #: A reply that took longer, in seconds, tells little about Redis's clock.
 _QUICK = 0.05
+#: Seconds that who dispatches may be silent, however short terms are: a takeover of many entries takes a while.
+LEAST_SILENCE = 10.0
 
 
 class Term(threading.Thread):
-    def __init__(self, ledger: Ledger, scheduler: str, name: str, seconds: float, changed: Callable[[], None]) -> None:
-        """`changed` is called when we lead or no longer do, and when people changed the schedule."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        scheduler: str,
+        name: str,
+        seconds: float,
+        changed: Callable[[], None],
+        silent_for: Callable[[], float],
+    ) -> None:
+        """`changed` is called when we lead or no longer do, and when people changed the schedule. `silent_for` says for
+        how many seconds who dispatches has given no sign of life."""
         super().__init__(name="orchestration-term", daemon=True)
         self._ledger = ledger
         self._scheduler, self._name = scheduler, name
         self._seconds = seconds
-        self._changed = changed
+        self._changed, self._silent_for = changed, silent_for
         self._stopped = threading.Event()
         self._patience = Patience(self._stopped.wait, min(1.0, seconds / 5))
         #: The term that we have, '' if none; and until when it may be trusted.
@@ -61,6 +73,9 @@ class Term(threading.Thread):
         self._offset: float | None = None
         #: Number of the last change of people.
         self.changes = 0
+        #: How often Redis's clock was set to another time; whether another one was seen to lead, until that is unset.
+        self.jumps = 0
+        self.others_led = False
 
     @property
     def number(self) -> str:
@@ -111,18 +126,29 @@ class Term(threading.Thread):
     def _ask(self) -> None:
         before = monotonic()
         term, until = self._held
+        if self._silent_for() > max(self._seconds, LEAST_SILENCE):
+            return self._stand_aside(term)
         found = self._ledger.lead(self._scheduler, self._name, round(self._seconds * 1000), term)
         if self._stopped.is_set() and found.term and not term:
             self._ledger.resign(self._scheduler, found.term)  # it was given after we had stopped asking
-            return
+            return None
         after = monotonic()
         self._set_clock(found.now, before, after)
         trusted = bool(term) and before < until
         self._held = (found.term, before + self._seconds * (1 - MARGIN)) if found.term else ("", 0.0)
+        self.others_led = self.others_led or not found.term
         changes, self.changes = self.changes, found.changes
         if found.term != term or not trusted or changes != found.changes:
             self._tell(found, term)
             self._changed()
+        return None
+
+    def _stand_aside(self, term: str) -> None:
+        """Whatever keeps the dispatcher: another scheduler may be able to."""
+        if term:
+            logger.critical("The dispatcher of this scheduler is stuck: it resigns")
+            self._held = ("", 0.0)
+            self._ledger.resign(self._scheduler, term)
 
     def _tell(self, found: Lead, term: str) -> None:
         if found.term and found.term != term:
@@ -135,5 +161,7 @@ class Term(threading.Thread):
 
     def _set_clock(self, now: int, before: float, after: float) -> None:
         offset = now + 0.5 - (before + after) * 500
-        if self._offset is None or after - before < _QUICK or abs(offset - self._offset) > 1000:
+        jumped = self._offset is not None and abs(offset - self._offset) > 1000
+        if self._offset is None or jumped or after - before < _QUICK:
             self._offset = offset
+        self.jumps += jumped

@@ -24,9 +24,10 @@ _STEP_MS, _MOST_STEPS = 60_000, 24 * 60
 #: An event of the sun is known to a tenth of a second: what is found so soon after the last one is that one again.
 _SAME_EVENT_MS = 1000
 #: How many due times are counted that passed without a fire.
-MOST_MISSED = 1000
-#: Within so many ms of a due time nobody is late, whatever ``catch_up`` says: a takeover takes that long.
-ON_TIME_MS = 15_000
+MOST_MISSED = 100
+#: Within so many ms of a due time nobody is late, whatever ``catch_up`` says: a takeover takes that long, or, of longer
+#: terms, so many of them.
+ON_TIME_MS, ON_TIME_TERMS = 15_000, 1.5
 #: A schedule of the user's own is asked at least so often.
 _ASK_EVERY_MS = 60_000
 
@@ -140,9 +141,10 @@ def times_of(when: BaseSchedule, app: Celery) -> Times:
     return Asked(when, app.timezone)
 
 
-def latest_is_late(catch_up: str, catch_up_seconds: float) -> int:
+def latest_is_late(catch_up: str, catch_up_seconds: float, term_seconds: float) -> int:
     """How many ms after its due time a fire is still made."""
-    return max(ON_TIME_MS, round(catch_up_seconds * 1000)) if catch_up == "latest" else ON_TIME_MS
+    on_time = max(ON_TIME_MS, round(term_seconds * ON_TIME_TERMS * 1000))
+    return max(on_time, round(catch_up_seconds * 1000)) if catch_up == "latest" else on_time
 
 
 def _datetime(ms: int, zone: tzinfo) -> datetime:

@@ -163,7 +163,7 @@ class Lease(threading.Thread, ABC):
             swept = self._ledger.sweep(member.worker, self._sweeps, int(self._sweep_seconds * 1000))
             self._sweeps += 1  # not before: a call whose reply was lost is made again under its number
             for name in swept.dead_workers:
-                logger.warning("Worker %s is dead: its lease ran out", name)
+                logger.warning("%s is dead: its lease ran out", name)
             if swept.recovered:
                 logger.warning("%d runs of dead workers go back to their queues", swept.recovered)
             member.publisher.publish(swept.grants)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import Empty, PriorityQueue
 from time import monotonic
@@ -19,6 +20,7 @@ from celery import signals
 from celery.app.task import Context
 from celery.exceptions import WorkerLostError
 from celery.utils.log import get_logger
+from kombu import Queue
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
@@ -72,9 +74,9 @@ class Publisher(threading.Thread):
         self._stopped = threading.Event()
         self._patience = Patience(self._stopped.wait)
         self._done_at = 0.0
-        #: What the next grants are about, by their numbers: queue and message.
-        self._found: dict[str, tuple[str, bytes]] = {}
         self._producer: Any = None
+        #: Queues by name, bound to the producer's channel: else each message would bind its queue once more.
+        self._queues: dict[str, Queue] = {}
         self._connection: Any = None
 
     @property
@@ -136,17 +138,27 @@ class Publisher(threading.Thread):
             yield errand
 
     def _hand_over(self, grants: list[Grant]) -> None:
-        if len(grants) > 1:
-            self._look_up(grants)
-        self._confirm([grant for grant in grants if self._do(grant)])
+        published = self._at_once(grants) if len(grants) > 1 and not self._stopped.is_set() else None
+        if published is None:
+            published = [grant for grant in grants if self._do(grant)]
+        self._confirm(published)
 
-    def _look_up(self, grants: list[Grant]) -> None:
-        """In one question. What goes wrong with it is met again when each is asked for."""
+    def _at_once(self, grants: list[Grant]) -> list[Grant] | None:
+        """In one question and, where kombu can, in one write. None if that did not go well: what went wrong is met
+        again one by one, where trouble with one is not the others'. A message that comes twice starts its run once."""
         try:
-            found = self._ledger.all_granted(grants)
-        except LedgerError:
-            return
-        self._found = {grant.number: one for grant, one in zip(grants, found, strict=True) if one is not None}
+            found = zip(grants, self._ledger.all_granted(grants), strict=True)
+            messages = [(Envelope.unpack(one[1]), one[0], grant) for grant, one in found if one is not None]
+            producer = self._connected()
+            with producer.batch(MOST_AT_ONCE) if hasattr(producer, "batch") else nullcontext():
+                for envelope, queue, grant in messages:
+                    self._put(envelope, queue, grant.number)
+        except Exception as exc:
+            logger.debug("Handing over one by one: %r", exc)
+            self._disconnect()
+            return None
+        self._done_at = monotonic()
+        return [grant for *_, grant in messages]
 
     def _do(self, errand: Errand) -> bool:
         """Tries until it is done, or not needed any more, or the worker stops. What fails for another reason than that
@@ -156,7 +168,6 @@ class Publisher(threading.Thread):
             try:
                 done = self._try(errand)
             except Exception as exc:
-                self._found = {}  # it may take a while, and they may be granted to others
                 self._disconnect()
                 tries += not isinstance(exc, UNREACHABLE)
                 if tries >= MOST_TRIES:
@@ -189,7 +200,7 @@ class Publisher(threading.Thread):
             return self._put(errand.envelope, errand.queue, errand.grant)
         if isinstance(errand, Again):
             return self._retry(errand)
-        found = self._found.pop(errand.number, None) or self._ledger.granted(errand)
+        found = self._ledger.granted(errand)
         if found is None:
             return False  # granted again since, or over
         queue, message = found
@@ -203,15 +214,20 @@ class Publisher(threading.Thread):
             return False
         queue, attempt, message = found
         logger.warning("The retry of run %s did not arrive: it is sent again", again.id)
-        return self._put(Envelope.unpack(message).retried(keys.retries(attempt) + 1), queue, "")
+        return self._put(Envelope.unpack(message).retried(keys.retries(attempt + 1)), queue, "")
 
     def _put(self, envelope: Envelope, queue: str, grant: str) -> bool:
-        app = self._member.app
-        if self._producer is None:
-            self._connection = app.connection_for_write()
-            self._producer = app.amqp.Producer(self._connection, auto_declare=False)
-        envelope.publish(self._producer, queues.declared(app, queue), grant)
+        producer = self._connected()
+        if queue not in self._queues:
+            self._queues[queue] = queues.declared(self._member.app, queue).bind(producer.channel)
+        envelope.publish(producer, self._queues[queue], grant)
         return True
+
+    def _connected(self) -> Any:
+        if self._producer is None:
+            self._connection = self._member.app.connection_for_write()
+            self._producer = self._member.app.amqp.Producer(self._connection, auto_declare=False)
+        return self._producer
 
     def _confirm(self, published: list[Grant]) -> None:
         if not published:
@@ -222,7 +238,7 @@ class Publisher(threading.Thread):
             logger.warning("%d runs were published, but the ledger does not know: %s", len(published), exc)
 
     def _disconnect(self) -> None:
-        connection, self._producer, self._connection = self._connection, None, None
+        connection, self._producer, self._connection, self._queues = self._connection, None, None, {}
         if connection is not None:
             try:
                 connection.close()

@@ -69,7 +69,12 @@ class WorkerSide(Member):
         ours = self.app.conf.beat_scheduler == SCHEDULER
         never = [name for name, job in self.jobs.items() if job.mode == "continuous" and not ours]
         if never:
-            logger.warning("mode='continuous' needs app.conf.beat_scheduler = %r: %s", SCHEDULER, ", ".join(never))
+            logger.warning(
+                "These jobs are continuous, which only a beat with -S %s, or with that as app.conf.beat_scheduler, "
+                "keeps going: %s",
+                SCHEDULER,
+                ", ".join(never),
+            )
 
     def check_limits(self) -> None:
         """Says which jobs have limits that the execution pool does not keep."""

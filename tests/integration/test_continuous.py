@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_orchestration.ledger import Outcome
+from celery_orchestration.ledger import Dispatched, Outcome
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.message import Call
 from integration.test_dispatch import Beat, any_beat, beat, message_of
@@ -22,13 +22,15 @@ class TestContinuous:
 
     def start(self, beat: Beat, entry: str = "e") -> str:
         """The chain begins, and its first run is running."""
-        what, made, [grant] = beat.ledger.continue_(beat.term, [entry])
-        assert (what, made) == ("ok", [1])
+        found = beat.ledger.continue_(beat.term, [entry])
+        assert (found.what, found.answers) == ("ok", [("fired",)])
+        [grant] = found.grants
         beat.run(grant)
         return grant.id
 
-    def go_on(self, beat: Beat, entry: str = "e") -> list[int]:
-        return beat.ledger.continue_(beat.term, [entry])[1]
+    def go_on(self, beat: Beat, entry: str = "e") -> str:
+        [(what,)] = beat.ledger.continue_(beat.term, [entry]).answers
+        return what
 
     def test_begins_at_once(self, one: Beat):
         id = self.start(one)
@@ -38,7 +40,7 @@ class TestContinuous:
     def test_has_one_run_at_a_time(self, one: Beat):
         self.start(one)
         for _ in range(3):
-            assert one.ledger.continue_(one.term, ["e"]) == ("ok", [0], [])
+            assert one.ledger.continue_(one.term, ["e"]) == Dispatched("ok", [("rests",)], [])
 
     @pytest.mark.parametrize("outcome", ["succeeded", "failed", "ignored", "rejected", "revoked"])
     def test_goes_on_in_the_call_that_ends_a_run(self, one: Beat, outcome: str):
@@ -70,22 +72,16 @@ class TestContinuous:
 
     def test_waits_between_two_runs_if_it_is_told_to(self, beat: Beat):
         beat.begin({"one": {"cap": 1}})
-        beat.adopt_continuous(pause_ms=60_000)
-        assert beat.ledger.continue_(beat.term, ["e"]) == ("ok", [1], [])
-        [id] = beat.runs()
-        assert beat.redis.zscore(f"{PREFIX}later", id) == pytest.approx(beat.now() + 60_000, abs=10_000)
-        beat.redis.zadd(f"{PREFIX}later", {id: 1})
-        [grant] = beat.sweep().grants
-        assert grant.id == id
-        beat.run(grant)
+        beat.adopt_continuous(gap_ms=60_000)
+        id = self.start(beat)  # the first one at once
         assert beat.end(id) == []
         [following] = beat.runs()
         assert beat.redis.zscore(f"{PREFIX}later", following) == pytest.approx(beat.now() + 60_000, abs=10_000)
-        assert self.go_on(beat) == [0]
+        assert self.go_on(beat) == "rests"
 
     def test_survives_a_crashed_worker(self, one: Beat):
         one.register("w2")
-        [grant] = one.ledger.continue_(one.term, ["e"])[2]
+        [grant] = one.ledger.continue_(one.term, ["e"]).grants
         one.run(grant, worker="w2")
         [again] = one.dies("w2").grants
         assert again.id == grant.id, "it is the same run"
@@ -96,27 +92,27 @@ class TestContinuous:
         beat.begin({"one": {"cap": 1, "on_crash": "fail"}})
         beat.adopt_continuous()
         beat.register("w2")
-        [grant] = beat.ledger.continue_(beat.term, ["e"])[2]
+        [grant] = beat.ledger.continue_(beat.term, ["e"]).grants
         beat.run(grant, worker="w2")
         swept = beat.dies("w2")
         assert [ending.id for ending in swept.endings] == [grant.id]
         [following] = swept.grants
         assert following.id != grant.id
-        assert self.go_on(beat) == [0]
+        assert self.go_on(beat) == "rests"
 
     def test_goes_on_when_a_run_is_cancelled(self, one: Beat):
         """Before it starts."""
         one.ledger.switch("one", False, "me", "")
-        assert self.go_on(one) == [1]
+        assert self.go_on(one) == "fired"
         [id] = one.runs()
         assert one.ledger.cancel_by_hand("me", id)[0] == "waiting"
         one.ledger.finish([(id, 0)])
         [following] = one.runs()
         assert following != id
-        assert self.go_on(one) == [0]
+        assert self.go_on(one) == "rests"
 
     def test_goes_on_when_a_worker_finds_the_message_of_a_run_revoked(self, one: Beat):
-        [grant] = one.ledger.continue_(one.term, ["e"])[2]
+        [grant] = one.ledger.continue_(one.term, ["e"]).grants
         [following] = one.ledger.finish([(grant.id, 0)])
         assert following.id != grant.id
 
@@ -125,7 +121,7 @@ class TestContinuous:
         one.ledger.switch("one", False, "me", "")
         assert one.end(id) == []
         [held] = one.runs()
-        assert self.go_on(one) == [0]
+        assert self.go_on(one) == "rests"
         assert [grant.id for grant in one.ledger.switch("one", True, "me", "")] == [held]
 
     def test_or_stops_where_it_drops_and_begins_again_when_it_is_enabled(self, beat: Beat):
@@ -135,16 +131,16 @@ class TestContinuous:
         beat.ledger.switch("one", False, "me", "")
         assert beat.end(id) == []
         assert beat.runs() == {}
-        assert self.go_on(beat) == [0]
+        assert self.go_on(beat) == "rests"
         beat.ledger.switch("one", True, "me", "")
-        assert self.go_on(beat) == [1]
+        assert self.go_on(beat) == "fired"
 
     def test_a_job_that_drops_gets_its_probe(self, beat: Beat):
         beat.begin({"one": {"cap": 1, "drop": True, "max_failures": 1, "cool_down_ms": 60_000}})
         beat.adopt_continuous()
         id = self.start(beat)
         assert beat.end(id, "failed") == []
-        assert self.go_on(beat) == [0]
+        assert self.go_on(beat) == "rests"
         beat.redis.zadd(f"{PREFIX}cool", {"one": 1})
         beat.sweep()
         probe = self.start(beat)
@@ -162,9 +158,9 @@ class TestContinuous:
         one.ledger.schedule("me", "pause", "e", "")
         assert one.end(id) == []
         assert one.runs() == {}
-        assert self.go_on(one) == [0]
+        assert self.go_on(one) == "rests"
         one.ledger.schedule("me", "resume", "e", "")
-        assert self.go_on(one) == [1]
+        assert self.go_on(one) == "fired"
 
     def test_is_held_while_everything_is_paused(self, one: Beat):
         id = self.start(one)
@@ -175,7 +171,7 @@ class TestContinuous:
     def test_a_retry_is_the_same_run(self, one: Beat):
         id = self.start(one)
         assert one.turn(ends={id: "retry"}, free=1).starts == []
-        assert self.go_on(one) == [0]
+        assert self.go_on(one) == "rests"
         assert one.come(id, "one", attempt=1) == "start"
         [following] = one.end(id)
         assert following != id
@@ -213,17 +209,17 @@ class TestContinuous:
         """The next look of the leader mends the chain."""
         id = self.start(one)
         one.redis.hset(f"{PREFIX}e:e", "run", "forgotten")
-        assert self.go_on(one) == [1]
+        assert self.go_on(one) == "fired"
         assert one.end(id, free=0) == []
         assert len(one.runs()) == 1
 
     def test_an_entry_that_vanished_is_to_be_adopted(self, one: Beat):
         id = self.start(one)
         one.redis.delete(f"{PREFIX}e:e")
-        assert self.go_on(one) == [-1]
+        assert self.go_on(one) == "stale"
         assert one.end(id) == []
         one.adopt_continuous()
-        assert self.go_on(one) == [1]
+        assert self.go_on(one) == "fired"
 
     @pytest.mark.parametrize("field", ["m", "q", "gq", "key", "prio", "cont"])
     @pytest.mark.parametrize("garbage", [None, "x"])
@@ -242,9 +238,9 @@ class TestContinuous:
         if field in ("q", "gq", "key") and garbage:
             assert len(beat.runs()) == 2, "it goes on"
         else:
-            assert self.go_on(beat) == [-1]
+            assert self.go_on(beat) == "stale"
             beat.adopt_continuous()
-            assert self.go_on(beat) == [1]
+            assert self.go_on(beat) == "fired"
 
     def test_one_of_another_type_harms_nobody(self, any_beat: Beat):
         any_beat.begin({"one": {"cap": 1}})
@@ -253,13 +249,13 @@ class TestContinuous:
         any_beat.redis.delete(f"{PREFIX}e:e")
         any_beat.redis.set(f"{PREFIX}e:e", "x")
         assert any_beat.end(id) == []
-        assert self.go_on(any_beat) == [-1]
+        assert self.go_on(any_beat) == "stale"
 
     def test_an_entry_that_is_continuous_no_more_stops(self, one: Beat):
         id = self.start(one)
         one.adopt()
         assert one.end(id) == []
-        assert self.go_on(one) == [-1]
+        assert self.go_on(one) == "stale"
         assert not {"cont", "m", "q", "gq", "key", "prio"} & one.entry().keys()
 
     def test_stops_when_nobody_brings_its_job_any_more(self, beat: Beat):
@@ -273,7 +269,7 @@ class TestContinuous:
         for grant in beat.sweep().grants:
             beat.run(grant)
             assert beat.end(grant.id) == []
-        assert self.go_on(beat) == [0]
+        assert self.go_on(beat) == "rests"
 
     def test_others_that_wait_for_it_are_looked_at_before_its_next_run(self, beat: Beat):
         beat.begin({"one": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "one"}], "blocks": ["one"]}})
@@ -293,7 +289,7 @@ class TestContinuous:
     def test_leaves_nothing_behind_when_it_was_stopped(self, beat: Beat):
         beat.begin({"one": {"cap": 1}, "j": {"deps": [{"job": "one"}]}})
         beat.adopt_continuous()
-        [grant] = beat.ledger.continue_(beat.term, ["e"])[2]
+        [grant] = beat.ledger.continue_(beat.term, ["e"]).grants
         beat.run(grant)
         [following] = beat.end(grant.id)
         beat.ledger.schedule("me", "pause", "e", "")

@@ -71,9 +71,9 @@ class Beat(Case):
             self.adopted[entry], self.due[entry] = found[0], found[0].last_ms
         return found[0]
 
-    def adopt_continuous(self, entry: str = "e", job: str = "one", pause_ms: int = 0, **more: Any) -> Adopted:
+    def adopt_continuous(self, entry: str = "e", job: str = "one", gap_ms: int = 0, **more: Any) -> Adopted:
         return self.adopt(
-            entry, job, pause_ms=pause_ms, message=message_of(MARK), queue="q", granted_queue="", priority=1, **more
+            entry, job, gap_ms=gap_ms, message=message_of(MARK), queue="q", granted_queue="", priority=1, **more
         )
 
     def entry(self, entry: str = "e") -> dict[str, str]:
@@ -161,15 +161,14 @@ class TestTerms:
         found = beat.ledger.lead("s2", "s2@host", TERM_MS, "")
         assert (found.term, found.leader) == ("", "s1@host")
         assert abs(found.now - beat.now()) < 5000
-        assert abs(found.since - beat.now()) < 5000
 
     def test_a_term_is_renewed_by_asking(self, beat: Beat):
         term = beat.lead()
-        since = beat.ledger.lead("s1", "s1@host", TERM_MS, term).since
+        since = beat.redis.hget(f"{PREFIX}lead", "since")
         for _ in range(5):
             beat.time_passes(TERM_MS - 60_000)
             found = beat.ledger.lead("s1", "s1@host", TERM_MS, term)
-            assert (found.term, found.since) == (term, since)
+            assert (found.term, beat.redis.hget(f"{PREFIX}lead", "since")) == (term, since)
         assert beat.lead("s2") == ""
 
     def test_also_one_that_is_over_if_nobody_else_took_the_lead(self, beat: Beat):
@@ -242,7 +241,7 @@ class TestTerms:
         fire = beat.fire()
         for term in (old, "7", ""):
             assert beat.ledger.dispatch(term, [fire]) == Dispatched("term", [], [])
-            assert beat.ledger.continue_(term, ["c"]) == ("term", [], [])
+            assert beat.ledger.continue_(term, ["c"]) == Dispatched("term", [], [])
             assert beat.ledger.adopt(term, 1, [Adoption("x", "x", "one", "one", "", "code", None)]) is None
             assert not beat.ledger.plan(term, [("e", 5)])
         assert beat.everything() == before
@@ -277,6 +276,39 @@ class TestEntries:
         [again] = beat.ledger.adopt(beat.term, 1, [Adoption("e", "e", "one", "one", "", "code", later)]) or []
         assert again.last_ms == later
         assert int(again.generation) > int(first.generation)
+
+    def test_whose_schedule_the_code_has_changed_begin_anew(self, beat: Beat):
+        """Due times of the new schedule before that never were: they are not missed."""
+        beat.begin({"one": {}})
+        first = beat.adopt()
+        beat.ledger.schedule("me", "pause", "e", "")
+        now = beat.now()
+        [again] = beat.ledger.adopt(beat.term, now, [Adoption("e", "e", "one", "one", "every 5 s", "code", None)]) or []
+        assert (again.last_ms, again.paused) == (now, True)
+        assert int(again.generation) > int(first.generation)
+
+    def test_of_people_that_the_code_has_now_are_the_codes(self, beat: Beat):
+        beat.begin({"one": {}})
+        beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every second", "{}"))
+        before = beat.entry()["gen"]
+        assert beat.adopt().generation == before
+        assert beat.entry()["doc"] == "{}", "a release that is taken back must not take it away"
+        assert beat.ledger.schedule("me", "remove", "e", "") == "ok"
+        assert beat.ledger.changes(None).entries == []
+        assert beat.entry().get("doc") is None
+        assert beat.ledger.schedule("me", "remove", "e", "") == "code"
+
+    def test_of_code_that_who_leads_does_not_have_may_be_removed_or_replaced(self, beat: Beat):
+        beat.begin({"one": {}})
+        for entry in "ef":
+            beat.adopt(entry)
+        beat.redis.hset(f"{PREFIX}lead", "since", beat.now() - 61_000)
+        beat.redis.zadd(f"{PREFIX}entries", {"e": beat.now() - 62_000})
+        assert [fields.get("left") for _, fields in beat.ledger.entries(0, 10)] == ["1", None]
+        assert beat.ledger.schedule("me", "remove", "f", "") == "code"
+        assert beat.ledger.schedule("me", "add", "f", "", ("one", "one", "every 5 s", "{}")) == "exists"
+        assert beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.schedule("me", "remove", "e", "") == "ok"
 
     def test_that_people_removed_do_not_come_back(self, beat: Beat):
         beat.begin({"one": {}})
@@ -409,7 +441,8 @@ class TestFires:
         assert beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
         beat.adopt("e", source="people")
         fire = beat.fire()
-        assert beat.ledger.schedule("me", "update", "e", "", ("one", "one", "every 6 s", "{}")) == "ok"
+        changed = ("one", "one", "every 6 s", "{}", fire.generation)
+        assert beat.ledger.schedule("me", "update", "e", "", changed) == "ok"
         assert beat.dispatch(fire).answers == [("stale",)]
 
     def test_a_paused_entry_does_not_fire(self, beat: Beat):
@@ -529,11 +562,9 @@ class TestCorruptRecords:
         beat.adopt("g", "good")
         self.corrupt(beat, "bad", how)
         found = beat.dispatch(beat.fire("b", "bad"), beat.fire("g", "good"))
-        assert found.answers[0][0] == "corrupt"
-        assert "table:" not in found.answers[0][1]
-        assert found.answers[1] == ("fired",)
-        assert len(found.grants) == 1
-        assert "fires" not in beat.entry("b"), "it is fired when that is mended"
+        assert found.answers == [("fired",), ("fired",)]
+        assert [grant.id for grant in found.grants] == [beat.entry("g")["run"]], "the other waits until that is mended"
+        assert beat.redis.hexists(f"{PREFIX}bad", "j:bad")
 
     @pytest.mark.parametrize("how", ["type", "policy"])
     @pytest.mark.parametrize("relation", [{"deps": [{"job": "bad"}]}, {"blocks": ["bad"]}], ids=["depends", "blocks"])
@@ -546,10 +577,8 @@ class TestCorruptRecords:
             beat.adopt(entry, job)
         self.corrupt(beat, "bad", how)
         found = beat.dispatch(beat.fire("n", "near"), beat.fire("g", "good"))
-        assert found.answers[0][0] == "corrupt"
-        assert found.answers[1] == ("fired",)
-        assert "fires" not in beat.entry("n"), "it is fired when that is mended"
-        assert len(found.grants) == 1
+        assert found.answers == [("fired",), ("fired",)]
+        assert [grant.id for grant in found.grants] == [beat.entry("g")["run"]], "the other waits until that is mended"
 
     def corrupt(self, beat: Beat, job: str, how: str) -> None:
         key = f"{PREFIX}j:{job}"
@@ -576,7 +605,8 @@ class TestCorruptRecords:
         beat.redis.hset(f"{PREFIX}e:b", "run", "r")
         beat.redis.set(f"{PREFIX}r:r", "x")
         found = beat.dispatch(beat.fire("b", "bad", overlap="skip"), beat.fire("g", "good"))
-        assert [answer[0] for answer in found.answers] == ["corrupt", "fired"]
+        assert found.answers == [("fired",), ("fired",)]
+        assert beat.redis.hexists(f"{PREFIX}bad", "r:r")
 
 
 class TestAFullRedis:
@@ -590,7 +620,7 @@ class TestAFullRedis:
         beat.redis.config_set("maxmemory", 1)
         for _ in range(2):
             assert beat.ledger.dispatch(beat.term, fires) == Dispatched("full", [], [])
-            assert beat.ledger.continue_(beat.term, ["c"]) == ("full", [], [])
+            assert beat.ledger.continue_(beat.term, ["c"]) == Dispatched("full", [], [])
         assert beat.everything() == before
         beat.redis.config_set("maxmemory", 0)
         assert beat.dispatch(*fires).answers[0] == ("fired",)
@@ -771,14 +801,16 @@ class TestCatchUp:
         if answer == ("missed",):
             assert beat.dispatch(*fires).answers == [("known", "missed")] * 2
             assert [beat.entry(entry)["misses"] for entry in "ep"] == ["1", "1"]
-            assert beat.past() == [("missed", "no scheduler led then", 1)]
+            assert beat.past() == [("missed", "nobody fired it in time", 1)]
 
     def test_the_latest_stands_for_all_that_were_missed(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt()
         assert beat.fires(missed=41) == ("fired",)
         assert (beat.entry()["misses"], beat.entry()["fires"]) == ("41", "1")
-        assert beat.past() == [("missed", "no scheduler led then", 41)]
+        assert beat.past() == [("missed", "nobody fired it in time", 41)]
+        [missed] = [json.loads(one) for one in beat.ledger.history("one", 10) or ()]
+        assert missed[0] == "", "it names no run"
 
 
 class TestHistory:
@@ -804,7 +836,7 @@ class TestHistory:
             beat.starts(entry)
         for entry, more in [("e", {}), ("e", {}), ("f", {}), ("f", {"missed": 3, "late_ms": 0}), ("f", {})]:
             beat.fires(entry, overlap="skip", **more)
-        missed = "no scheduler led then"
+        missed = "nobody fired it in time"
         assert beat.past() == [
             ("skipped", ENDED, 1), ("missed", missed, 4), ("skipped", ENDED, 1), ("skipped", ENDED, 2)
         ]  # fmt: skip
@@ -934,7 +966,7 @@ class TestNothingIsLeftOver:
         outcomes = iter(["succeeded", "failed", "ignored", "rejected", "revoked"] * 10)
         while running := [id for id, state in beat.runs().items() if state == "running"]:
             for id in running:
-                beat.end(id, next(outcomes), free=8)
+                beat.end(id, "succeeded" if id.startswith("d") else next(outcomes), free=8)
         assert beat.runs() == {}
         assert beat.leftovers() == set()
 

@@ -36,7 +36,7 @@ class Scheduler:
         self.side = SchedulerSide(app, entries)
         self.redis = server.client()
         self.ledger = self.side.dispatcher._ledger
-        self.names = [entry.key for entry in entries.values()]
+        self.names = [entry.id for entry in entries.values()]
         self.side.keeper._register()
         self.side.term._ask()
 
@@ -64,6 +64,15 @@ class Scheduler:
         """One with slots for all: every fire is handed over."""
         presence = self.side.as_present("worker@host", "prefork", 2 * COUNT, ("celery", "default.granted"))
         self.ledger.register(replace(presence, worker="worker"))
+
+    def published(self) -> list[Grant]:
+        """Has everything published that was granted; what is in the broker then."""
+        publisher = self.side.publisher
+        publisher.start()
+        publisher.stop()
+        publisher.join(20)
+        messages = [json.loads(text)["headers"] for text in self.redis.lrange("default.granted", 0, -1)]
+        return [Grant(message["id"], message["orchestration"]["grant"]) for message in messages]
 
     @property
     def fires(self) -> dict[str, int]:
@@ -169,15 +178,20 @@ def test_runs_that_were_granted_again_meanwhile_are_published_once(scheduler: Sc
     granted = scheduler.redis.zrange("{fires}:gr", 0, -1)
     scheduler.redis.zadd("{fires}:gr", dict.fromkeys(granted[::3], -1))
     scheduler.side.keeper._sweep()
-    publisher = scheduler.side.publisher
-    publisher.start()
-    publisher.stop()
-    publisher.join(20)
-    messages = [json.loads(text) for text in scheduler.redis.lrange("default.granted", 0, -1)]
-    grants = [Grant(message["headers"]["id"], message["headers"]["orchestration"]["grant"]) for message in messages]
+    grants = scheduler.published()
     assert sorted(grant.id for grant in grants) == sorted(granted)
     assert None not in scheduler.ledger.all_granted(grants)
     assert scheduler.ledger.published(grants) == COUNT
+
+
+def test_one_message_that_cannot_be_published_keeps_no_other_one_back(scheduler: Scheduler):
+    scheduler.has_a_worker()
+    scheduler.make_due()
+    scheduler.round()
+    granted = scheduler.redis.zrange("{fires}:gr", 0, -1)
+    scheduler.redis.hset(f"{{fires}}:r:{granted[COUNT // 2]}", "m", "unreadable")
+    grants = scheduler.published()
+    assert sorted(grant.id for grant in grants) == sorted(set(granted) - {granted[COUNT // 2]})
 
 
 class TestAPublisherThatIsBehind:

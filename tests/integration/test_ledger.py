@@ -15,6 +15,7 @@ from celery_orchestration.ledger import (
     Adoption,
     Arrival,
     Claim,
+    Dispatched,
     Fire,
     Ledger,
     NewEpoch,
@@ -171,11 +172,13 @@ def call_verbs_of_schedulers(shop: Shop) -> None:
     assert shop.ledger.schedule("me", "add", "two", "", ("one", "one", "every 5 s", "{}")) == "ok"
     adoption = Adoption("two", "two", "one", "one", "every 5 s", "people", None)
     [adopted] = shop.ledger.adopt(term, 1, [adoption]) or []
-    fire = Fire("two", adopted.generation, adopted.last_ms + 1, None, 0, "one", "e", 60_000, message=b"e")
+    due = adopted.last_ms + 1
+    fire = Fire("two", adopted.generation, due, due + 1, 0, "one", "e", 60_000, message=b"e")
     assert shop.ledger.plan(term, [("two", fire.due_ms)])
     assert shop.ledger.dispatch(term, [fire]).answers == [("fired",)]
     assert shop.ledger.fired([fire]) == 0
-    assert shop.ledger.continue_(term, ["two"]) == ("ok", [-1], [])
+    assert shop.ledger.continue_(term, ["two"]) == Dispatched("ok", [("stale",)], [])
+    assert shop.ledger.retire(term)
     assert shop.ledger.changes(0).entries == [("two", True, "{}")]
     [(entry, fields)] = shop.ledger.entries(0, 10)
     assert (entry, fields["run"]) == ("two", "e")

@@ -13,8 +13,8 @@ from celery.schedules import crontab, schedule
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.ledger import keys
-from celery_orchestration.scheduler import entries
-from celery_orchestration.scheduler.entries import MOST_WRITTEN, document, from_document
+from celery_orchestration.scheduler import documents
+from celery_orchestration.scheduler.documents import MOST_WRITTEN, document, from_document
 from celery_orchestration.task import jobs_of
 from support.hostile import TEXTS
 
@@ -68,7 +68,7 @@ def test_a_schedule_is_read_as_it_was_written(shop, when, words):
 @pytest.mark.parametrize("when", [0.5, schedule(30, relative=True), crontab(minute=[3, 1], day_of_week="mon,fri")])
 def test_an_update_that_leaves_the_schedule_writes_the_same(shop, when):
     text = written(shop, when)
-    assert written(shop, entries.written("hourly", text).when(shop)) == text
+    assert written(shop, documents.written("hourly", text).when(shop)) == text
 
 
 def test_what_is_called_is_read_as_it_was_written(shop):
@@ -76,7 +76,7 @@ def test_what_is_called_is_read_as_it_was_written(shop):
     entry = read(shop, written(shop, task="shop.mail", **call))
     assert (entry.call.task, entry.call.args) == ("shop.mail", ["a@b"])
     assert (entry.call.kwargs, entry.call.options) == (call["kwargs"], call["options"])
-    assert (entry.source, entry.policy, entry.pause_ms) == ("people", None, None)
+    assert (entry.source, entry.policy, entry.gap_ms) == ("people", None, None)
 
 
 def test_an_entry_that_fires_a_job_has_its_policy(shop):
@@ -88,8 +88,8 @@ def test_an_entry_that_fires_a_job_has_its_policy(shop):
 )
 def test_any_name_is_kept_as_it_is(shop, name):
     entry = read(shop, written(shop, name=name), name)
-    assert (entry.name, entry.key) == (name, keys.entry(name))
-    assert len(entry.key) <= keys.LONGEST_NAME
+    assert (entry.name, entry.id) == (name, keys.entry(name))
+    assert len(entry.id) <= keys.LONGEST_NAME
 
 
 def test_times_depend_on_nothing_but_what_is_kept(shop):

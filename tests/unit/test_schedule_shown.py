@@ -116,10 +116,10 @@ def status(**scheduler: Any) -> Status:
 @pytest.mark.parametrize(
     ("scheduler", "line"),
     [
-        ({"leader": "beat-1@host", "since": NOW - timedelta(minutes=5)}, "beat-1@host leads since 5 min"),
+        ({"leader": "beat-1@host", "since": NOW - timedelta(minutes=5)}, "beat-1@host has led for 5 min"),
         (
             {"leader": "b", "since": NOW - timedelta(hours=30), "standbys": ["c"], "entries": 12},
-            "b leads since 1.2 d, 1 stands by, 12 entries",
+            "b has led for 1.2 d, 1 stands by, 12 entries",
         ),
         ({"standbys": ["c", "d"], "entries": 1}, "2 stand by, 1 entry"),
     ],
@@ -183,8 +183,8 @@ def test_history_tells_of_fires_that_made_no_run(shown):
     text = told(shown, none("skipped", "the run before it has not ended", 3, "fetch"))
     assert "    3 fires skipped: the run before it has not ended\n" in text
     assert "an-id" not in text
-    assert "    a fire of entry often missed: no scheduler led then\n" in told(
-        shown, none("missed", "no scheduler led then", 1)
+    assert "    a fire of entry often missed: nobody fired it in time\n" in told(
+        shown, none("missed", "nobody fired it in time", 1)
     )
 
 

@@ -540,4 +540,4 @@ class TestUsersObjects:
 )
 def test_how_late_a_fire_may_be(catch_up: str, seconds: float, late: int):
     """A takeover takes some seconds: that long nobody is late."""
-    assert latest_is_late(catch_up, seconds) == late
+    assert latest_is_late(catch_up, seconds, 10) == late

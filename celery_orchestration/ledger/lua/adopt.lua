@@ -1,7 +1,8 @@
 -- uses: records gate room life entries term full
 --
--- adopt: a leader tells which entries there are, and hears how far they are. One that is new begins now: its first due
--- time comes after that.
+-- adopt: a leader tells which entries there are, and hears how far they are. One that is new, or whose schedule the code
+-- has changed, begins now: its first due time comes after that. One that people added and that the code has now is the
+-- code's; what people wrote is kept, for when the code has it no more.
 --
 -- ARGV  term, the time at which new ones begin (ms; the same for all that belong together),
 --       then for each: entry, name, task, job or '', when (for people), code | people, last fire that the leader knows
@@ -13,6 +14,7 @@
 local FIELDS = 13
 if not is_term(ARGV[1]) then return { 'term', {} } end
 make_way()
+see_to('entries', 'zset')
 local found = {}
 
 for i = 3, #ARGV, FIELDS do
@@ -24,8 +26,11 @@ for i = 3, #ARGV, FIELDS do
     found[#found + 1] = { 'gone' }
   else
     local key = P .. 'e:' .. entry
-    if not e then
-      e = { gen = int(tick()), last = known or tonumber(ARGV[2]) }
+    local before = e and src == 'code' and call('HGET', key, 'every')
+    if not e or is_ahead(e) or (before and before ~= ARGV[i + 4]) then
+      -- It is new; or its code has another schedule than before, whose due times never were; or Redis's clock was set
+      -- back.
+      e = { gen = int(tick()), last = not e and known or tonumber(ARGV[2]), off = e and e.off, cont = e and e.cont }
       call('HSET', key, 'gen', e.gen, 'last', int(e.last))
     end
     call('HSET', key, 'name', ARGV[i + 1], 'task', ARGV[i + 2], 'every', ARGV[i + 4], 'src', src)

@@ -5,11 +5,12 @@
 -- ARGV  number of the last change that is known, or '' (none is)
 -- Returns  { number of the last change, 1 if all since the known one follow | 0 if too many were made: ask for all,
 --            { {entry, 1 if it is there, what was written (JSON) or ''} } }: those that changed, or all that people added
+see_to('added', 'set')
+see_to('changed', 'zset')
 local last, known = tonumber(call('HGET', P .. 'g', 'changes') or nil) or 0, tonumber(ARGV[1])
 local names = {}
 if known then
-  local first = call('ZRANGE', P .. 'changed', 0, 0, 'WITHSCORES')[2]
-  if call('ZCARD', P .. 'changed') >= 1000 and known < tonumber(first) - 1 then return { int(last), 0, {} } end
+  if known < (tonumber(call('HGET', P .. 'g', 'unchanged') or nil) or 0) then return { int(last), 0, {} } end
   names = call('ZRANGEBYSCORE', P .. 'changed', '(' .. int(known), '+inf')
 else
   names = call('SMEMBERS', P .. 'added')

@@ -15,7 +15,7 @@
 --                     | {corrupt, what is wrong}: nothing changed, the others go on },
 --            { granted: {id, grant number} for the caller to publish } }
 -- Called again: known, with the same grants as long as nobody published them.
-local FIELDS, EARLY_MS = 16, 1000
+local FIELDS, EARLY_MS, LATE = 16, 1000, 'nobody fired it in time'
 if not is_term(ARGV[1]) then return { 'term', {}, {} } end
 local full, unwritable = is_full(P .. 'lead', 'term')
 if unwritable then return unwritable end
@@ -23,16 +23,17 @@ if full then return { 'full', {}, {} } end
 
 -- Does the entry's last run keep the next one from being made? Returns why.
 local function overlaps(e, overlap)
-  if overlap == 'allow' or not e.run then return nil end
-  local r = load_run(e.run)
-  if not r or r.st == 'ending' or r.st == 'released' then return nil end
+  local r = overlap ~= 'allow' and is_under_way(e.run)
+  if not r then return nil end
   if not r.sd then return 'the run before it has not started' end
   if overlap == 'skip' then return 'the run before it has not ended' end
   return nil
 end
 
 -- The gate looks at these for a run of j: should one of them be corrupt, that has to show before anything is written.
-local function look_around(j)
+local function look_around(j, key)
+  for _, jd in ipairs({ false, true }) do call('ZCARD', lane_of(j, j.keyed and key or '', jd)) end
+  see_to('sq:' .. j.name, 'zset')
   for _, dep in ipairs(j.deps) do job(dep.job) end
   for _, name in ipairs(j.blk > 0 and j.conf or with_waiters(j.conf)) do job(name) end
 end
@@ -56,11 +57,11 @@ local function judge(f)
   end
   local j = job(f.job)
   if not j or j.hash == 'gone' then return { 'unknown' } end
-  look_around(j)
+  look_around(j, f.key)
 
-  if f.missed > 0 then note_none(j, e, 'missed', 'no scheduler led then', f.id, f.due, f.missed) end
+  if f.missed > 0 then note_none(j, e, 'missed', LATE, '', f.due, f.missed) end
   if late then
-    note_none(j, e, 'missed', 'no scheduler led then', f.id, f.due, 1)
+    note_none(j, e, 'missed', LATE, '', f.due, 1)
     note_fire(e, f.due, f.next, 'missed', nil, f.missed)
     return { 'missed' }
   end
@@ -86,6 +87,8 @@ for i = 2, #ARGV, FIELDS do
     overlap = ARGV[i + 14], late = tonumber(ARGV[i + 15]) })
   answers[#answers + 1] = sound and answer or { 'corrupt', type(answer) == 'table' and answer.err or tostring(answer) }
 end
-hand_over(64)
+-- What others have waiting must not undo what was fired.
+local sound, problem = pcall(hand_over, 64)
+if not sound then note_bad('dispatch', type(problem) == 'table' and problem.err or tostring(problem)) end
 flush()
 return { 'ok', answers, HAND.grants }

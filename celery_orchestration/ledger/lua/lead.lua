@@ -4,27 +4,27 @@
 -- resigns, or time is up by Redis's clock. Terms rise.
 --
 -- ARGV  scheduler, its name, for how long (ms), its term ('': it does not lead)
--- Returns  { its term, or '' if another one leads, Redis's time (ms), name of who leads, since when (ms),
+-- Returns  { its term, or '' if another one leads, Redis's time (ms), name of who leads,
 --            number of the last change that people made to the schedule }
 -- Called again: the same.
 local who, name, length, mine = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 make_way()
-local v = redis.pcall('HMGET', P .. 'lead', 'term', 'who', 'until', 'name', 'since')
+local v = redis.pcall('HMGET', P .. 'lead', 'term', 'who', 'until', 'name')
 if v.err then
   call('DEL', P .. 'lead') -- of another type: nobody leads
   v = {}
 end
 -- A clock that was set back must not make a term longer.
 local left = math.min((tonumber(v[3]) or 0) - NOW, length)
-local term, leader, since = v[1] or '', v[4] or '', tonumber(v[5]) or 0
+local term, leader = v[1] or '', v[4] or ''
 if v[2] == who and (term == mine or left > 0) then
   call('HSET', P .. 'lead', 'until', int(NOW + length))
 elseif left <= 0 then
-  term, leader, since = int(tick()), name, NOW
+  term, leader = int(tick()), name
   call('HSET', P .. 'lead', 'term', term, 'who', who, 'name', name, 'since', int(NOW), 'until', int(NOW + length))
   flush()
 else
   term = ''
   call('HSET', P .. 'lead', 'until', int(NOW + left))
 end
-return { term, int(NOW), leader, int(since), call('HGET', P .. 'g', 'changes') or '0' }
+return { term, int(NOW), leader, int(tonumber(call('HGET', P .. 'g', 'changes') or nil) or 0) }

@@ -1,6 +1,7 @@
 -- uses: records term full
 --
--- retire: the leader has adopted all its entries. Those that came from code, and that no leader had for a day, go.
+-- retire: the leader has adopted all its entries. A continuous job whose entry is not among them goes on no more. Those
+-- that came from code, and that no leader had for a day, go.
 --
 -- ARGV  term
 -- Returns  1 | 0 (another one leads: nothing changed)
@@ -8,10 +9,16 @@
 local RETIRED_MS = 86400000
 if not is_term(ARGV[1]) then return 0 end
 make_way()
-for _, entry in ipairs(call('ZRANGEBYSCORE', P .. 'entries', '-inf', int(NOW - RETIRED_MS))) do
-  if redis.pcall('HGET', P .. 'e:' .. entry, 'src') ~= 'people' then
-    call('DEL', P .. 'e:' .. entry)
-    call('ZREM', P .. 'entries', entry)
+local since = call('HGET', P .. 'lead', 'since')
+for _, entry in ipairs(call('ZRANGEBYSCORE', P .. 'entries', '-inf', '(' .. since)) do
+  local key = P .. 'e:' .. entry
+  if redis.pcall('HGET', key, 'src') ~= 'people' then
+    if tonumber(call('ZSCORE', P .. 'entries', entry)) < NOW - RETIRED_MS then
+      call('DEL', key)
+      call('ZREM', P .. 'entries', entry)
+    else
+      redis.pcall('HDEL', key, 'cont')
+    end
   end
 end
 return 1

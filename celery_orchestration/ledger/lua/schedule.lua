@@ -1,24 +1,31 @@
--- uses: records gate room life entries full
+-- uses: records gate room life entries term full
 --
 -- schedule: a person changes the schedule.
 --
 -- ARGV  who, add | update | remove | pause | resume, entry, name, why; for add and update: task, job or '', when (for
 --       people), what was written (JSON); for update: the generation that was changed
--- Returns  ok | exists (add) | none | code (update, remove: it comes from the code) | changed (update: somebody else was
+-- Returns  ok | exists (add) | none | code (update, remove: the code of who leads has it) | changed (update: somebody else was
 --          faster) | corrupt (all but remove, which is the way out)
 -- Called again: add says exists, remove says none, update says changed; the others the same.
 local MOST_CHANGES = 1000
 local who, what, entry, name, why = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local key = P .. 'e:' .. entry
+see_to('entries', 'zset')
+see_to('added', 'set')
+see_to('changed', 'zset')
 local e = load_entry(entry)
 local found = call('EXISTS', key) == 1
+local code = e and call('HGET', key, 'src') == 'code'
+local left = code and is_left(entry) -- it is nobody's any more
 if what == 'add' then
-  if found then return 'exists' end
+  if found and not left then return 'exists' end
 elseif not found and not call('ZSCORE', P .. 'entries', entry) then
   return 'none'
 elseif what ~= 'remove' and not e then
   return 'corrupt'
-elseif e and (what == 'update' or what == 'remove') and call('HGET', key, 'src') == 'code' then
+elseif code and what == 'remove' and not left and call('SISMEMBER', P .. 'added', entry) == 1 then
+  what = 'forget'
+elseif code and (what == 'update' or what == 'remove' and not left) then
   return 'code'
 elseif what == 'update' and e.gen ~= ARGV[10] then
   return 'changed'
@@ -31,13 +38,18 @@ if what == 'remove' then
   call('DEL', key)
   call('ZREM', P .. 'entries', entry)
   call('SREM', P .. 'added', entry)
+elseif what == 'forget' then
+  -- The code has it now: what people wrote goes.
+  call('HDEL', key, 'doc')
+  call('SREM', P .. 'added', entry)
+  what = 'remove'
 elseif what == 'pause' then
   call('HSET', key, 'off', cjson.encode({ by = who, why = why, at = NOW }))
   call('HDEL', key, 'next')
 elseif what == 'resume' then
   -- What was due meanwhile was not wanted.
   call('HDEL', key, 'off')
-  call('HSET', key, 'last', int(math.max(NOW, e.last)))
+  call('HSET', key, 'last', int(is_ahead(e) and NOW or math.max(NOW, e.last)))
 else
   call('HSET', key, 'name', name, 'gen', int(tick()), 'last', int(NOW), 'src', 'people', 'task', ARGV[6], 'every', ARGV[8],
     'doc', ARGV[9])
@@ -47,7 +59,10 @@ else
   call('SADD', P .. 'added', entry)
 end
 call('ZADD', P .. 'changed', call('HINCRBY', P .. 'g', 'changes', 1), entry)
-call('ZREMRANGEBYRANK', P .. 'changed', 0, -MOST_CHANGES - 1)
+for _, old in ipairs(call('ZRANGE', P .. 'changed', 0, -MOST_CHANGES - 1)) do
+  call('HSET', P .. 'g', 'unchanged', call('ZSCORE', P .. 'changed', old))
+  call('ZREM', P .. 'changed', old)
+end
 audit(who, what .. ' entry', name, why)
 flush()
 return 'ok'

@@ -1,10 +1,11 @@
 -- Entries of the schedule, and how they fire. Needs records, gate, room, life.
 --
---   e:<entry>, a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job; every: when, for people;
---   src: code | people; doc: what people wrote (JSON);
+--   e:<entry>, a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job;
+--   every: when, for people; src: code | people; doc: what people wrote (JSON);
 --   gen: its generation, the tick at which it came or was changed; last: the due time of its last fire (ms), at first
---   the time at which it came, or was changed or resumed; next: the due time after that; at: the due time of its last fire,
---   how: what became of that (fired | sent | skipped | missed); run: its last run; fires, skips, misses: how many so far; off: by whom, why and since when it is paused (JSON);
+--   the time at which it came, or was changed or resumed; next: the due time after that;
+--   at: the due time of its last fire, how: what became of that (fired | sent | skipped | missed); run: its last run;
+--   fires, skips, misses: how many so far; off: by whom, why and since when it is paused (JSON);
 --   cont: of a continuous one, ms between two runs; m: its message, with a mark for the id; q, gq, key, prio: of its runs
 
 local MARK_PATTERN = '0rch0000%-0000%-4000%-8000%-000000000000'
@@ -15,13 +16,29 @@ local function load_entry(entry)
     'job')
   if v.err then return nil, v.err end
   if not v[1] then return nil end
-  if not tonumber(v[1]) or not tonumber(v[2]) then return nil, 'its generation or last fire is no number' end
-  local e = { id = entry, gen = v[1], last = tonumber(v[2]), run = v[3] or nil, off = v[4] or nil, how = v[5] or '',
+  local last = tonumber(v[2] or nil)
+  if not tonumber(v[1]) or not last or last ~= last or math.abs(last) == math.huge then
+    return nil, 'its generation or last fire is no number'
+  end
+  local e = { id = entry, gen = v[1], last = last, run = v[3] or nil, off = v[4] or nil, how = v[5] or '',
     cont = tonumber(v[6] or nil), m = v[7], q = v[8], gq = v[9], key = v[10], prio = tonumber(v[11] or nil),
     job = v[12] or nil }
   -- Workers meet it when a run of it ends: if it lacks something it does not go on until it is adopted again.
   if not (e.m and #e.m >= 4 and e.q and e.gq and e.key and e.prio) then e.cont = nil end
   return e
+end
+
+-- Redis's clock was set back: the entry would not fire until that has come as far again.
+local AHEAD_MS = 5000
+
+local function is_ahead(e)
+  return e.last > NOW + (e.cont or 0) + AHEAD_MS
+end
+
+-- A run that an entry made, if it has not ended.
+local function is_under_way(id)
+  local r = id and load_run(id)
+  return r and r.st ~= 'ending' and r.st ~= 'released' and r or nil
 end
 
 local COUNTED = { fired = 'fires', sent = 'fires', skipped = 'skips', missed = 'misses' }
@@ -36,20 +53,17 @@ local function note_fire(e, due, next_due, how, run, missed)
   e.last, e.how, e.run = due, how, run or e.run
 end
 
--- For people: fires that made no run. Those in a row for the same reason are one record in the history: the first one's
--- due time is when it arrived.
+-- For people: fires that made no run. Those in a row for the same reason are one record in the history, with the first
+-- one's due time as its arrival. id: of the run that was not made, or ''.
 local function note_none(j, e, outcome, why, id, due, count)
-  if G.history <= 0 then return end
-  local list = P .. 'h:' .. j.name
-  local head = call('LINDEX', list, 0)
+  local head = call('LINDEX', P .. 'h:' .. j.name, 0)
   local f = head and cjson.decode(head)
   if f and f[3] == outcome and f[11] == why and f[13] == e.id then
     f[6], f[14], f[15] = NOW, due, (f[15] or 1) + count
-    call('LSET', list, 0, cjson.encode(f))
-    return
+    call('LSET', P .. 'h:' .. j.name, 0, cjson.encode(f))
+  else
+    keep(j, { id, 0, outcome, due, false, NOW, false, false, 0, false, why, '', e.id, due, count })
   end
-  call('LPUSH', list, cjson.encode({ id, 0, outcome, due, false, NOW, false, false, 0, false, why, '', e.id, due, count }))
-  call('LTRIM', list, 0, math.max(0, math.floor(G.history * 1.2)))
 end
 
 -- The run that a fire makes goes to the gate. r: id, key, prio, ex, q, gq, eta.
@@ -63,7 +77,6 @@ local function fire(j, e, due, r, message)
   end
   r.wf = in_words(closed(j, r))
   enqueue(j, r, message)
-  comes_first(j, r)
   refresh(j)
 end
 
@@ -78,13 +91,15 @@ end
 local function fire_again(e)
   local j = e.job and job(e.job)
   if not j or j.hash == 'gone' or e.off or (j.off and j.drop and j.probe ~= '') then return false end
-  local due = math.max(e.last + 1, NOW + e.cont)
+  local gap = e.run and e.cont or 0 -- the first one begins at once
+  local due = NOW + gap
+  if due <= e.last and not is_ahead(e) then due = e.last + 1 end
   local id = run_id(e, due)
   local a, b, c, d = string.byte(e.m, 1, 4)
   local body = 5 + ((a * 256 + b) * 256 + c) * 256 + d
   local message = string.gsub(string.sub(e.m, 1, body - 1), MARK_PATTERN, id) .. string.sub(e.m, body)
   note_fire(e, due, '', 'fired', id)
-  fire(j, e, due, { id = id, key = e.key, prio = e.prio, q = e.q, gq = e.gq, eta = e.cont > 0 and due or nil }, message)
+  fire(j, e, due, { id = id, key = e.key, prio = e.prio, q = e.q, gq = e.gq, eta = gap > 0 and due or nil }, message)
   return true
 end
 

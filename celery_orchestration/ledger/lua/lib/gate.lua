@@ -5,17 +5,18 @@ local function age_ms(t)
   return NOW - math.floor(t / 1000)
 end
 
--- A scheduled run of d that has not started, and arrived before a run of this rank?
-local function fires_before(d, rank)
-  while d.pend > 0 do
-    local e = call('ZRANGE', P .. 'sq:' .. d.name, 0, 0, 'WITHSCORES')
-    if e[1] and tonumber(e[2]) >= rank % CLASS then return false end
-    local r = e[1] and load_run(e[1])
-    if r and not r.sd and r.st ~= 'ending' then return true end
+-- The arrival of the first scheduled run of d that has not started: runs of those that depend on d wait for it if they
+-- arrived after it.
+local function fires_from(d)
+  while true do
+    local e = redis.pcall('ZRANGE', P .. 'sq:' .. d.name, 0, 0, 'WITHSCORES')
+    if e.err then set_aside('sq:' .. d.name, e.err) end
+    if not e[1] then return nil end
+    local r = load_run(e[1])
+    if r and not r.sd and r.st ~= 'ending' then return tonumber(e[2]) end
     -- A worker of an older release started it, and does not know of this set.
-    d.pend, d.dirty = e[1] and d.pend - call('ZREM', P .. 'sq:' .. d.name, e[1]) or 0, true
+    call('ZREM', P .. 'sq:' .. d.name, e[1])
   end
-  return false
 end
 
 -- Rule 4 for a run of j of this rank. Returns nil if every dependency is met, else which one is not and how:
@@ -25,7 +26,8 @@ local function unmet(j, rank)
     local d = job(dep.job)
     if not d then return { dep.job, 'unknown' } end
     if d.busy > 0 then return { dep.job, 'busy' } end
-    if fires_before(d, rank) then return { dep.job, 'fires' } end
+    local from = fires_from(d)
+    if from and from < rank % CLASS then return { dep.job, 'fires' } end
     if dep.on ~= 'idle' then
       local how = nil
       if not d.ended then
@@ -67,13 +69,34 @@ local function first_in(lane)
   return nil
 end
 
+-- Until which arrival runs of j wait for no scheduled run of a dependency; nil: whenever they arrived.
+local function free_until(j)
+  local arrival = nil
+  for _, dep in ipairs(j.deps) do
+    local d = job(dep.job)
+    local from = d and fires_from(d)
+    if from and (not arrival or from < arrival) then arrival = from end
+  end
+  return arrival
+end
+
+-- The first in a set by rank of those that arrived before; of all, if there is none. The order of arrival is that of the
+-- rank within a priority only.
+local function first_until(set, arrival)
+  for class = arrival and -1 or 4, 3 do
+    local e = call('ZRANGEBYSCORE', set, int(class * CLASS), '(' .. int(class * CLASS + arrival), 'WITHSCORES', 'LIMIT', 0, 1)
+    if e[1] then return e[1], tonumber(e[2]) end
+  end
+  return first_in(set)
+end
+
 local function first(j, jd)
-  local key = ''
+  local key, arrival = '', not jd and free_until(j) or nil
   if j.keyed then
-    key = call('ZRANGE', index_of(j, jd), 0, 0)[1]
+    key = first_until(index_of(j, jd), arrival)
     if not key then return nil end
   end
-  local id, rank = first_in(lane_of(j, key, jd))
+  local id, rank = first_until(lane_of(j, key, jd), arrival)
   return id and { id = id, key = key, rank = rank, jd = jd }
 end
 
@@ -119,7 +142,7 @@ local function lane_bars(j, key, rank)
   if j.w <= 0 then return nil end
   local id, other = first_in(lane_of(j, key, true))
   if id and other < rank and enabled_for(j, id, other) then return id end
-  id, other = first_in(lane_of(j, key, false))
+  id, other = first_until(lane_of(j, key, false), free_until(j))
   if id and other < rank and enabled_for(j, id, other) and not unmet(j, other) then return id end
   return nil
 end
@@ -134,7 +157,7 @@ local function destination(r)
   return r.q
 end
 
-local refresh
+local refresh, refresh_dependents
 
 -- The record of a waiting run is gone, or could not be read: the run is lost, and must not keep others waiting.
 local function strike(j, h)
@@ -142,12 +165,14 @@ local function strike(j, h)
   audit('ledger', 'lost', h.id, j.name)
   call('ZREM', lane, h.id)
   call('ZREM', P .. 'wait', h.id)
+  call('ZREM', P .. 'sq:' .. j.name, h.id)
   j.w, j.wk, j.dirty = j.w - 1, j.wk - (h.jd and 1 or 0), true
   if j.w == 0 then call('SREM', P .. 'waitjobs', j.name) end
   local _, rank = first_in(lane)
   if j.keyed and rank then call('ZADD', index_of(j, h.jd), int(rank), h.key) end
   if j.keyed and not rank then call('ZREM', index_of(j, h.jd), h.key) end
   refresh(j)
+  refresh_dependents(j)
 end
 
 -- Puts j into the open set it belongs to, or takes it out. What it depends on besides j itself: the room and
@@ -194,7 +219,7 @@ refresh = function(j)
   end
 end
 
-local function refresh_dependents(j)
+refresh_dependents = function(j)
   for _, name in ipairs(with_waiters(j.depd)) do refresh(job(name)) end
 end
 

@@ -7,19 +7,6 @@ local function retry_deadline(tries)
   return int(G.clk + 10 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
 end
 
--- A scheduled run of a job that others depend on comes before runs of theirs that arrive after it.
-local function comes_first(j, r)
-  if #j.depd == 0 or not r.ent or r.sd then return end
-  j.pend = j.pend + call('ZADD', P .. 'sq:' .. j.name, int(r.rank % CLASS), r.id)
-  j.dirty = true
-end
-
-local function no_longer_first(j, r)
-  if not r.ent or j.pend <= 0 then return end
-  j.pend = j.pend - call('ZREM', P .. 'sq:' .. j.name, r.id)
-  j.dirty = true
-end
-
 -- The first run to go while its job may be tried again is the probe.
 local function claim_probe(j, r)
   if j.off and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end
@@ -86,15 +73,18 @@ end
 -- Runs of continuous entries that ended in this call: lib/entries.lua goes on with these.
 local CARRY_ON = {}
 
+-- For people: a record of the history.
+local function keep(j, fields)
+  if G.history <= 0 then return end
+  local kept = call('LPUSH', P .. 'h:' .. j.name, cjson.encode(fields))
+  if kept > G.history * 1.2 then call('LTRIM', P .. 'h:' .. j.name, 0, G.history - 1) end
+end
+
 -- For people: how a run ended. started: whether it was running just now.
 local function note_down(j, r, outcome, note, started)
-  local fields = { r.id, r.a, outcome, r.enq, started and r.at or false, NOW, worker_name(r.own),
+  keep(j, { r.id, r.a, outcome, r.enq, started and r.at or false, NOW, worker_name(r.own),
     r.fence and int(r.fence) or false, r.rec, r.wf or false, note and note ~= '' and note or false, r.key,
-    r.ent or false, r.due or false }
-  if G.history > 0 then
-    local kept = call('LPUSH', P .. 'h:' .. j.name, cjson.encode(fields))
-    if kept > G.history * 1.2 then call('LTRIM', P .. 'h:' .. j.name, 0, G.history - 1) end
-  end
+    r.ent or false, r.due or false })
   if started then j.took = NOW - r.at end
   if r.cont and outcome ~= 'requeued' and outcome ~= 'released' then CARRY_ON[#CARRY_ON + 1] = r end
 end
@@ -343,6 +333,12 @@ local function settle(id, fence, outcome, note, trace, after)
       call('HDEL', P .. 'r:' .. id, 'p')
       call('ZADD', P .. 'gr', retry_deadline(r.tries), id)
     end
+  elseif outcome == 'requeued' and r.ent and not r.behind then
+    -- Its entry is not done with it: the message that is back in the broker's queue counts as its next attempt.
+    note_down(j, r, outcome, note, true)
+    r.a, r.st, r.own, r.fence, r.al = r.a - 1, 'retrying', nil, nil, nil
+    save_run(r)
+    call('ZADD', P .. 'gr', retry_deadline(r.tries), id)
   else
     if outcome ~= 'requeued' then DONE = DONE + 1 end
     note_down(j, r, outcome, note, true)

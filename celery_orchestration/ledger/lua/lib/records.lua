@@ -9,7 +9,8 @@
 --                          many ended runs and dead letters are kept for a job, and how long these),
 --                          next (nothing in later, due and cool comes before this time, ms), alone (how many
 --                          runs wait to be tried alone), releases (what the installed policies were merged from),
---                          changes (how often people changed the schedule);
+--                          changes (how often people changed the schedule), unchanged (up to which change entries are
+--                          no longer in changed);
 --                          what epoch.lua keeps
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
@@ -121,11 +122,21 @@ end
 -- A record that somebody else wrote over must not stop all others: it is set aside.
 local MOST_BAD = 20
 
-local function set_aside(key, why)
+local function note_bad(key, why)
   if call('HLEN', P .. 'bad') >= MOST_BAD then call('DEL', P .. 'bad') end
   call('HSET', P .. 'bad', key, cjson.encode({ at = NOW, why = why }))
+end
+
+local function set_aside(key, why)
+  note_bad(key, why)
   call('RENAME', P .. key, P .. 'bad:' .. key)
   audit('ledger', 'corrupt', key, why)
+end
+
+-- A key that all depend on is of its type, or empty.
+local function see_to(key, wanted)
+  local found = call('TYPE', P .. key).ok
+  if found ~= 'none' and found ~= wanted then set_aside(key, 'it is a ' .. found) end
 end
 
 -- ------------------------------------------------------------------------------------------------- jobs
@@ -140,7 +151,7 @@ local restore
 --   n: room taken; busy: runs started and not ended; w: runs in its lanes, wk: of these judged; ok, ended, good, begun:
 --   how the last run ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set
 --   it is in; fails: failures in a row, err: the last one; probe: while disabled, the run that tries whether it works
---   again, '' if one may; z: waiting runs that are in no lane; took: ms that the last run took; pend: how many are in sq:
+--   again, '' if one may; z: waiting runs that are in no lane; took: ms that the last run took
 local function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
@@ -156,13 +167,13 @@ local function job(name)
     pcall(cmsgpack.unpack, v[1])
   if not sound or type(j.depd) ~= 'table' or not j.hash then return restore(name, 'its policy cannot be read') end
   if v[2] then
-    sound, j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took,
-      j.pend = pcall(cmsgpack.unpack, v[2])
+    sound, j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took =
+      pcall(cmsgpack.unpack, v[2])
     if not sound or type(j.wk) ~= 'number' or type(j.ok) == 'number' then return restore(name, 'its state cannot be read') end
   else
     j.n, j.busy, j.w, j.wk = 0, 0, 0, 0
   end
-  j.z, j.pend = j.z or 0, j.pend or 0
+  j.z = j.z or 0
   J[name] = j
   return j
 end
@@ -178,7 +189,7 @@ local function flush()
     if j and j.dirty then
       call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's',
         cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err,
-          j.probe, j.z, j.took, j.pend))
+          j.probe, j.z, j.took))
       j.dirty = false
     end
   end
@@ -286,7 +297,7 @@ end
 restore = function(name, why)
   set_aside('j:' .. name, why)
   local j = { name = name, blk = 0, keyed = false, conf = {}, deps = {}, depd = {}, crash = 'requeue', recmax = 2,
-    hash = 'corrupt', n = 0, busy = 0, w = 0, wk = 0, z = 0, pend = call('ZCARD', P .. 'sq:' .. name), dirty = true,
+    hash = 'corrupt', n = 0, busy = 0, w = 0, wk = 0, z = 0, dirty = true,
     off = cjson.encode({ by = 'ledger', why = 'its record could not be read (' .. why .. ')', at = NOW }) }
   local seen = {}
   local function count(ids)

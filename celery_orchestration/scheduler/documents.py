@@ -1,0 +1,196 @@
+"""What people write about an entry at run time: checked, kept as a document, read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from time import time
+from typing import Any
+
+from celery import Celery, Task
+from celery.schedules import BaseSchedule, crontab, schedule, solar
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
+
+from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.ledger import keys
+from celery_orchestration.policy import Policy, Priority, show, suggest
+from celery_orchestration.scheduler.entries import Entry, entry_of, in_words
+from celery_orchestration.scheduler.message import Call
+from celery_orchestration.task import OrchestratedTask
+
+#: Characters of what people write about an entry; seconds between two fires.
+MOST_WRITTEN, _LONGEST = 100_000, 10**9
+
+
+class Written(BaseModel):
+    """What people wrote about an entry, as it is kept."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    name: str
+    task: str
+    schedule: dict[str, Any]
+    args: list[Any]
+    named_args: dict[str, Any] = Field(validation_alias=AliasPath("kwargs"))  # its name troubles mypy
+    options: dict[str, Any]
+
+    def when(self, app: Celery) -> BaseSchedule:
+        return _schedule(self.schedule, app)
+
+
+def document(
+    app: Celery, name: str, task: str, when: Any, args: Any, kwargs: Mapping[str, Any], options: Mapping[str, Any]
+) -> str:
+    """Raises :class:`ConfigurationError` if it cannot be kept, or the task cannot be called like that."""
+    check_name(name)
+    if not isinstance(task, str) or task not in app.tasks:
+        hint = suggest(task, app.tasks) if isinstance(task, str) else ""
+        raise ConfigurationError(f"there is no task {show(task)} in this app{hint}")
+    if not isinstance(args, (list, tuple)):
+        raise ConfigurationError(f"args of an entry should be a list, not {show(args)}")
+    for what, named in (("kwargs", kwargs), ("options", options)):
+        if not isinstance(named, Mapping) or not all(isinstance(key, str) for key in named):
+            raise ConfigurationError(f"{what} of an entry should be a mapping with names, not {show(named)}")
+    written = {
+        "name": name,
+        "task": task,
+        "schedule": _plain(when),
+        "args": list(args),
+        "kwargs": dict(kwargs),
+        "options": dict(options),
+    }
+    try:
+        text = json.dumps(written, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ConfigurationError(f"arguments and options of an entry have to be JSON: {exc}") from None
+    if len(text) > MOST_WRITTEN:
+        raise ConfigurationError(f"an entry may have at most {MOST_WRITTEN} characters, not {len(text)}")
+    _check_call(app.tasks[task], args, kwargs)
+    _check_options(app.tasks[task], options)
+    found = from_document(app, keys.entry(name), text, {})
+    now = round(time() * 1000)
+    try:
+        if found.times is not None:
+            found.times.next(now, now)
+    except Exception as exc:
+        raise ConfigurationError(f"an entry with schedule {found.every!r} is never due: {exc}") from None
+    return text
+
+
+def check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"an entry needs a name, not {show(name)}")
+    if len(name) > keys.LONGEST_ENTRY_NAME:
+        raise ConfigurationError(f"the name of an entry may have at most {keys.LONGEST_ENTRY_NAME} characters")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"entry {show(name)}: its name must be a text that UTF-8 can encode") from None
+
+
+def _check_call(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    check = getattr(task, "__header__", None)
+    if task.typing and check is not None:
+        try:
+            check(*args, **kwargs)
+        except TypeError as exc:
+            raise ConfigurationError(f"task {show(task.name)} cannot be called like that: {exc}") from None
+
+
+def _check_options(task: Task, options: Mapping[str, Any]) -> None:
+    """Celery takes any; these few would fail only when the entry fires."""
+    queue, priority = options.get("queue"), options.get("priority")
+    if queue is not None and not (isinstance(queue, str) and queue):
+        raise ConfigurationError(f"option queue of an entry should be the name of a queue, not {show(queue)}")
+    if isinstance(task, OrchestratedTask) and isinstance(priority, str):
+        try:
+            Priority.parse(priority)
+        except ValueError as exc:
+            raise ConfigurationError(f"option priority of an entry {exc}") from None
+    elif priority is not None and type(priority) is not int:
+        raise ConfigurationError(f"option priority of an entry should be a number, not {show(priority)}")
+    for name in ("countdown", "expires"):
+        value = options.get(name)
+        if value is not None and type(value) not in (int, float):
+            raise ConfigurationError(f"option {name} of an entry should be a number of seconds, not {show(value)}")
+
+
+def written(entry: str, text: str) -> Written:
+    """Raises :class:`ConfigurationError` if it is none of :func:`document`."""
+    try:
+        found = Written.model_validate(json.loads(text))
+        json.dumps([found.args, found.named_args, found.options], ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        raise ConfigurationError("what was written about it cannot be read") from None
+    if keys.entry(found.name) != entry:
+        raise ConfigurationError(f"what was written about it is of another one: {show(found.name)}")
+    return found
+
+
+def as_entry(app: Celery, found: Written, jobs: Mapping[str, Policy]) -> Entry:
+    """Raises :class:`ConfigurationError` if it cannot be fired any more."""
+    if found.task not in app.tasks:
+        raise ConfigurationError(f"this app has no task {show(found.task)}")
+    call = Call(found.task, found.args, found.named_args, found.options)
+    try:
+        return entry_of(app, found.name, call, found.when(app), jobs.get(found.task), source="people")
+    except Exception as exc:
+        raise ConfigurationError(f"its schedule cannot be used: {exc!r}") from None
+
+
+def from_document(app: Celery, entry: str, text: str, jobs: Mapping[str, Policy]) -> Entry:
+    """Raises :class:`ConfigurationError` if it cannot be read, or fired any more."""
+    try:
+        return as_entry(app, written(entry, text), jobs)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"entry {show(keys.decode_entry(entry))}: {exc}") from None
+
+
+def _plain(when: Any) -> Any:
+    """A schedule as JSON."""
+    if isinstance(when, str):
+        when = _from_text(when)
+    if isinstance(when, timedelta):
+        when = when.total_seconds()
+    if type(when) in (int, float) and 0 < when < _LONGEST:
+        return {"every": when}
+    if type(when) is schedule and when.nowfun is None and 0 < when.run_every.total_seconds() < _LONGEST:
+        return {"every": when.run_every.total_seconds(), **({"relative": True} if when.relative else {})}
+    if type(when) is crontab and when.nowfun is None:
+        return {"cron": in_words(when).removeprefix("cron ")}
+    if type(when) is solar and when.nowfun is None:
+        return {"solar": [when.event, when.lat, when.lon]}
+    raise ConfigurationError(
+        "an entry needs a number of seconds above zero, a timedelta, a crontab or its text ('*/5 * * * *'), or a solar "
+        f"schedule, not {show(when)}"
+    )
+
+
+def _from_text(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return _crontab(text)
+    except Exception as exc:
+        raise ConfigurationError(
+            f"{show(text)} is neither a number of seconds nor a crontab such as '*/5 * * * *': {exc}"
+        ) from None
+
+
+def _crontab(text: str) -> crontab:
+    minute, hour, day_of_month, month_of_year, day_of_week = text.split()
+    return crontab(minute, hour, day_of_week, day_of_month, month_of_year)
+
+
+def _schedule(plain: Mapping[str, Any], app: Celery) -> BaseSchedule:
+    if "every" in plain:
+        if not 0 < plain["every"] < _LONGEST:
+            raise ValueError(f"every {plain['every']} s")
+        return schedule(plain["every"], plain.get("relative", False), app=app)
+    if "cron" in plain:
+        return _crontab(plain["cron"])
+    return solar(*plain["solar"], app=app)
