@@ -61,6 +61,7 @@ def test_a_leader_that_is_told_to_end_resigns(scheduled: Scheduled):
     stage.all_fired_well()
 
 
+@pytest.mark.slow
 def test_a_leader_that_died_is_followed_at_the_end_of_its_term(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND, "hourly": HOURLY}, env={"TEST_TERM": "3"})
     first, second = stage.beat(), stage.beat()
@@ -80,6 +81,7 @@ def test_a_leader_that_died_is_followed_at_the_end_of_its_term(scheduled: Schedu
 # -- what fires
 
 
+@pytest.mark.slow
 def test_without_workers_a_fire_waits_and_those_after_it_are_skipped(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     stage.beat()
@@ -92,6 +94,7 @@ def test_without_workers_a_fire_waits_and_those_after_it_are_skipped(scheduled: 
     stage.all_fired_well()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
 def test_jobs_and_plain_tasks_fire(request: pytest.FixtureRequest, schedule_on: Scheduled, kind: str):
     """A plain task as with Celery's own beat: with its arguments, options and headers."""
@@ -113,6 +116,7 @@ def test_jobs_and_plain_tasks_fire(request: pytest.FixtureRequest, schedule_on: 
     stage.all_fired_well()
 
 
+@pytest.mark.slow
 def test_arguments_that_are_made_when_it_fires(scheduled: Scheduled):
     every = {"schedule": 1, "args": "lazy"}
     stage = scheduled(
@@ -161,6 +165,32 @@ def test_entries_that_are_broken_are_named_and_the_others_fire(scheduled: Schedu
     stage.all_fired_well()
 
 
+@pytest.mark.slow
+def test_whatever_an_entry_is_called_it_fires_and_the_others_do(scheduled: Scheduled):
+    """Of a text that is half a surrogate pair, too: JSON may bring it."""
+    odd = ["half a pair \ud800", "\n\0:{}*\x1b[31m", "x" * 20_000, "\u202egnol"]
+    stage = scheduled(
+        jobs={"tick": EVERY_SECOND},
+        plain=["plain"],
+        entries={
+            **{f"of a job {name}": {"task": "tick", "schedule": 1} for name in odd},
+            **{f"plain {name}": {"task": "plain", "schedule": 1} for name in odd},
+            "odd argument": {"task": "tick", "schedule": 1, "args": [odd[0]]},
+            "odd task": {"task": odd[0], "schedule": 1},
+            "odd queue": {"task": "tick", "schedule": 1, "options": {"queue": odd[0]}},
+            "odd queue of a plain one": {"task": "plain", "schedule": 1, "options": {"queue": odd[0]}},
+        },
+    )
+    beat = stage.beat()
+    stage.worker()
+    for entry in ("tick", *(f"{kind} {name}" for name in odd for kind in ("of a job", "plain"))):
+        until(lambda entry=entry: int(stage.entry(entry).get("fires", 0)) >= 2, 20, f"{entry[:40]!r} fires")
+    assert "entry 'odd queue' cannot be fired" in beat.log()
+    assert "\x1b[31m" not in beat.log()
+    assert "Traceback" not in beat.log()
+
+
+@pytest.mark.slow
 def test_results_are_cleaned_up_where_the_backend_does_not_do_it(scheduled: Scheduled, tmp_path: Path):
     """Celery's own entry for that, every night."""
     (tmp_path / "results").mkdir()
@@ -194,6 +224,7 @@ def test_of_one_tick_dependencies_go_first(scheduled: Scheduled):
     stage.all_fired_well()
 
 
+@pytest.mark.slow
 def test_of_one_tick_the_dependency_s_new_run_is_waited_for(scheduled: Scheduled):
     """That it succeeded an hour ago is not enough: it is due now, too."""
     stage = scheduled(
@@ -213,6 +244,7 @@ def test_of_one_tick_the_dependency_s_new_run_is_waited_for(scheduled: Scheduled
     stage.all_fired_well()
 
 
+@pytest.mark.slow
 def test_of_one_tick_the_higher_priority_goes_first(scheduled: Scheduled):
     ranks = ["low", "normal", "high", "critical"]
     stage = scheduled(
@@ -241,6 +273,7 @@ def due_together(stage: ScheduleStage, *entries: str) -> None:
 # -- people
 
 
+@pytest.mark.slow
 def test_fires_of_a_disabled_job_wait_and_are_not_more_than_one(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     stage.beat()
@@ -266,6 +299,7 @@ def test_fires_of_a_disabled_job_wait_and_are_not_more_than_one(scheduled: Sched
     stage.all_fired_well()
 
 
+@pytest.mark.slow
 def test_fires_of_a_disabled_job_are_dropped_if_it_says_so(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": {**EVERY_SECOND, "when_disabled": "drop"}})
     stage.beat()
@@ -332,6 +366,7 @@ def test_a_continuous_job_survives_its_worker_and_its_scheduler(scheduled: Sched
     one_in_flight(stage, "always")
 
 
+@pytest.mark.slow
 def test_a_continuous_job_stops_when_it_is_disabled(scheduled: Scheduled):
     stage = scheduled(jobs={"always": {"mode": "continuous", "seconds": 0.05}})
     stage.beat()
@@ -359,6 +394,7 @@ def test_a_continuous_job_stops_when_it_is_disabled(scheduled: Scheduled):
 # -- ways to start it
 
 
+@pytest.mark.slow
 def test_a_worker_s_own_beat(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     worker = stage.worker(options=["-B"])
@@ -371,6 +407,7 @@ def test_a_worker_s_own_beat(scheduled: Scheduled):
     stage.all_fired_well()
 
 
+@pytest.mark.slow
 def test_it_is_chosen_on_the_command_line(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND}, conf={"beat_scheduler": "celery.beat:PersistentScheduler"})
     beat = stage.beat(options=["-S", "celery_orchestration:OrchestratedScheduler"])
@@ -380,6 +417,7 @@ def test_it_is_chosen_on_the_command_line(scheduled: Scheduled):
     stage.all_fired_well()
 
 
+@pytest.mark.slow
 def test_in_observe_mode_everything_fires_and_runs_at_once(scheduled: Scheduled):
     stage = scheduled(
         jobs={"slow": {**EVERY_SECOND, "seconds": 1.5}}, conf={"orchestration_mode": "observe"}, plain=["plain"]
