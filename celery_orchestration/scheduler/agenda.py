@@ -18,6 +18,8 @@ class Agenda:
     def __init__(self, graph: Graph) -> None:
         self._levels = levels(graph)
         self._entries: dict[str, Entry] = {}
+        #: Those of continuous jobs.
+        self._continuous: dict[str, Entry] = {}
         self._heap: list[tuple[int, int, Entry]] = []
         #: Of each entry the number of its place in the heap; others are void.
         self._places: dict[str, int] = {}
@@ -31,15 +33,18 @@ class Agenda:
         return self._entries.get(entry.id) is entry
 
     def clear(self) -> None:
-        self._entries, self._heap, self._places = {}, [], {}
+        self._entries, self._continuous, self._heap, self._places = {}, {}, [], {}
 
     def add(self, entry: Entry) -> None:
         """In the place of one of the same name. It is not looked at yet."""
         self.remove(entry.id)
         self._entries[entry.id] = entry
+        if entry.gap_ms is not None:
+            self._continuous[entry.id] = entry
 
     def remove(self, id: str) -> None:
         self._entries.pop(id, None)
+        self._continuous.pop(id, None)
         self._places.pop(id, None)
 
     def look(self, entry: Entry, at_ms: int) -> None:
@@ -65,7 +70,7 @@ class Agenda:
             yield found[1]
 
     def continuous(self) -> list[Entry]:
-        return [entry for entry in self._entries.values() if entry.gap_ms is not None]
+        return list(self._continuous.values())
 
     def in_order(self, found: Iterable[tuple[Entry, Due]]) -> list[tuple[Entry, Due]]:
         """As they go out: dependencies first, then by priority."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import inf
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, TypeVar
@@ -17,6 +18,7 @@ from celery.utils.log import get_logger
 
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerUnavailable
 from celery_orchestration.ledger import Adopted, Fire
+from celery_orchestration.policy import show
 from celery_orchestration.scheduler.agenda import Agenda
 from celery_orchestration.scheduler.documents import from_document
 from celery_orchestration.scheduler.entries import Entry
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = get_logger(__name__)
 
-#: How many fires, or entries, are told to the ledger at a time.
-MOST_FIRES, MOST_ENTRIES = 64, 200
+#: How many fires, or entries, are told to the ledger at a time; and how many are prepared.
+MOST_FIRES, MOST_ENTRIES, MOST_PREPARED = 64, 200, 10
 #: Seconds: of a look at nothing; between two looks whether continuous jobs go on; until the ledger has seen all entries
 #: again, those that vanished with them; until an entry that cannot be fired is tried again.
 IDLE, CONTINUE_EVERY, ADOPT_EVERY, AGAIN = 1.0, 1.0, 3600.0, 30.0
@@ -52,6 +54,8 @@ class Dispatcher(threading.Thread):
         #: What is due and was not asked for yet; the part that was, and got no answer.
         self._due: deque[tuple[Entry, Due]] = deque()
         self._unanswered: list[tuple[Entry, Fire]] = []
+        #: Adopted, and not prepared yet.
+        self._unprepared: deque[Entry] = deque()
         #: The term in which the agenda was made; '' if there is none.
         self._term = ""
         self._changes = self._jumps = 0
@@ -125,7 +129,17 @@ class Dispatcher(threading.Thread):
         if self._due or not self._term:
             return 0.0
         first = self._agenda.first()
-        return IDLE if first is None else max(0.0, min((first[0] - self._side.term.now()) / 1000, IDLE))
+        wait = IDLE if first is None else max(0.0, min((first[0] - self._side.term.now()) / 1000, IDLE))
+        if wait and self._unprepared:
+            self._prepare()
+            return 0.0
+        return wait
+
+    def _prepare(self) -> None:
+        """A few entries at a time, while nothing is due: many may be due at once later."""
+        for _ in range(min(len(self._unprepared), MOST_PREPARED)):
+            with suppress(Exception):  # that is said when it fires
+                self._fires.prepare(self._unprepared.popleft())
 
     def _leads(self) -> bool:
         return bool(self._term) and self._side.term.number == self._term
@@ -147,6 +161,7 @@ class Dispatcher(threading.Thread):
                 entries[id] = entry
         self._agenda.clear()
         self._due.clear()
+        self._unprepared.clear()
         self._unanswered = []
         jumps = self._side.term.jumps
         # What it knows of last fires counts only if nobody else led since.
@@ -205,7 +220,7 @@ class Dispatcher(threading.Thread):
                     last = entry.last_ms if known and entry.last_ms else None
                     adoptions.append((entry, self._fires.adoption(entry, last)))
                 except Exception as exc:
-                    self._report(entry.id, f"entry {entry.shown} cannot be fired: {exc!r}")
+                    self._report(entry.id, f"entry {show(entry.name)} cannot be fired: {exc!r}")
             try:
                 answers = self._ledger.adopt(term, now, [adoption for _, adoption in adoptions])
             except LedgerUnavailable:
@@ -229,7 +244,7 @@ class Dispatcher(threading.Thread):
     def _adopt_one_by_one(self, term: str, part: list[Entry], now: int, known: bool, exc: LedgerError) -> bool:
         """The ledger takes offence at one of them."""
         if len(part) == 1:
-            self._report(part[0].id, f"entry {part[0].shown} is not fired, the ledger refuses it: {exc}")
+            self._report(part[0].id, f"entry {show(part[0].name)} is not fired, the ledger refuses it: {exc}")
             return True
         return all(self._adopt(term, [entry], now, known) for entry in part)
 
@@ -238,7 +253,7 @@ class Dispatcher(threading.Thread):
         self._agenda.remove(entry.id)
         if answer.problem:
             if answer.problem != "gone":
-                self._report(entry.id, f"entry {entry.shown} is not fired, its record is {answer.problem}")
+                self._report(entry.id, f"entry {show(entry.name)} is not fired, its record is {answer.problem}")
             return None
         entry.generation, entry.last_ms = answer.generation, answer.last_ms
         self._agenda.add(entry)
@@ -250,6 +265,7 @@ class Dispatcher(threading.Thread):
             self._cannot(entry, exc)
             return None
         self._agenda.look(entry, due)
+        self._unprepared.append(entry)
         return due
 
     # -- fires --------------------------------------------------------------------------------------
@@ -291,7 +307,7 @@ class Dispatcher(threading.Thread):
             return None
 
     def _cannot(self, entry: Entry, exc: Exception) -> None:
-        self._report(entry.id, f"entry {entry.shown} cannot be fired: {exc!r}")
+        self._report(entry.id, f"entry {show(entry.name)} cannot be fired: {exc!r}")
         self._again(entry, AGAIN)
 
     def _again(self, entry: Entry, seconds: float) -> None:
@@ -354,7 +370,7 @@ class Dispatcher(threading.Thread):
         elif what == "early":
             self._again(entry, 0.1)
         elif what == "corrupt":
-            self._report(entry.id, f"entry {entry.shown} is not fired, a record in the ledger is corrupt: {detail}")
+            self._report(entry.id, f"entry {show(entry.name)} is not fired, a record is corrupt: {detail}")
             self._again(entry, AGAIN)
         # paused: it comes back with the change that ends that
 

@@ -50,6 +50,11 @@ class Fires:
         fire.queue, fire.granted_queue, fire.key, fire.priority = template.place
         return fire
 
+    def prepare(self, entry: Entry) -> None:
+        """What can be made of its fires before it is due."""
+        if entry.template is None and self._job(entry) and is_constant(self._member.app, entry.call):
+            entry.template = self._template(entry)
+
     def _job(self, entry: Entry) -> str:
         """In observe mode the gate is asked by the worker. Continuous jobs are the ledger's in any case."""
         ours = self._member.settings.mode == "enforce" or entry.gap_ms is not None

@@ -40,7 +40,7 @@ UNREACHABLE = (LedgerError, OSError, KombuError, RedisError, AMQPError)
 #: How often an errand is tried that fails for another reason.
 MOST_TRIES = 3
 #: How many runs are asked for and published before the ledger is told.
-MOST_AT_ONCE = 32
+MOST_AT_ONCE = 64
 #: With more errands than these at hand it is behind; so many seconds without one done, it gets nothing done.
 MANY, STUCK = 256, 0.5
 

@@ -365,7 +365,7 @@ def test_status_tells_who_leads_who_stands_by_and_that_nobody_does(desk):
         assert status.workers == []
         assert [problem for problem in status.problems if "scheduler" in problem] == []
         shown = desk.celery("status").stdout
-        assert f"scheduler: {status.scheduler.leader} leads since" in shown
+        assert f"scheduler: {status.scheduler.leader} has led for" in shown
         assert "1 stands by" in shown
         found = Status.model_validate_json(desk.celery("status", "--json").stdout)
         assert (found.scheduler.leader, found.scheduler.entries) == (status.scheduler.leader, 1)

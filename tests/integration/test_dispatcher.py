@@ -36,6 +36,7 @@ class Scheduler:
         self.side = SchedulerSide(app, entries)
         self.redis = server.client()
         self.ledger = self.side.dispatcher._ledger
+        self.entries = list(entries.values())
         self.names = [entry.id for entry in entries.values()]
         self.side.keeper._register()
         self.side.term._ask()
@@ -214,6 +215,18 @@ def test_one_message_that_cannot_be_published_keeps_no_other_one_back(scheduler:
     scheduler.redis.hset(f"{{fires}}:r:{granted[COUNT // 2]}", "m", "unreadable")
     grants = scheduler.published()
     assert sorted(grant.id for grant in grants) == sorted(set(granted) - {granted[COUNT // 2]})
+
+
+def test_messages_are_made_before_they_are_due(scheduler: Scheduler):
+    """Many may be due at once."""
+
+    def nothing_left_to_do() -> bool:
+        scheduler.round()
+        return not scheduler.side.dispatcher._unprepared
+
+    until(nothing_left_to_do, message="all entries are prepared")
+    assert all(entry.template for entry in scheduler.entries)
+    assert set(scheduler.fires.values()) == {0}
 
 
 class TestAPublisherThatIsBehind:
