@@ -348,6 +348,8 @@ class Dispatcher(threading.Thread):
         if len(part) == 1:
             self._unanswered = []
             return self._cannot(part[0][0], exc)
+        for entry, _ in part:
+            self._again(entry, 1.0)  # unless it is answered now
         for one in part:
             self._unanswered = [one]
             self._ask()

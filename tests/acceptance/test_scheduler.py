@@ -149,7 +149,7 @@ def test_entries_that_are_broken_are_named_and_the_others_fire(scheduled: Schedu
         entries={
             "no schedule": {"task": "tick"},
             "no task": {"schedule": 1},
-            "odd": {"task": "tick", "schedule": "every now and then"},
+            "odd schedule": {"task": "tick", "schedule": "every now and then"},
             "miscalled": {"task": "tick", "schedule": 1, "args": ["one", 2, "three", "four", "too many"]},
             "odd options": {"task": "tick", "schedule": 1, "options": {"serializer": "no such one"}},
         },
@@ -157,10 +157,10 @@ def test_entries_that_are_broken_are_named_and_the_others_fire(scheduled: Schedu
     beat = stage.beat()
     stage.worker()
     stage.wait_fires("tick", 3)
-    for name in ("no schedule", "no task", "odd", "miscalled", "odd options"):
-        assert f"entry '{name}'" in beat.log()
-        assert beat.log().count(f"entry '{name}'") == 1
-        assert stage.ran(name) == []
+    for name in ("entry no schedule", "entry no task", "entry odd schedule", "entry miscalled", "entry odd options"):
+        errors = [line for line in beat.log().splitlines() if "ERROR" in line and name in line.replace("'", "")]
+        assert len(errors) == 1, name
+        assert stage.ran(name.removeprefix("entry ")) == []
     assert "Traceback" not in beat.log()
     stage.all_fired_well()
 
@@ -185,7 +185,6 @@ def test_whatever_an_entry_is_called_it_fires_and_the_others_do(scheduled: Sched
     stage.worker()
     for entry in ("tick", *(f"{kind} {name}" for name in odd for kind in ("of a job", "plain"))):
         until(lambda entry=entry: int(stage.entry(entry).get("fires", 0)) >= 2, 20, f"{entry[:40]!r} fires")
-    assert "entry 'odd queue' cannot be fired" in beat.log()
     assert "\x1b[31m" not in beat.log()
     assert "Traceback" not in beat.log()
 

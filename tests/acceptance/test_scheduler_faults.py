@@ -472,8 +472,8 @@ def reported(stage: ScheduleStage, beat: SchedulerProcess) -> list[str]:
     """Keys that the scheduler's log, or the ledger's own, has something to say about."""
     with closing(Orchestration(stage.app)) as people:
         told = [one.about for one in people.audit() if one.what in ("corrupt", "lost")]
-    errors = [line for line in beat.log().splitlines() if "ERROR" in line]
-    in_log = [f"{kind}:{name}" for name in ("victim", "endless") for kind in "eh" if f"'{name}'" in "".join(errors)]
+    errors = "".join(line for line in beat.log().splitlines() if "ERROR" in line).replace("'", "")
+    in_log = [f"{kind}:{name}" for name in ("victim", "endless") for kind in "eh" if f"entry {name} is" in errors]
     return [*in_log, *told, *(f"r:{run}" for run in told)]
 
 

@@ -13,8 +13,8 @@ import pytest
 from celery import Celery
 
 from celery_orchestration import OrchestratedTask
-from celery_orchestration.errors import LedgerUnavailable
-from celery_orchestration.ledger import Grant
+from celery_orchestration.errors import LedgerError, LedgerUnavailable
+from celery_orchestration.ledger import Fire, Grant
 from celery_orchestration.scheduler.dispatcher import MOST_ENTRIES, MOST_FIRES
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.side import SchedulerSide
@@ -118,6 +118,28 @@ def test_the_ledger_is_gone_for_a_moment_in_the_midst_of_many_fires(scheduler: S
         scheduler.round()
     scheduler.round()
     assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
+
+
+def test_the_ledger_is_gone_for_a_moment_while_fires_are_asked_for_one_by_one(scheduler: Scheduler):
+    """As after an error that is about one of them."""
+    scheduler.make_due()
+    scheduler.fails_once("dispatch", 3)
+    original = scheduler.ledger.dispatch
+
+    def refusing(term: str, fires: list[Fire]) -> Any:
+        if len(fires) > 1:
+            raise LedgerError("one of these")
+        return original(term, fires)
+
+    scheduler.ledger.dispatch = refusing  # type: ignore[method-assign]
+    with pytest.raises(LedgerUnavailable):
+        scheduler.round()
+
+    def all_fired() -> bool:
+        scheduler.round()
+        return scheduler.fires == dict.fromkeys(scheduler.names, 1)
+
+    until(all_fired, message="each entry has fired")
 
 
 def test_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Scheduler):
