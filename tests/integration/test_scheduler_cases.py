@@ -1,0 +1,226 @@
+"""Cases in which fires once got lost, doubled or stuck: verb by verb, and step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_orchestration import OrchestratedTask
+from celery_orchestration.ledger import Ledger
+from celery_orchestration.scheduler.dispatcher import Dispatcher
+from celery_orchestration.scheduler.term import Term
+from integration.test_dispatch import Beat, any_beat, beat
+from integration.test_dispatcher import HOUR_MS, Scheduler, _nothing
+from integration.test_ledger import PREFIX, arrival
+from support.servers import RedisServer
+from support.wait import until
+from support.workers import close_app
+
+__all__ = ["any_beat", "beat"]
+
+J_AFTER_D = {"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": "idle"}]}}
+
+
+class TestContinuousJobs:
+    def start(self, beat: Beat, **more: Any) -> str:
+        beat.begin({"one": {"cap": 1}})
+        beat.adopt_continuous(**more)
+        [grant] = beat.ledger.continue_(beat.term, ["e"]).grants
+        beat.run(grant)
+        return grant.id
+
+    def test_that_are_not_continuous_any_more_end_with_their_run(self, beat: Beat):
+        """A new release leads, which has no such entry."""
+        id = self.start(beat)
+        beat.ledger.resign("s1", beat.term)
+        until(lambda: beat.redis.zscore(f"{PREFIX}entries", "e") < beat.now())
+        beat.term = beat.lead("s2")
+        assert beat.ledger.retire(beat.term)
+        assert beat.end(id) == []
+        assert beat.runs() == {}
+
+    def test_whose_run_goes_back_to_the_broker_have_one_run(self, beat: Beat):
+        id = self.start(beat)
+        beat.turn(ends={id: "requeued"})
+        for _ in range(3):
+            assert beat.ledger.continue_(beat.term, ["e"]).answers == [("rests",)]
+        assert beat.come(id, "one") == "start"
+        [following] = beat.end(id)
+        assert following != id
+
+    def test_go_on_at_once_when_redis_s_clock_was_set_back(self, beat: Beat):
+        id = self.start(beat, gap_ms=1000)
+        beat.redis.hset(f"{PREFIX}e:e", "last", beat.now() + HOUR_MS)
+        beat.end(id)
+        [following] = beat.runs()
+        assert beat.redis.zscore(f"{PREFIX}later", following) < beat.now() + 60_000
+
+
+class TestRunsThatGoBackToTheBroker:
+    """Reject(requeue=True)"""
+
+    def test_have_not_ended(self, beat: Beat):
+        beat.begin({"one": {}})
+        beat.adopt()
+        id = beat.starts()
+        beat.turn(ends={id: "requeued"})
+        assert beat.fires(overlap="skip")[0] == "skipped"
+        assert beat.come(id, "one") == "start"
+        assert beat.come(id, "one") == "drop", "it is that very attempt"
+        beat.end(id)
+        assert beat.fires(overlap="skip") == ("fired",)
+
+    def test_are_sent_again_as_they_were_if_the_broker_loses_them(self, beat: Beat):
+        beat.begin({"one": {}})
+        beat.adopt()
+        id = beat.starts()
+        beat.turn(ends={id: "requeued"})
+        beat.redis.zadd(f"{PREFIX}gr", {id: -1})
+        assert beat.sweep().retries == [id]
+        found = beat.ledger.retrying(id)
+        assert found is not None
+        assert found[1] == -1  # the next attempt is the first
+
+
+class TestWhoWaitsForAFire:
+    def test_is_not_who_came_before_it_whatever_comes_first_in_rank(self, beat: Beat):
+        beat.begin({**J_AFTER_D, "j": {**J_AFTER_D["j"], "cap": 1}})
+        beat.adopt("d", "d")
+        assert [beat.come("j0", "j"), beat.come("j1", "j")] == ["start", "wait"]
+        beat.ledger.switch("d", False, "me", "")
+        assert beat.fires("d", "d") == ("fired",)
+        assert beat.turn(come=[arrival("j2", "j", priority=2)]).answers[0].what == "wait"
+        assert beat.end("j0") == ["j1"]
+        assert beat.end("j1") == []
+
+    def test_goes_on_if_that_run_is_lost(self, beat: Beat):
+        beat.begin(J_AFTER_D)
+        beat.adopt("d", "d")
+        assert beat.come("d0", "d") == "start"
+        fire = beat.fire("d", "d")
+        beat.dispatch(fire)
+        assert beat.come("j1", "j") == "wait"
+        beat.redis.hset(f"{PREFIX}r:{fire.id}", "s", "garbage")
+        assert beat.end("d0") == ["j1"]
+
+    def test_goes_on_if_a_worker_of_an_older_release_started_it(self, beat: Beat):
+        beat.begin(J_AFTER_D)
+        beat.redis.zadd(f"{PREFIX}sq:d", {"long gone": 1})
+        assert beat.come("j1", "j") == "start"
+        assert not beat.redis.exists(f"{PREFIX}sq:d")
+
+
+class TestGarbage:
+    @pytest.mark.parametrize("last", ["inf", "-inf", "nan", "soon"])
+    def test_a_time_that_is_none_concerns_its_entry_only(self, beat: Beat, last: str):
+        beat.begin({"one": {}})
+        fires = []
+        for entry in "ef":
+            beat.adopt(entry)
+            fires.append(beat.fire(entry))
+        beat.redis.hset(f"{PREFIX}e:e", "last", last)
+        assert [answer[0] for answer in beat.dispatch(*fires).answers] == ["corrupt", "fired"]
+        assert beat.adopt("e").problem.startswith("corrupt")
+
+    @pytest.mark.parametrize("key", ["added", "changed", "entries", "sq:one"])
+    def test_a_key_of_another_type_is_set_aside(self, any_beat: Beat, key: str):
+        beat = any_beat
+        beat.begin({"one": {}})
+        beat.adopt("e")
+        beat.redis.delete(f"{PREFIX}{key}")
+        beat.redis.set(f"{PREFIX}{key}", "x")
+        assert beat.ledger.changes(None).entries == []
+        assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.fires("e") == ("fired",)
+        assert beat.adopt("f").problem == ""
+
+    def test_no_number_of_changes_is_none(self, beat: Beat):
+        beat.begin({"one": {}})
+        beat.redis.hset(f"{PREFIX}g", "changes", "x")
+        assert beat.lead("s1", beat.term) == beat.term
+
+    def test_a_lane_of_another_type_keeps_no_fire_of_others_from_being_granted(self, any_beat: Beat):
+        beat = any_beat
+        beat.begin({"bad": {"cap": 1}, "good": {}})
+        for entry in ("bad", "good"):
+            beat.adopt(entry, entry)
+        beat.come("busy", "bad")
+        beat.come("waits", "bad")
+        beat.redis.delete(f"{PREFIX}l:bad:")
+        beat.redis.set(f"{PREFIX}l:bad:", "x")
+        found = beat.dispatch(bad := beat.fire("bad", "bad"), good := beat.fire("good", "good"))
+        assert [answer[0] for answer in found.answers] == ["corrupt", "fired"]
+        assert [grant.id for grant in found.grants] == [good.id]
+        assert "fires" not in beat.entry("bad")
+        beat.redis.delete(f"{PREFIX}l:bad:")
+        assert beat.dispatch(bad).answers == [("fired",)]
+
+
+def test_an_entry_that_is_ahead_of_a_clock_that_was_set_back_begins_anew(beat: Beat):
+    beat.begin({"one": {}})
+    beat.adopt()
+    beat.redis.hset(f"{PREFIX}e:e", "last", beat.now() + HOUR_MS)
+    assert beat.adopt(ago_ms=1000).last_ms <= beat.now()
+    assert beat.fires(due_ms=beat.now()) == ("fired",)
+    beat.redis.hset(f"{PREFIX}e:e", "last", beat.now() + HOUR_MS)
+    beat.ledger.schedule("me", "pause", "e", "")
+    beat.ledger.schedule("me", "resume", "e", "")
+    assert int(beat.entry()["last"]) <= beat.now()
+
+
+def test_an_emptied_ledger_has_the_last_fires_that_its_leader_knows(redis_server: RedisServer):
+    app = Celery("fires", broker=redis_server.url(), set_as_current=False)
+    app.task(name="fired", base=OrchestratedTask, overlap="allow")(_nothing)
+    app.conf.beat_schedule = {"hourly": {"task": "fired", "schedule": HOUR_MS / 1000}}
+    app.finalize()
+    scheduler = Scheduler(app, redis_server)
+    scheduler.make_due()
+    scheduler.round()
+    last = scheduler.redis.hget("{fires}:e:hourly", "last")
+    scheduler.redis.flushall()
+    scheduler.round()  # the ledger says that nobody leads
+    scheduler.side.keeper._registered = False
+    scheduler.side.keeper._register()
+    scheduler.side.term._ask()
+    scheduler.round()
+    assert scheduler.redis.hget("{fires}:e:hourly", "last") == last
+    scheduler.close()
+    close_app(app)
+
+
+class TestALeaderThatCannotDispatch:
+    def term(self, beat: Beat, silent: list[float]) -> Term:
+        ledger: Ledger = beat.ledger.line()
+        return Term(ledger, "s1", "s1@host", 10, lambda: None, lambda: silent[0])
+
+    def test_resigns_and_asks_no_more_until_it_can(self, beat: Beat):
+        beat.install({"one": {}})
+        silent = [0.0]
+        term = self.term(beat, silent)
+        term._ask()
+        assert term.number
+        silent[0] = 60.0
+        term._ask()
+        assert term.number == ""
+        assert beat.lead("s2"), "another one can"
+        silent[0] = 0.0
+        term._ask()
+        assert term.number == ""
+
+    def test_is_one_whose_thread_died(self, redis_server: RedisServer):
+        app = Celery("fires", broker=redis_server.url(), set_as_current=False)
+        app.task(name="fired", base=OrchestratedTask)(_nothing)
+        app.finalize()
+        scheduler = Scheduler(app, redis_server)
+        dispatcher: Dispatcher = scheduler.side.dispatcher
+        assert dispatcher.silent_for() == 0, "it has not begun"
+        dispatcher._go = lambda: None  # type: ignore[method-assign]
+        dispatcher.start()
+        dispatcher.join()
+        assert dispatcher.silent_for() > 3600
+        dispatcher.stop()
+        assert dispatcher.silent_for() == 0, "it was told to"
+        scheduler.close()
+        close_app(app)
