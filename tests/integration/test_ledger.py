@@ -271,6 +271,15 @@ class TestDependents:
         assert shop.end("d1", free=2) == ["j1"]
         assert shop.end("j1", free=2) == ["d2"]
 
+    def test_those_that_pass_it_go_in_rank_order(self, shop: Shop):
+        deps = [{"job": "d"}]
+        shop.install({"d": {"cap": 1}, "i": {"deps": deps}, "j": {"deps": deps}, "k": {"deps": deps}}, cap=1)
+        shop.come("d1", "d")
+        assert shop.come("d2", "d", priority=3) == "wait"
+        for job, priority in (("i", 0), ("j", 2), ("k", 1)):
+            assert shop.come(f"{job}1", job, priority=priority) == "wait"
+        assert shop.end("d1", free=4) == ["j1"]
+
     def test_a_dependent_passes_only_the_job_it_waits_for(self, shop: Shop):
         shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}]}, "other": {}}, cap=1)
         shop.come("d1", "d")

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence
+from celery_orchestration.ledger import Adoption, Arrival, Fire, Grant, Ledger, Outcome, Presence
 from celery_orchestration.ledger.scripts import script
 from support.model import Job, Model, Run, Worker
 from support.servers import RedisServer
@@ -43,7 +43,7 @@ end
 for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   local j = job(name)
   found.jobs[#found.jobs + 1] = { name = name, n = j.n, busy = j.busy, w = j.w, wk = j.wk, blk = j.blk,
-    off = j.off ~= nil, probe = j.probe }
+    off = j.off ~= nil, probe = j.probe, pend = j.pend, sq = call('ZRANGE', P .. 'sq:' .. name, 0, -1) }
 end
 return cjson.encode(found)
 """
@@ -120,6 +120,7 @@ class LedgerMachine(RuleBasedStateMachine):
         #: Fences by run, the latest and older ones.
         self.fences: dict[str, list[str]] = {}
         self.grants: dict[str, list[str]] = {}
+        self.term = ""
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
@@ -133,6 +134,13 @@ class LedgerMachine(RuleBasedStateMachine):
         for index, queues in enumerate(SERVED):
             self.register(f"w{index}", queues, 2)
         assert self.ledger.install("release", cap, documents(self.model.jobs))
+
+    def entries(self) -> dict[str, str]:
+        """A scheduler leads, and has an entry for each job: their generations."""
+        self.term = self.ledger.lead("scheduler", "scheduler", 3_600_000, self.term).term
+        adoptions = [Adoption(name, name, name, name, "", "code", None) for name in NAMES]
+        adopted = self.ledger.adopt(self.term, 1, adoptions) or []
+        return {name: one.generation for name, one in zip(NAMES, adopted, strict=True)}
 
     def register(self, name: str, queues: tuple[str, ...], slots: int) -> None:
         self.ledger.register(
@@ -168,6 +176,42 @@ class LedgerMachine(RuleBasedStateMachine):
         again = self.ledger.turn(worker.name, self.numbers, "enforce", offered, outcomes, arrivals)
         assert again == found, "a call whose reply was lost must give the same answer again"
 
+    @rule(data=st.data(), fires=st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), min_size=1, max_size=3))
+    def scheduler_dispatches(self, data: st.DataObject, fires: list[tuple[str, bool]]) -> None:
+        """Entries are due, some of them with a time before which they are not to start."""
+        generations = self.entries()
+        calls, expected = [], []
+        for name, later in fires:
+            one = self.arrival(f"r{len(self.sent)}", 0, name, data.draw(st.sampled_from(["", "k"])), 0, "")
+            self.numbers += 1
+            one = Fire(
+                name, generations[name], 1 + self.numbers, None, 0, name, one.id, 10**15,
+                data.draw(st.sampled_from(["allow", "allow", "queue", "skip"])), one.key,
+                data.draw(st.integers(0, FORCED)), None, one.queue, one.granted_queue, one.message,
+                FAR if later else None,
+            )  # fmt: skip
+            calls.append(one)
+            run = Run(one.id, name, one.key, 0, (0, 0), one.queue, one.granted_queue, later=later)
+            expected.append(self.model.fire(name, run, one.priority, one.overlap))
+        found = self.ledger.dispatch(self.term, calls)
+        assert [answer[0] for answer in found.answers] == expected
+        granted, _, _ = self.model.hand_over([], None, 0)
+        assert [grant.id for grant in found.grants] == granted
+        self.note_grants(found.grants)
+        again = self.ledger.dispatch(self.term, calls)
+        assert {answer[0] for answer in again.answers} == {"known"}
+        assert set(map(str, again.grants)) <= set(map(str, found.grants))
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(job.deps for job in self.model.jobs.values()))
+    def line_is_due(self, data: st.DataObject) -> None:
+        """A job that others depend on fires, and they come after it."""
+        name = data.draw(st.sampled_from(sorted({name for job in self.model.jobs.values() for name, _, _ in job.deps})))
+        after = [job.name for job in self.model.jobs.values() if any(one == name for one, _, _ in job.deps)]
+        self.scheduler_dispatches(data, [(name, False), *((one, False) for one in after if data.draw(st.booleans()))])
+        if data.draw(st.booleans()):
+            self.turn(data, data.draw(st.integers(0, 2)), False)
+
     def arrivals(self) -> st.SearchStrategy[Arrival]:
         def new(name: str, key: str, priority: int) -> Arrival:
             return self.arrival(f"r{len(self.sent)}", 0, name, key, priority, "")
@@ -176,7 +220,10 @@ class LedgerMachine(RuleBasedStateMachine):
             return replace(new(name, key, priority), eta_ms=FAR)
 
         known = sorted(self.sent)
-        parts = st.sampled_from(NAMES), st.sampled_from(["", "k"]), st.integers(0, FORCED)
+        # Often those that have to wait for a fire that came before.
+        waited_for = {run.job for run in self.model.runs.values() if run.first}
+        held = [job.name for job in self.model.jobs.values() if any(name in waited_for for name, _, _ in job.deps)]
+        parts = st.sampled_from(NAMES + 4 * held), st.sampled_from(["", "k"]), st.integers(0, FORCED)
         fresh = st.one_of(st.builds(new, *parts), st.builds(new, *parts), st.builds(later, *parts))
         if not known:
             return fresh
@@ -440,12 +487,15 @@ class LedgerMachine(RuleBasedStateMachine):
             assert bool(theirs.get("al")) == run.alone
             assert (theirs["sd"], theirs.get("dest"), theirs["rec"]) == (run.started, run.dest, run.recoveries)
             assert theirs.get("behind") == (run.behind.attempt if run.behind else None)
+            assert bool(theirs.get("ent")) == run.scheduled
         for job in found["jobs"]:
             name = job["name"]
             assert job["n"] == len(self.model.holding(name))
             assert job["busy"] == sum(r.job == name and r.started for r in self.model.runs.values())
             assert job["w"] == sum(r.job == name for r in self.model.waiting())
             assert job["blk"] == sum(bool(self.model.holding(other)) for other in self.model.jobs[name].blocks)
+            first = {r.id for r in self.model.runs.values() if r.job == name and r.first}
+            assert (set(job["sq"]), job["pend"]) == (first, len(first))
             probe = self.model.disabled.get(name)
             assert (job["off"], job.get("probe")) == (name in self.model.disabled, probe)
         assert found["total"] == self.model.total()
@@ -464,6 +514,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.leave(worker)
         left = {key.removeprefix(PREFIX) for key in self.redis.keys("*")}
         kept = {"g", "jobs", "rel", "relseq", "rj:release", "dead", "gone", "audit", *(f"j:{name}" for name in NAMES)}
+        kept |= {"lead", "entries", *(f"e:{name}" for name in NAMES)}
         history = ("d:", "h:", "dl:", "dj:")
         assert {key for key in left if not key.startswith(history)} <= kept
         assert all(self.redis.ttl(f"{PREFIX}{key}") > 0 for key in left if key.startswith("d:"))

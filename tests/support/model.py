@@ -49,6 +49,9 @@ class Run:
     fence: int = 0
     later: bool = False  # it came with a time
     alone: bool = False
+    scheduled: bool = False
+    #: It is scheduled, has not started, and others depend on its job: it comes before runs of theirs that arrive later.
+    first: bool = False
 
     @property
     def forced(self) -> bool:
@@ -88,6 +91,8 @@ class Model:
     disabled: dict[str, str | None] = field(default_factory=dict)
     #: Workers that are kept free, each for a run.
     kept: dict[str, str] = field(default_factory=dict)
+    #: Entries of the schedule, each with its last run.
+    entries: dict[str, str] = field(default_factory=dict)
     clock: int = 0
     arrivals: int = 0
 
@@ -122,7 +127,7 @@ class Model:
         job = self.jobs[run.job]
         for name, on, fresh in job.deps:
             past = self.past[name]
-            if self.busy(name):
+            if self.busy(name) or self.fires_before(name, run):
                 return False
             if on == "idle":
                 continue
@@ -133,12 +138,28 @@ class Model:
                 return False
         return True
 
+    def fires_before(self, job: str, run: Run) -> bool:
+        """Whether a scheduled run of that job that has not started arrived before this one."""
+        return any(r.first and r.job == job and r.rank[1] < run.rank[1] for r in self.runs.values())
+
+    def has_dependents(self, job: str) -> bool:
+        return any(name == job for other in self.jobs.values() for name, _, _ in other.deps)
+
+    def held_back(self, run: Run) -> bool:
+        """Runs of a job are judged in rank order. A run of a higher priority may have to wait for a fire that a lower
+        one, which arrived before it, need not wait for: that one waits with it."""
+        job = self.jobs[run.job]
+        if run.judged or not any(r.first for name, _, _ in job.deps for r in self.runs.values() if r.job == name):
+            return False
+        before = [r for r in self.waiting() if r.job == run.job and not r.judged and r.rank < run.rank]
+        return any(self.has_room(job, r.key) and not self.dependencies_met(r) for r in before)
+
     def enabled_for(self, run: Run) -> bool:
         return run.job not in self.disabled or run.forced or self.disabled[run.job] in ("", run.id)
 
     def counts(self, run: Run) -> bool:
         """Rules 1 and 4: only a waiting run that passes these bars others."""
-        return self.enabled_for(run) and self.dependencies_met(run)
+        return self.enabled_for(run) and self.dependencies_met(run) and not self.held_back(run)
 
     def barred(self, run: Run, ignoring: str | None = None, copy: bool = False) -> bool:
         """``copy``: run is an arrival; that it may be a copy of a run that waits is found out later."""
@@ -161,6 +182,7 @@ class Model:
             and self.has_room(job, run.key)
             and not any(self.holding(other) for other in job.blocks)
             and self.dependencies_met(run)
+            and not self.held_back(run)
             and not self.barred(run, ignoring, copy)
         )
 
@@ -179,7 +201,7 @@ class Model:
     # -- changing -----------------------------------------------------------------------------------
 
     def start(self, run: Run, worker: str) -> None:
-        run.state, run.worker, run.judged, run.dest = "running", worker, True, None
+        run.state, run.worker, run.judged, run.dest, run.first = "running", worker, True, None, False
         self.past[run.job].begun = run.begun = self.tick()
         run.started = True
         self.claim(run)
@@ -228,6 +250,10 @@ class Model:
             following = run.behind
             following.state, following.started = "later" if following.later else "waiting", started
             self.runs[run.id] = following
+            self.comes_first(following)
+
+    def comes_first(self, run: Run) -> None:
+        run.first = run.state == "waiting" and run.scheduled and not run.started and self.has_dependents(run.job)
 
     def give_way(self, run: Run) -> None:
         if run.behind.job != run.job:
@@ -311,6 +337,7 @@ class Model:
         self, after: list[str], here: Worker | None, free: int
     ) -> list[tuple[tuple[float, float], Run, str]]:
         found = []
+        next_ones = {job: first for job in after if (first := self._first_of(job)) is not None}
         for run in self.waiting():
             place = self.place(self.destination(run), here, free)
             if place is None:
@@ -318,20 +345,17 @@ class Model:
             if self.may_start(run):
                 found.append(((float(run.rank[0]), float(run.rank[1])), run, place))
             # When D ends, those who wait for D may pass D's next run.
-            for ended in after:
-                following = [r for r in self.waiting() if r.job == ended and self._first_of_job(r)]
+            for ended, following in next_ones.items():
                 depends = any(name == ended for name, _, _ in self.jobs[run.job].deps)
-                if following and depends and self._first_of_job(run) and self.may_start(run, ignoring=ended):
-                    ahead = min(r.rank for r in following)
-                    if ahead < run.rank:
-                        found.append(((float(ahead[0]), ahead[1] - 0.5), run, place))
+                passes = depends and following.rank < run.rank and self._first_of(run.job) is run
+                if passes and self.may_start(run, ignoring=ended):
+                    found.append(((float(following.rank[0]), following.rank[1] - 0.5), run, place))
         return sorted(found, key=lambda one: one[0])
 
-    def _first_of_job(self, run: Run) -> bool:
-        """The run its job would start next, if its job may: the first that has room and passes rules 1 and 4."""
-        job = self.jobs[run.job]
-        ready = [r for r in self.waiting() if r.job == run.job and self.has_room(job, r.key) and self.counts(r)]
-        return bool(ready) and ready[0] is run
+    def _first_of(self, name: str) -> Run | None:
+        """The run a job would start next, if it may: the first that has room and passes rules 1 and 4."""
+        job, waiting = self.jobs[name], (run for run in self.waiting() if run.job == name)
+        return next((run for run in waiting if self.has_room(job, run.key) and self.counts(run)), None)
 
     def hand_over(
         self, after: list[str], here: Worker | None, free: int, spare: Callable[[], int] | None = None
@@ -413,6 +437,7 @@ class Model:
         run = replace(arrival, key=key, rank=(3 - priority, self.arrivals))
         if before is not None and before.job == run.job:
             run = replace(run, rank=before.rank, recoveries=before.recoveries, judged=before.started)
+            run.scheduled, run.first = before.scheduled, before.first and not run.later and not runs
         if runs and before is not None:
             run.state = "behind"
             before.behind = run
@@ -423,13 +448,31 @@ class Model:
         if run.later:
             return "wait"
         if self.dropped(run):
-            run.state, run.why, run.started = "ending", "skipped", False
+            run.state, run.why, run.started, run.first = "ending", "skipped", False, False
             self.note_end(run, None)
             return "wait"
         if worker not in self.kept and self.global_room() and self.may_start(run):
             self.start(run, worker)
             return "start"
+        self.comes_first(run)
         return "wait"
+
+    def fire(self, entry: str, run: Run, priority: int, overlap: str) -> str:
+        """An entry is due: its run goes to the gate, unless its last one keeps it from that."""
+        last = self.runs.get(self.entries.get(entry, ""))
+        in_the_way = last is not None and last.state != "ending" and (overlap == "skip" or not last.started)
+        if overlap != "allow" and in_the_way:
+            return "skipped"
+        run.rank, run.scheduled = (3 - priority, self.arrivals + 1), True
+        if self.dropped(run):
+            return "skipped"
+        self.arrivals += 1
+        run.key = run.key if self.jobs[run.job].keyed else ""
+        run.state = "later" if run.later else "waiting"
+        self.comes_first(run)
+        self.runs[run.id] = run
+        self.entries[entry] = run.id
+        return "fired"
 
     def dropped(self, run: Run) -> bool:
         return run.job in self.disabled and self.jobs[run.job].drop and not run.started and not self.enabled_for(run)
@@ -439,6 +482,7 @@ class Model:
             self.arrivals += 1
             run.rank = (run.rank[0], self.arrivals)
         run.state = "waiting"
+        self.comes_first(run)
         if self.dropped(run):
             self.end_unstarted(run.id, "skipped")
 
@@ -447,7 +491,7 @@ class Model:
         run = self.runs.get(id)
         if run is None or run.state not in ("later", "waiting", "granted", "queued"):
             return False
-        run.state, run.why, run.started, run.dest = "ending", why, False, None
+        run.state, run.why, run.started, run.dest, run.first = "ending", why, False, None, False
         self.note_end(run, None)
         return True
 
@@ -473,7 +517,7 @@ class Model:
         self.arrivals += 1
         new = replace(
             told, rank=(told.rank[0], self.arrivals), state="running", worker=worker, judged=True, started=True,
-            recoveries=0, dest=None, behind=None, alone=False,
+            recoveries=0, dest=None, behind=None, alone=False, scheduled=False, first=False,
         )  # fmt: skip
         if run is not None:
             if run.state == "running":
@@ -481,7 +525,7 @@ class Model:
             if run.behind is not None and run.behind.attempt > told.attempt:
                 new.behind = run.behind
             if run.job == told.job:
-                new.rank, new.recoveries, new.alone = run.rank, run.recoveries, run.alone
+                new.rank, new.recoveries, new.alone, new.scheduled = run.rank, run.recoveries, run.alone, run.scheduled
             else:
                 self.note_end(run, None)
         self.runs[told.id] = new

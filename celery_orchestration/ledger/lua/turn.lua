@@ -150,6 +150,7 @@ local function admit(arrival)
   r.sd = before_it and before_it.job == name and before_it.sd or false
   if r.eta then
     put_off(j, r, message)
+    if r.ent and not r.sd then refresh_dependents(j) end -- the attempt before it may have kept them waiting
     return { 'wait' }
   end
   if is_dropped(j, r) and not observe then
@@ -170,7 +171,6 @@ local function admit(arrival)
   end
   r.wf = in_words(reason)
   enqueue(j, r, message)
-  comes_first(j, r)
   refresh(j)
   return { 'wait' }
 end

@@ -22,7 +22,6 @@ local function come_due(r)
   end
   r.wf = r.wf or in_words(closed(j, r))
   enqueue(j, r)
-  comes_first(j, r)
   refresh(j)
 end
 

@@ -63,7 +63,6 @@ local function fire(j, e, due, r, message)
   end
   r.wf = in_words(closed(j, r))
   enqueue(j, r, message)
-  comes_first(j, r)
   refresh(j)
 end
 

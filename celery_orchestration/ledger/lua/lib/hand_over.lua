@@ -54,13 +54,14 @@ local function best_open()
     local rank = tonumber(e[2])
     if e[1] and (not best or rank < best.rank) then
       local place = place_for(e[1], queue)
-      if place then best = { rank = rank, name = e[1], queue = queue, place = place } end
+      if place then best = { rank = rank, own = rank, name = e[1], queue = queue, place = place } end
     end
   end
   return best
 end
 
--- When D ends, those who wait for D are looked at before D's next run: they may pass it, and only it.
+-- When D ends, those who wait for D are looked at before D's next run: they may pass it, and only it, in the order of
+-- their own ranks.
 local function best_after(best)
   for _, d in ipairs(HAND.after) do
     if d.br then
@@ -69,10 +70,11 @@ local function best_after(best)
         local h = j.blk == 0 and head(j)
         if h and enabled_for(j, h.id, h.rank) and not (G.paused and h.rank >= 0) then
           local rank = math.min(h.rank, d.br - 0.5)
-          if (not best or rank < best.rank) and (h.jd or not unmet(j, h.rank)) and not barred(j, h.rank, d.name) then
+          local first = not best or rank < best.rank or rank == best.rank and h.rank < best.own
+          if first and (h.jd or not unmet(j, h.rank)) and not barred(j, h.rank, d.name) then
             local queue = destination(load_run(h.id))
             local place = place_for(name, queue)
-            if place then best = { rank = rank, name = name, queue = queue, place = place } end
+            if place then best = { rank = rank, own = h.rank, name = name, queue = queue, place = place } end
           end
         end
       end

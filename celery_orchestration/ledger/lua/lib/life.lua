@@ -7,19 +7,6 @@ local function retry_deadline(tries)
   return int(G.clk + 10 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
 end
 
--- A scheduled run of a job that others depend on comes before runs of theirs that arrive after it.
-local function comes_first(j, r)
-  if #j.depd == 0 or not r.ent or r.sd then return end
-  j.pend = j.pend + call('ZADD', P .. 'sq:' .. j.name, int(r.rank % CLASS), r.id)
-  j.dirty = true
-end
-
-local function no_longer_first(j, r)
-  if not r.ent or j.pend <= 0 then return end
-  j.pend = j.pend - call('ZREM', P .. 'sq:' .. j.name, r.id)
-  j.dirty = true
-end
-
 -- The first run to go while its job may be tried again is the probe.
 local function claim_probe(j, r)
   if j.off and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end

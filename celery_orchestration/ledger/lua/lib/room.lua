@@ -58,7 +58,21 @@ local function expires(r)
   look_at(r.ex)
 end
 
+-- A scheduled run of a job that others depend on comes before runs of theirs that arrive after it, until it starts.
+local function comes_first(j, r)
+  if #j.depd == 0 or not r.ent or r.sd then return end
+  j.pend = j.pend + call('ZADD', P .. 'sq:' .. j.name, int(r.rank % CLASS), r.id)
+  j.dirty = true
+end
+
+local function no_longer_first(j, r)
+  if not r.ent or j.pend <= 0 then return end
+  j.pend = j.pend - call('ZREM', P .. 'sq:' .. j.name, r.id)
+  j.dirty = true
+end
+
 local function enqueue(j, r, message)
+  comes_first(j, r)
   r.st = 'waiting'
   save_run(r, nil, message)
   call('ZADD', P .. 'wait', int(r.rank), r.id)
