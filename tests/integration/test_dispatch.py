@@ -931,6 +931,22 @@ class TestDependencies:
         assert line.end("o") == [first.id]
         assert line.end(first.id) == ["late"]
 
+    def test_one_whose_next_attempt_is_put_off_does_not_any_more(self, line: Beat):
+        [grant] = line.dispatch(line.fire("d", "d")).grants
+        assert line.come("j1", "j") == "wait"
+        later = replace(arrival(grant.id, "d", attempt=1), eta_ms=line.now() + 60_000)
+        turn = line.turn(come=[later])
+        assert [one.id for one in turn.grants] == ["j1"]
+
+    def test_one_whose_next_attempt_has_come_still_does(self, line: Beat):
+        line.come("o", "other")
+        line.dispatch(first := line.fire("d", "d"))
+        assert line.come("j1", "j") == "wait"
+        assert line.come(first.id, "d", attempt=1) == "wait"
+        assert line.come("j2", "j") == "wait"
+        assert line.end("o", free=4) == [first.id]
+        assert line.end(first.id) == ["j1"]
+
     def test_a_reason_says_so(self, line: Beat):
         line.come("o", "other")
         line.dispatch(line.fire("d", "d"), second := line.fire("j", "j"))
