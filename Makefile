@@ -33,8 +33,8 @@ endurance: $(VENV)/.with-demo  ## Kill schedulers at random and account for ever
 demo: $(VENV)/.with-demo  ## Show it at work, with a Redis of its own
 	$(BIN)/python -m examples.demo
 
-bench: $(VENV)/.with-bench-test  ## Measure what it costs
-	$(BIN)/python -m bench
+bench: $(VENV)/.with-bench-test  ## Measure what it costs; BENCH_ARGS="--only e --quick" for a part
+	$(BIN)/python -m bench $(BENCH_ARGS)
 
 clean:  ## Remove the environment and everything made by these targets
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo .bench .soak

@@ -1,4 +1,4 @@
-"""``python -m bench [--quick] [--only a,b,c,d] [--rounds N] [--tasks N] [--variants plain,job]``"""
+"""``python -m bench [--quick] [--only a,b,c,d,e] [--rounds N] [--tasks N] [--variants plain,job]``"""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import signal
 import sys
 from typing import Any
 
-from bench import PROJECT, exclusive, figures, ledger, report, throughput, times
+from bench import PROJECT, exclusive, figures, ledger, report, schedule, throughput, times
 from bench.stage import FULL, QUICK, Size, Stage, machine, stage
 
-PARTS = {"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times"}
+PARTS = {"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times", "e": "schedule"}
 
 
 def main() -> None:
@@ -40,8 +40,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--only",
         type=parts,
         default=list(PARTS),
-        metavar="a,b,c,d",
-        help="a: throughput, b: exclusive runs, c: ledger, d: times",
+        metavar="a,b,c,d,e",
+        help="a: throughput, b: exclusive runs, c: ledger, d: times, e: schedule",
     )
     parser.add_argument("--rounds", type=positive, help="rounds of each part")
     parser.add_argument("--tasks", type=positive, help="tasks of each throughput measurement")
@@ -77,6 +77,8 @@ def positive(text: str) -> int:
 def size_of(arguments: argparse.Namespace) -> Size:
     size = QUICK if arguments.quick else FULL
     chosen = {"rounds": arguments.rounds, "tasks": arguments.tasks}
+    if arguments.rounds:
+        size = dataclasses.replace(size, schedule=dataclasses.replace(size.schedule, rounds=arguments.rounds))
     return dataclasses.replace(size, **{name: value for name, value in chosen.items() if value})
 
 
@@ -93,6 +95,8 @@ def run(where: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
         results["ledger"] = ledger.measure(where)
     if "d" in arguments.only:
         results["times"] = times.measure(where)
+    if "e" in arguments.only:
+        results["schedule"] = schedule.measure(where)
     results["problems"] = where.problems
     return results
 

@@ -2,11 +2,12 @@
 
 ``plain``, ``singleton``, ``job``: one empty task. ``beside``: the plain one in an app that also has jobs.
 ``exclusive``: a job that runs alone. ``recipes``: the same by hand, with a Redis lock. ``later``: a job with a time, as
-``plain`` has a task.
+``plain`` has a task. ``fires``: a job that a schedule fires; BENCH_SCHEDULE says how the entries of any app are due.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -15,10 +16,13 @@ from celery import Celery, Task
 
 KIND = os.environ.get("BENCH_APP", "plain")
 BROKER = os.environ.get("BENCH_BROKER", "memory://")
+#: Pairs of how many entries and every how many seconds each, as JSON.
+SCHEDULE = json.loads(os.environ.get("BENCH_SCHEDULE", "[]"))
 #: Where runs of ``exclusive`` and ``recipes`` write down when they ran.
 TRACE = os.environ.get("BENCH_TRACE", os.devnull)
 
 EMPTY = "bench.empty"
+FIRED = "bench.fired"
 PROBE = "bench.probe"
 RUN_SECONDS = 0.010
 
@@ -126,3 +130,25 @@ if KIND == "recipes":
         """Whoever does not get the lock waits for it where he is."""
         with client.lock("alone", timeout=60):
             run_alone(batch, index)
+
+
+def fired(entry: str) -> None: ...
+
+
+def add_fired(app: Celery, base: type[Task]) -> None:
+    """What schedules fire; with its entry's name."""
+    app.task(name=FIRED, base=base, overlap="allow", shared=False)(fired)
+
+
+def entry_name(every: float, number: int) -> str:
+    return f"entry-{every:g}-{number}"
+
+
+if KIND == "fires":
+    from celery_orchestration import OrchestratedTask as base  # type: ignore[no-redef]
+
+add_fired(app, base)
+names = [(entry_name(every, number), every) for count, every in SCHEDULE for number in range(count)]
+app.conf.beat_schedule = {name: {"task": FIRED, "schedule": every, "args": (name,)} for name, every in names}
+if "redbeat" in os.environ.get("BENCH_SCHEDULER", ""):
+    app.conf.redbeat_redis_url = BROKER

@@ -33,6 +33,7 @@ def goals(results: dict[str, Any]) -> list[Goal]:
         *_exclusive(results.get("exclusive", {})),
         *_ledger(results.get("ledger", {})),
         *_times(results.get("times", {})),
+        *_schedule(results.get("schedule", {})),
     ]
 
 
@@ -99,8 +100,42 @@ def _times(part: dict[str, Any]) -> list[Goal]:
     ]
 
 
+def _schedule(part: dict[str, Any]) -> list[Goal]:
+    if not part:
+        return []
+    found = []
+    rate = f"{part['fires']['rate']:,} fires/s (0.8 of apply_async, at most 1,000)"
+    for name, where in (("ledger", "no worker"), ("broker", "handed over to the broker")):
+        one = part["fires"]["cases"][name]
+        sent, due, sure = one["sent"], one["due"], one["others"] <= QUIET
+        found.append(Goal("e", f"{rate}, {where}: sent of {due:,} due", f"{sent:,}", "all", sent >= due, sure))
+    cpu = part["cpu"]["ours"]
+    what = "CPU at 10 fires/s, 10,000 entries, of that with 100"
+    found.append(Goal("e", what, f"{cpu['ratio']:.2f}", "< 2.00", cpu["ratio"] < 2, cpu["others"] <= QUIET))
+    for name, how in (("one by one", "due one by one"), ("at once", "all due at once each second")):
+        one = part["late"][name]
+        what, sure = f"lateness at 100 fires/s, {how}, until in the broker", one["others"] <= QUIET
+        half, nearly_all = one["broker"]["median"], one["broker"]["p99"]
+        found += [
+            Goal("e", f"{what}, median", f"{half:.1f} ms", "< 20 ms", half < 20, sure),
+            Goal("e", f"{what}, 99 %", f"{nearly_all:.1f} ms", "< 100 ms", nearly_all < 100, sure),
+        ]
+    for name, most in (("terminated", 1), ("killed", 15)):
+        one = part["takeover"][name]
+        worst, what = max(one["fires"]), f"a leader is {name}"
+        found += [
+            Goal("e", f"{what}: another one fires after, worst", f"{worst:.2f} s", f"< {most} s", worst < most),
+            Goal("e", f"{what}: fires lost, of {one['due']}", str(one["lost"]), "0", one["lost"] == 0),
+            Goal("e", f"{what}: fires that came twice", str(one["twice"]), "0", one["twice"] == 0),
+        ]
+    return found
+
+
 def busiest(results: dict[str, Any]) -> float:
     """The largest share of a core that other programs took while something was measured."""
     parts = ("throughput", "exclusive", "times")
     shares = [one["others"] for name in parts for one in results.get(name, {}).values()]
+    schedule = results.get("schedule", {})
+    measured = (schedule.get("fires", {}).get("cases", {}), schedule.get("cpu", {}), schedule.get("late", {}))
+    shares += [one["others"] for part in measured for one in part.values()]
     return max([*shares, results.get("ledger", {}).get("others", 0.0)])

@@ -1,18 +1,21 @@
-"""``python -m bench.fill COUNT BYTES``: queues that many empty tasks, by the app that BENCH_APP names."""
+"""``python -m bench.fill COUNT BYTES``: queues that many empty tasks, by the app that BENCH_APP names, and prints how
+many of them in a second."""
 
 from __future__ import annotations
 
 import sys
+import time
 
 from bench.apps import app, empty
 
 
-def main(count: int, size: int) -> None:
-    arguments = ("x" * size,) if size else ()
+def main(count: int, size: int) -> float:
+    arguments, begun = ("x" * size,) if size else (), time.perf_counter()
     with app.producer_or_acquire() as producer:
         for index in range(count):
             empty.apply_async((index, *arguments), producer=producer)
+    return count / (time.perf_counter() - begun)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    print(main(int(sys.argv[1]), int(sys.argv[2])))

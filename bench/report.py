@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +30,8 @@ def sheets(results: dict[str, Any]) -> list[Sheet]:
         found += [_ledger(results["ledger"]), _memory(results["ledger"]["memory"])]
     if "times" in results:
         found.append(_times(results["times"]))
+    if "schedule" in results:
+        found += _schedule(results["schedule"])
     goals = figures.goals(results)
     if goals:
         rows = [(goal.part, goal.what, goal.found, goal.must, goal.verdict) for goal in goals]
@@ -126,13 +129,83 @@ def _times(part: dict[str, Any]) -> Sheet:
     return Sheet("(d) Runs with a time", columns, rows, (f"Grows: by {runs:,} calls that are not due yet.",))
 
 
+def _schedule(part: dict[str, Any]) -> list[Sheet]:
+    fires, cpu, late, takeover = part["fires"], part["cpu"], part["late"], part["takeover"]
+    locked = takeover["redbeat_lock_seconds"]
+    return [
+        Sheet(
+            f"(e) Fires of a schedule; a plain apply_async loop sends {fires['loop']:.0f}/s",
+            ("scheduler", "entries", "every s", "sent of due", "fires/s", ""),
+            [
+                (
+                    one["title"],
+                    f"{one['entries']:,}",
+                    f"{one['every']:g}",
+                    f"{one['sent']:,} of {one['due']:,}",
+                    f"{one['per_second']:.0f}",
+                    one["ended"].strip("; "),
+                )
+                for one in fires["cases"].values()
+            ],
+            (
+                "Those every 10 s are due all at once: fires/s is how fast they go out then. Else it is what comes out "
+                "in a second.",
+            ),
+        ),
+        Sheet(
+            "CPU of a scheduler at 10 fires/s, ms a second",
+            ("scheduler", "100 entries", "10,000 entries", "ratio"),
+            [(name, f"{one['few']:.1f}", f"{one['many']:.1f}", f"{one['ratio']:.2f}") for name, one in cpu.items()],
+        ),
+        Sheet(
+            "Lateness at 100 fires/s, ms: median, 99 %, worst",
+            ("", "in the ledger", "in the broker"),
+            [
+                (title, *(_lateness(late[name].get(where)) for where in ("ledger", "broker")))
+                for name, title in (
+                    ("one by one", "ours, due one by one"),
+                    ("at once", "ours, 100 due at once each second"),
+                    ("stock", "PersistentScheduler, 100 one-second entries"),
+                    ("redbeat", "celery-redbeat, 100 one-second entries"),
+                )
+            ],
+            (
+                "Of the others it cannot be told when a fire was due: they count each interval from when they sent the "
+                "last one. Theirs is how much later than that each comes, and adds up.",
+            ),
+        ),
+        Sheet(
+            "Takeover by a scheduler that stands by",
+            ("leader", "leads after s (worst)", "fires after s (worst)", "due times", "lost", "passed over", "twice"),
+            [
+                (
+                    name,
+                    *(f"{median(one[what]):.2f} ({max(one[what]):.2f})" for what in ("leads", "fires")),
+                    *(str(one[what]) for what in ("due", "lost", "passed", "twice")),
+                )
+                for name, one in takeover.items()
+                if isinstance(one, dict)
+            ],
+            (
+                "Passed over: due times of entries with an interval shorter than the takeover, of which a later one had "
+                'come when there was a leader again: catch_up="latest" makes one run of them, and the history says so. '
+                f"celery-redbeat's lock stays for {locked:.0f} s by its defaults; PersistentScheduler has no standby.",
+            ),
+        ),
+    ]
+
+
+def _lateness(spread: dict[str, float] | None) -> str:
+    return f"{spread['median']:.1f}, {spread['p99']:.1f}, {spread['worst']:.1f}" if spread else "-"
+
+
 def _machine(results: dict[str, Any]) -> str:
     m = results["machine"]
     return (
         f"{m['cpu']}, {m['cores']} cores, {m['memory_gb']} GB, {m['system']}; "
         f"Python {m['python']}, Celery {m['celery']}, "
         f"kombu {m['kombu']}, Redis {m['redis']}, redis-py {m['redis-py']} with hiredis {m['hiredis']}, "
-        f"celery-singleton {m['celery-singleton']}; {m['date']}"
+        f"celery-singleton {m['celery-singleton']}, celery-redbeat {m['celery-redbeat']}; {m['date']}"
     )
 
 

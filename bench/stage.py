@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import socket
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -18,12 +20,24 @@ import psutil
 from celery import Celery
 
 from support.servers import RedisServer
-from support.workers import WorkerProcess
+from support.workers import CeleryProcess, WorkerProcess, celery_command
 
 #: Most seconds for anything to make progress at all.
 PATIENCE = 120.0
 #: Words that have no place in the log of a worker under measurement.
 TROUBLE = ("ERROR", "CRITICAL", "Traceback")
+
+
+@dataclass(frozen=True)
+class ScheduleSize:
+    """Of (e): periods of ten seconds whose fires are counted, seconds that anything else is looked at, and how often a
+    leader is terminated and killed."""
+
+    rounds: int
+    periods: int
+    seconds: int
+    terminations: int
+    kills: int
 
 
 @dataclass(frozen=True)
@@ -41,12 +55,13 @@ class Size:
     late_runs: int
     put_off_runs: int
     put_off_seconds: int
+    schedule: ScheduleSize
 
 
 _WAITING = (10, 10_000, 100_000)
 _HELD = 1000
-FULL = Size(9, 5000, 200, _WAITING, 1000, 20_000, _HELD, late_runs=200, put_off_runs=10_000, put_off_seconds=60)
-QUICK = Size(1, 1500, 100, _WAITING, 300, 5_000, _HELD, late_runs=50, put_off_runs=2_000, put_off_seconds=15)
+FULL = Size(9, 5000, 200, _WAITING, 1000, 20_000, _HELD, 200, 10_000, 60, ScheduleSize(3, 3, 20, 5, 3))
+QUICK = Size(1, 1500, 100, _WAITING, 300, 5_000, _HELD, 50, 2_000, 15, ScheduleSize(1, 1, 8, 2, 1))
 
 
 @dataclass
@@ -92,9 +107,34 @@ class Stage:
             yield worker
         finally:
             worker.cleanup()
-        for line in worker.log().splitlines():
+        self._look_through(worker)
+
+    @contextlib.contextmanager
+    def beat(
+        self, app: str, broker_url: str, scheduler: str, schedule: Sequence[tuple[int, float]]
+    ) -> Iterator[CeleryProcess]:
+        """A ``celery beat`` with so many entries every so many seconds each, killed at the end."""
+        name = f"beat-{uuid.uuid4().hex[:8]}"
+        options = ("-S", scheduler, "-s", str(self.directory / f"{name}.db"), "-l", "WARNING")
+        env = {"BENCH_APP": app, "BENCH_BROKER": broker_url, "BENCH_SCHEDULER": scheduler}
+        process = CeleryProcess(
+            name,
+            celery_command("bench.apps", "beat", *options),
+            directory=self.directory,
+            env={**env, "BENCH_SCHEDULE": json.dumps(schedule)},
+        )
+        try:
+            process.start()
+            yield process
+        finally:
+            process.cleanup()
+        if app == "fires":
+            self._look_through(process)
+
+    def _look_through(self, process: CeleryProcess) -> None:
+        for line in process.log().splitlines():
             if any(word in line for word in TROUBLE):
-                self.problem(f"log of {worker.name}: {line}")
+                self.problem(f"log of {process.name}: {line}")
                 break
 
 
@@ -149,7 +189,7 @@ class Cpu:
     def read(cls, main: int, children: Sequence[int], redis: int) -> Cpu:
         machine = psutil.cpu_times()
         busy = sum(machine) - machine.idle - getattr(machine, "iowait", 0) - getattr(machine, "guest", 0)
-        return cls(_seconds(main), sum(map(_seconds, children)), _seconds(redis), busy)
+        return cls(cpu_seconds(main), sum(map(cpu_seconds, children)), cpu_seconds(redis), busy)
 
     def __sub__(self, other: Cpu) -> Cpu:
         return Cpu(
@@ -180,10 +220,10 @@ class Others:
     def _read() -> float:
         me = psutil.Process()
         ours = [me.pid, *(child.pid for child in me.children(recursive=True))]
-        return Cpu.read(ours[0], ours[1:], me.pid).machine - sum(map(_seconds, ours))
+        return Cpu.read(ours[0], ours[1:], me.pid).machine - sum(map(cpu_seconds, ours))
 
 
-def _seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system  # type: ignore[no-any-return]
 
@@ -202,9 +242,8 @@ def machine(redis_version: str) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "redis": redis_version,
-        **{
-            name: installed(name) for name in ("celery", "kombu", "redis-py", "hiredis", "celery-singleton", "billiard")
-        },
+        **{name: installed(name) for name in ("celery", "kombu", "hiredis", "billiard")},
+        **{name: installed(name) for name in ("celery-singleton", "celery-redbeat")},
         "redis-py": installed("redis"),
         "load_before": round(os.getloadavg()[0], 2),
         "date": time.strftime("%Y-%m-%d"),

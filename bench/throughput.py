@@ -90,6 +90,7 @@ def _make_messages(server: RedisServer, db: int, variant: Variant, count: int) -
         [sys.executable, "-m", "bench.fill", str(count), str(variant.payload)],
         env={**environment(), "BENCH_APP": variant.app, "BENCH_BROKER": server.url(db)},
         check=True,
+        stdout=subprocess.DEVNULL,
     )
 
 
