@@ -187,8 +187,8 @@ def _schedule(part: dict[str, Any]) -> list[Sheet]:
                 if isinstance(one, dict)
             ],
             (
-                "Passed over: due times of entries with an interval shorter than the takeover, of which a later one had "
-                'come when there was a leader again: catch_up="latest" makes one run of them, and the history says so. '
+                "Passed over: due times of entries with an interval shorter than the takeover, of which a later one "
+                'had come when there was a leader again: catch_up="latest" makes one run of them, as the history says. '
                 f"celery-redbeat's lock stays for {locked:.0f} s by its defaults; PersistentScheduler has no standby.",
             ),
         ),

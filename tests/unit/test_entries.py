@@ -254,6 +254,12 @@ class Shop:
         self.task = job(app)
         self.connection = app.connection_for_read()
 
+    def empty(self, queue: str | None) -> None:
+        """A broker in memory is one for all tests of a process."""
+        bound = Queue(queue or self.queue)(self.connection.default_channel)
+        bound.declare()
+        bound.purge()
+
     def taken(self, queue: str | None = None) -> Delivered:
         channel = self.connection.default_channel
         message = Queue(queue or self.queue)(channel).get(no_ack=True, accept={"json", "pickle"})
@@ -261,6 +267,7 @@ class Shop:
         return message
 
     def by_stock_beat(self, call: Call, queue: str | None = None) -> Delivered:
+        self.empty(queue)
         options = {**call.options, "task_id": ID}
         entry = ScheduleEntry("one", call.task, None, 0, 5, call.args, call.kwargs, options, app=self.app)
         Scheduler(self.app, lazy=True).apply_async(entry, advance=False)
@@ -272,6 +279,7 @@ class Shop:
     def by_us(self, call: Call) -> Delivered:
         """Made, kept in the ledger, and published."""
         made = self.made(call)
+        self.empty(made.queue)
         kept = Envelope.unpack(made.envelope.pack())
         kept.publish(Producer(self.connection.default_channel), Queue(made.queue), "")
         return self.taken(made.queue)

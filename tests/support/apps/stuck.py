@@ -35,4 +35,4 @@ if "TEST_STICK" in os.environ:
         return keeper is keepers[0]
 
     Keeper._round = holding_up(Keeper._round, "stuck", is_first)
-    Keeper._beat = holding_up(Keeper._beat, "breathless", lambda keeper: not is_first(keeper))
+    Keeper._renew = holding_up(Keeper._renew, "breathless", lambda keeper: not is_first(keeper))
