@@ -35,7 +35,8 @@ RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
 ELSEWHERE = {"status", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
 ELSEWHERE |= {"release", "released", "note", "retrying", "over", "claim"}
 #: Those of schedulers, and of people who change the schedule: test_dispatch.py.
-ELSEWHERE |= {"lead", "resign", "adopt", "plan", "dispatch", "fired", "continue", "changes", "schedule", "entries"}
+ELSEWHERE |= {"lead", "resign", "adopt", "retire", "plan", "dispatch", "fired", "continue"}
+ELSEWHERE |= {"changes", "schedule", "entries"}
 PRIORITIES = ("low", "normal", "high")
 
 
