@@ -115,6 +115,7 @@ def _schedule(part: dict[str, Any]) -> list[Goal]:
     for name, where, how in (
         ("one by one", "broker", "due one by one, until its message is in the broker"),
         ("at once", "ledger", "100 due at once, until its run is in the ledger"),
+        ("at once", "broker", "100 due at once, until its message is in the broker"),
     ):
         one = part["late"][name]
         what, sure = f"lateness at 100 fires/s, {how}", one["others"] <= QUIET
