@@ -131,7 +131,7 @@ def _times(part: dict[str, Any]) -> Sheet:
 
 def _schedule(part: dict[str, Any]) -> list[Sheet]:
     fires, cpu, late, takeover = part["fires"], part["cpu"], part["late"], part["takeover"]
-    locked = takeover["redbeat_lock_seconds"]
+    locked, rounds = takeover["redbeat_lock_seconds"], len(cpu["ours"]["rounds"])
     return [
         Sheet(
             f"(e) Fires of a schedule; a plain apply_async loop sends {fires['loop']:.0f}/s",
@@ -149,7 +149,7 @@ def _schedule(part: dict[str, Any]) -> list[Sheet]:
             ],
             (
                 "Those every 10 s are due all at once: fires/s is how fast they go out then. Else it is what comes out "
-                "in a second.",
+                f"in a second. Ours: {rounds} rounds; the others, here and below: one.",
             ),
         ),
         Sheet(
