@@ -75,7 +75,7 @@ class Dispatcher(threading.Thread):
         self._wake.set()
 
     def silent_for(self) -> float:
-        """Seconds since it last went about its round; without end, if it died."""
+        """Seconds since it last got something done; without end, if it died."""
         if self.ident is None or self._stopped:
             return 0.0
         return monotonic() - self._alive_at if self.is_alive() else inf
@@ -214,6 +214,7 @@ class Dispatcher(threading.Thread):
         """`now`: when those begin that are new. All that came together begin together, so that they stay in step.
         `known`: those that vanished go on from the last fire that we know of. False if another one leads."""
         for part in _parts(list(entries), MOST_ENTRIES):
+            self._alive_at = monotonic()
             adoptions = []
             for entry in part:
                 try:
@@ -276,6 +277,7 @@ class Dispatcher(threading.Thread):
         if not self._due:
             self._due.extend(self._agenda.in_order(self._what_is_due()))
         while self._due and not self._stopped and self._leads():
+            self._alive_at = monotonic()
             part = [self._due.popleft() for _ in range(min(len(self._due), MOST_FIRES))]
             self._unanswered = [(entry, fire) for entry, due in part if (fire := self._fire(entry, due)) is not None]
             if self._unanswered:
