@@ -113,7 +113,7 @@ class EpochMachine(LedgerMachine):
         for name in workers:
             self.numbers += 1
             with pytest.raises(NewEpoch):
-                self.ledger.sweep(name, self.numbers, 5000)
+                self.ledger.sweep(name, self.numbers, 1)
             with pytest.raises(NewEpoch):
                 self.ledger.turn(name, self.numbers, "enforce", 1, [], [])
 
