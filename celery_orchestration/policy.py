@@ -54,6 +54,11 @@ def show(value: object) -> str:
     return "a task" if _is_lazy_task(value) else _shortened.repr(value)
 
 
+def printable(text: str) -> str:
+    """One line in a log or a terminal, whatever people have written: control characters are shown as what they are."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def suggest(word: str, candidates: Collection[str], cutoff: float = 0.6) -> str:
     """Return ``", did you mean 'X'?"``, or nothing; a short name finds its full one."""
     if len(word) > 200:

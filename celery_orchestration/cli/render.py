@@ -22,6 +22,7 @@ from celery_orchestration.operate.models import (
     SchedulerStatus,
     Status,
 )
+from celery_orchestration.policy import printable
 
 _COLOURS = {
     "running": "green",
@@ -317,7 +318,7 @@ def _rest(total: int, most: int) -> list[Text]:
 
 def _plain(text: str, style: str = "") -> Text:
     """Control characters of any kind are shown as what they are."""
-    return Text("".join(char if char.isprintable() else repr(char)[1:-1] for char in text), style=style)
+    return Text(printable(text), style=style)
 
 
 def _state(state: str) -> Text:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 from celery_orchestration import queues
@@ -14,6 +13,7 @@ from celery_orchestration.ledger import BEAT
 from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
 from celery_orchestration.limits import sentence
 from celery_orchestration.operate import reasons, trouble
+from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.models import (
     Change,
     DeadLetter,
@@ -261,7 +261,7 @@ def _worker(worker: Mapping[str, Any], now: int) -> WorkerStatus:
 
 
 def _when(ms: int | None) -> Any:
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, timezone.utc)
+    return None if ms is None else when(ms)
 
 
 def change(text: str) -> Change:

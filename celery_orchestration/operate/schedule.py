@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 
 from celery import Celery
 
 from celery_orchestration.errors import BadCall, ConfigurationError, UnknownEntry
 from celery_orchestration.ledger import Ledger, keys
+from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.models import EntryStatus, Paused
 from celery_orchestration.operate.who import me
 from celery_orchestration.policy import Policy, Settings, show, suggest
@@ -205,7 +206,7 @@ class Schedule:
             args=document.args if document else None,
             named_args=document.named_args if document else None,
             options=document.options if document else None,
-            paused=Paused(by=off["by"], why=off["why"], at=_at(off["at"])) if off else None,
+            paused=Paused(by=off["by"], why=off["why"], at=when(int(off["at"]))) if off else None,
             last_fire=_when(found.get("at")),
             last_outcome=found.get("how"),
             last_run=found.get("run"),
@@ -238,9 +239,5 @@ def _name_of(task: Any) -> Any:
     return getattr(task, "name", task)
 
 
-def _at(ms: Any) -> datetime:
-    return datetime.fromtimestamp(int(ms) / 1000, timezone.utc)
-
-
 def _when(ms: str | None) -> datetime | None:
-    return _at(ms) if ms else None
+    return when(int(ms)) if ms else None

@@ -11,7 +11,7 @@ from celery import Celery
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
 
 from celery_orchestration.ledger import keys
-from celery_orchestration.policy import Policy, show
+from celery_orchestration.policy import Policy, printable, show
 from celery_orchestration.scheduler.message import MARK, Call
 from celery_orchestration.scheduler.times import Times, latest_is_late, times_of
 from celery_orchestration.task import schedule_of, settings_of
@@ -58,10 +58,8 @@ class Entry:
 
     @property
     def shown(self) -> str:
-        """Its name in a log, where people may have written anything: one line of text."""
-        if self.name.isprintable():
-            return self.name
-        return "".join(char if char.isprintable() else repr(char)[1:-1] for char in self.name)
+        """Its name in a log."""
+        return printable(self.name)
 
     def run_id(self, due_ms: int) -> str:
         """Follows from the entry, its generation and the due time: lib/entries.lua knows it, too."""

@@ -35,7 +35,8 @@ class Fires:
     def fire(self, entry: Entry, due: Due) -> Fire:
         """Without a job, if the ledger cannot hand its run over: then it is sent as any task is."""
         fire = Fire(entry.id, entry.generation, due.at, due.next, due.missed, "", entry.run_id(due.at), entry.late_ms)
-        if entry.policy is None or not self._job(entry):
+        job = self._job(entry)
+        if entry.policy is None or not job:
             return fire
         try:
             template = self._fill_in(fire, entry)
@@ -46,7 +47,7 @@ class Fires:
                     "Entry %s is sent as a plain task, at least once and without overlap: %s", entry.shown, exc
                 )
             return fire
-        fire.job, fire.overlap = self._job(entry), entry.policy.overlap
+        fire.job, fire.overlap = job, entry.policy.overlap
         fire.queue, fire.granted_queue, fire.key, fire.priority = template.place
         return fire
 

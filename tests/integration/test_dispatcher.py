@@ -79,6 +79,10 @@ class Scheduler:
     def fires(self) -> dict[str, int]:
         return {name: int(self.redis.hget(f"{{fires}}:e:{name}", "fires") or 0) for name in self.names}
 
+    def all_fire_once(self) -> bool:
+        self.round()
+        return self.fires == dict.fromkeys(self.names, 1)
+
     def fails_once(self, verb: str, call: int, *, after: bool = False) -> None:
         """The ledger does not answer that call, having done what it was asked for or not."""
         original, calls = getattr(self.ledger, verb), 0
@@ -134,12 +138,7 @@ def test_the_ledger_is_gone_for_a_moment_while_fires_are_asked_for_one_by_one(sc
     scheduler.ledger.dispatch = refusing  # type: ignore[method-assign]
     with pytest.raises(LedgerUnavailable):
         scheduler.round()
-
-    def all_fired() -> bool:
-        scheduler.round()
-        return scheduler.fires == dict.fromkeys(scheduler.names, 1)
-
-    until(all_fired, message="each entry has fired")
+    until(scheduler.all_fire_once, message="each entry has fired")
 
 
 def test_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Scheduler):
@@ -186,12 +185,7 @@ def test_the_ledger_is_gone_for_a_moment_while_an_entry_that_vanished_is_adopted
     with pytest.raises(LedgerUnavailable):
         scheduler.round()
     scheduler.side.dispatcher._dispatch = original  # type: ignore[method-assign]
-
-    def all_fired() -> bool:
-        scheduler.round()
-        return scheduler.fires == dict.fromkeys(scheduler.names, 1)
-
-    until(all_fired, message="each entry has fired")
+    until(scheduler.all_fire_once, message="each entry has fired")
 
 
 def test_runs_that_were_granted_again_meanwhile_are_published_once(scheduler: Scheduler):

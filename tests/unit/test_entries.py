@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -310,16 +309,6 @@ def shop(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 def call(*args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> Call:
     return Call("shop.job", args, kwargs, options or {})
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any) -> None:
-        raise AssertionError(f"connects: {args}")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 ETA = datetime(2024, 5, 6, tzinfo=timezone.utc)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -21,16 +20,6 @@ from celery_orchestration.task import SCHEDULER, jobs_of
 #: Set by Celery when it binds any task, by us on every job, or different for any two tasks.
 BOOKKEEPING = {"Request", "Strategy", "orchestration", "name", "request_stack", "_app", "app", "backend", "fence"}
 BOOKKEEPING |= {"request", "_default_request", "_decorated_fun"}
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any) -> None:
-        raise AssertionError(f"connects: {args}")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 @pytest.fixture
