@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import redis
@@ -19,6 +21,7 @@ from kombu import Connection
 from pytest_celery import CeleryTestSetup, CeleryWorkerCluster, RabbitMQTestBroker
 from pytest_celery.vendors.worker.tasks import add as node_add
 
+from support import proxy as proxies
 from support import servers
 from support.history import Event, History, most_at_once, overlaps, spans
 from support.processes import ManagedProcess, listening, survivors
@@ -227,6 +230,26 @@ def test_one_reply_of_a_pipeline_is_lost(redis_server: RedisServer, proxy: Dropp
         behind = redis_server.client()
         assert (behind.get("a"), behind.get("b"), behind.get("c")) == (big, "1", None)
         assert client.get("a") == big.encode()
+
+
+def test_the_proxy_closes_while_it_takes_a_client(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slowly(*args: Any, connect: Any = socket.create_connection, **options: Any) -> socket.socket:
+        asked.set()
+        go_on.wait(10)
+        return connect(*args, **options)
+
+    monkeypatch.setattr(proxies.socket, "create_connection", slowly)
+    for _ in range(20):
+        proxy = DroppingProxy(redis_server.port)
+        with socket.socket() as client:
+            client.connect(("127.0.0.1", proxy.port))
+            assert asked.wait(10)
+            threading.Timer(0.01, go_on.set).start()
+            proxy.close()
+        asked.clear()
+        go_on.clear()
 
 
 def test_the_proxy_cuts_connections(redis_server: RedisServer, proxy: DroppingProxy) -> None:
