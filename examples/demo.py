@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from celery_orchestration.cli.render import render
+from celery_orchestration.cli.show.status import render
 from celery_orchestration.operate import Status
 from examples.fires import Record, account
 from examples.stage import JOBS, Scheduler, Stage, stage, wait_until

@@ -18,7 +18,7 @@ from celery.exceptions import TaskRevokedError
 from kombu import Connection
 from kombu.exceptions import EncodeError
 
-from celery_orchestration.cli.render import print_status
+from celery_orchestration.cli.show.status import print_status
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
 from celery_orchestration.ledger.keys import LONGEST_ROOM_KEY, encode_job

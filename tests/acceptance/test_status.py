@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 from rich.cells import cell_len
 
-from celery_orchestration.cli.render import print_status
+from celery_orchestration.cli.show.status import print_status
 from celery_orchestration.errors import LedgerUnavailable
 from celery_orchestration.operate import (
     Death,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration import OrchestratedTask, progress
-from celery_orchestration.cli.render import _progress
+from celery_orchestration.cli.show.status import _progress
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.ledger.keys import LONGEST_PROGRESS
 from celery_orchestration.operate import Progress

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from celery_orchestration.cli.render import print_history, print_schedule, print_status
+from celery_orchestration.cli.show.history import print_history
+from celery_orchestration.cli.show.schedule import print_schedule
+from celery_orchestration.cli.show.status import print_status
 from celery_orchestration.ledger import keys
 from celery_orchestration.operate import EntryStatus, Paused, SchedulerStatus, Status, reading
 from support.hostile import TEXTS

@@ -1,0 +1,75 @@
+"""``dlq …``: dead letters."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from celery_orchestration.cli.base import command, orchestration, print_json, say
+
+if TYPE_CHECKING:
+    from celery_orchestration.operate import Orchestration
+
+
+@orchestration.group()
+def dlq() -> None:
+    """Dead letters: runs that failed for good, kept with their messages."""
+
+
+def _which(run_id: str | None, job: str | None, everything: bool) -> None:
+    if sum((run_id is not None, job is not None, everything)) != 1:
+        raise click.UsageError("name a run, or give --job JOB or --all")
+
+
+@command(dlq, "list")
+@click.option("--job", help="Only of this job.")
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
+def list_letters(client: Orchestration, as_json: bool, job: str | None, count: int) -> None:
+    """List dead letters, the latest first."""
+    found = client.dead_letters(job, count)
+    if as_json:
+        return print_json(found)
+    from celery_orchestration.cli.show.letters import print_letters  # noqa: PLC0415
+
+    return print_letters(found, client.status().dead_letters if job is None else len(found), sys.stdout)
+
+
+@command(dlq)
+@click.argument("run_id")
+def show(client: Orchestration, as_json: bool, run_id: str) -> None:
+    """Show a dead letter with its error, traceback and what is known of its message."""
+    found = client.dead_letter(run_id)
+    if as_json:
+        return print_json(found)
+    from celery_orchestration.cli.show.letters import print_letter  # noqa: PLC0415
+
+    return print_letter(found, sys.stdout)
+
+
+@command(dlq)
+@click.argument("run_id", required=False)
+@click.option("--job", help="All of this job.")
+@click.option("--all", "everything", is_flag=True, help="All there are.")
+def requeue(client: Orchestration, as_json: bool, run_id: str | None, job: str | None, everything: bool) -> None:
+    """Run a dead letter again, those of a job, or all."""
+    _which(run_id, job, everything)
+    found = client.requeue(run_id, job=job, everything=everything)
+    say(found, as_json, f"{len(found.runs)} dead letters were requeued")
+    for id, why in found.left.items():
+        click.echo(f"{id!a} was not: {why}", err=True)
+    if found.left:
+        sys.exit(1)
+
+
+@command(dlq)
+@click.argument("run_id", required=False)
+@click.option("--job", help="All of this job.")
+@click.option("--all", "everything", is_flag=True, help="All there are.")
+@click.confirmation_option("--yes", prompt="Remove them for good?")
+def purge(client: Orchestration, as_json: bool, run_id: str | None, job: str | None, everything: bool) -> None:
+    """Remove a dead letter, those of a job, or all."""
+    _which(run_id, job, everything)
+    found = client.purge(run_id, job=job, everything=everything)
+    say(found, as_json, f"{found.count} dead letters were removed")

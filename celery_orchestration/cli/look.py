@@ -1,0 +1,49 @@
+"""Looking: nothing here changes anything."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from celery_orchestration.cli.base import command, orchestration, print_json
+
+if TYPE_CHECKING:
+    from celery_orchestration.operate import Orchestration
+
+
+@command(orchestration)
+def status(client: Orchestration, as_json: bool) -> None:
+    """Show jobs, what runs, what waits and why, and the workers."""
+    found = client.status()
+    if as_json:
+        return print_json(found)
+    from celery_orchestration.cli.show.status import print_status  # noqa: PLC0415
+
+    return print_status(found, sys.stdout)
+
+
+@command(orchestration)
+@click.argument("job")
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
+def history(client: Orchestration, as_json: bool, job: str, count: int) -> None:
+    """Show how the last runs of JOB ended."""
+    found = client.history(job, count)
+    if as_json:
+        return print_json(found)
+    from celery_orchestration.cli.show.history import print_history  # noqa: PLC0415
+
+    return print_history(found, sys.stdout)
+
+
+@command(orchestration)
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
+def audit(client: Orchestration, as_json: bool, count: int) -> None:
+    """Show who changed what."""
+    found = client.audit(count)
+    if as_json:
+        return print_json(found)
+    from celery_orchestration.cli.show.history import print_audit  # noqa: PLC0415
+
+    return print_audit(found, sys.stdout)

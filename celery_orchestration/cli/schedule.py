@@ -1,0 +1,97 @@
+"""``schedule …``: what fires when."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from celery_orchestration.cli.base import command, orchestration, print_json, read_json, say
+
+if TYPE_CHECKING:
+    from celery_orchestration.operate import Orchestration
+
+
+@orchestration.group()
+def schedule() -> None:
+    """What fires when: the entries of the code, and those that people add."""
+
+
+@command(schedule, "list")
+def list_entries(client: Orchestration, as_json: bool) -> None:
+    """List the entries of the schedule, by name."""
+    found = client.schedule.list()
+    if as_json:
+        return print_json(found)
+    from celery_orchestration.cli.show.schedule import print_schedule  # noqa: PLC0415
+
+    return print_schedule(found, sys.stdout)
+
+
+@command(schedule, "add")
+@click.argument("name")
+@click.argument("task")
+@click.argument("when")
+@click.option("--args", default="[]", help="Arguments, as a JSON list.")
+@click.option("--kwargs", default="{}", help="Named arguments, as a JSON object.")
+@click.option("--queue", help="Send it to this queue.")
+def add_entry(
+    client: Orchestration, as_json: bool, name: str, task: str, when: str, args: str, kwargs: str, queue: str | None
+) -> None:
+    """Add the entry NAME: TASK is fired WHEN, a number of seconds or a crontab such as '*/5 * * * *'."""
+    options = {} if queue is None else {"queue": queue}
+    given = read_json("--args", args, list), read_json("--kwargs", kwargs, dict), options
+    found = client.schedule.add(name, task, when, *given)
+    say(found, as_json, f"entry {name!a} is added: {task!a} {found.every}")
+
+
+@command(schedule, "update")
+@click.argument("name")
+@click.option("--task", help="Another task to fire.")
+@click.option("--when", help="A number of seconds, or a crontab such as '*/5 * * * *'.")
+@click.option("--args", help="Arguments, as a JSON list.")
+@click.option("--kwargs", help="Named arguments, as a JSON object.")
+@click.option("--queue", help="Send it to this queue.")
+def update_entry(
+    client: Orchestration,
+    as_json: bool,
+    name: str,
+    task: str | None,
+    when: str | None,
+    args: str | None,
+    kwargs: str | None,
+    queue: str | None,
+) -> None:
+    """Change the entry NAME; what is not given stays as it is."""
+    found = client.schedule.update(
+        name,
+        task=task,
+        schedule=when,
+        args=None if args is None else read_json("--args", args, list),
+        kwargs=None if kwargs is None else read_json("--kwargs", kwargs, dict),
+        options=None if queue is None else {**(client.schedule.get(name).options or {}), "queue": queue},
+    )
+    say(found, as_json, f"entry {name!a} is changed: {found.task!a} {found.every}")
+
+
+@command(schedule, "remove")
+@click.argument("name")
+def remove_entry(client: Orchestration, as_json: bool, name: str) -> None:
+    """Remove the entry NAME; runs that it has made go on."""
+    say(client.schedule.remove(name), as_json, f"entry {name!a} is removed")
+
+
+@command(schedule, "pause")
+@click.argument("name")
+@click.option("--reason", default="", help="Shown to whoever asks why it does not fire.")
+def pause_entry(client: Orchestration, as_json: bool, name: str, reason: str) -> None:
+    """Fire the entry NAME no more until it is resumed."""
+    say(client.schedule.pause(name, reason), as_json, f"entry {name!a} is paused")
+
+
+@command(schedule, "resume")
+@click.argument("name")
+def resume_entry(client: Orchestration, as_json: bool, name: str) -> None:
+    """Fire the entry NAME again; what was due meanwhile is not made up for."""
+    say(client.schedule.resume(name), as_json, f"entry {name!a} is resumed")

@@ -1,0 +1,1 @@
+"""Models as tables and text for the terminal."""

@@ -1,0 +1,65 @@
+"""The schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import IO
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from celery_orchestration.cli.show.base import ago, duration, plain, print_to, state, table
+from celery_orchestration.operate.models import (
+    EntryStatus,
+)
+
+
+def print_schedule(entries: Sequence[EntryStatus], file: IO[str], now: datetime | None = None) -> None:
+    now = now or datetime.now(timezone.utc)
+    print_to(_schedule(entries, now) if entries else Text("the schedule has no entries"), file)
+
+
+def _schedule(entries: Sequence[EntryStatus], now: datetime) -> RenderableType:
+    rows = [
+        (
+            _lines(_name(entry.name), _name(f"  {entry.task}") if entry.task != entry.name else None),
+            _lines(plain(entry.every), Text("by people", "dim") if entry.source == "people" else None),
+            _lines(state(entry.last_outcome or ""), Text(ago(now, entry.last_fire))),
+            _next(entry, now),
+            _lines(
+                Text(str(entry.fires)),
+                Text(f"{entry.skips} skipped") if entry.skips else None,
+                Text(f"{entry.misses} missed") if entry.misses else None,
+            ),
+        )
+        for entry in entries
+    ]
+    notes = [
+        plain(f"{entry.name} is paused: {entry.paused.why or 'no reason given'} ({entry.paused.by})", "yellow")
+        for entry in entries
+        if entry.paused is not None
+    ]
+    notes += [plain(f"! {entry.name}: {entry.problem}", "bold red") for entry in entries if entry.problem]
+    return Group(table("schedule", ("entry", "when", "last", "next", "fires"), rows), *notes)
+
+
+def _next(entry: EntryStatus, now: datetime) -> Text:
+    if entry.problem:
+        return Text("never", "red")
+    if entry.paused is not None:
+        return state("paused")
+    if entry.next_fire is None:
+        return Text("")
+    seconds = (entry.next_fire - now).total_seconds()
+    return Text(f"in {duration(seconds)}" if seconds >= 0 else f"{duration(-seconds)} late")
+
+
+def _name(name: str) -> Text:
+    """Whole, if it is not all too long: it is needed to name the entry to a command."""
+    return plain(name if len(name) <= 120 else f"{name[:120]}…")
+
+
+def _lines(*lines: Text | None) -> Text:
+    """Of one cell."""
+    return Text("\n").join(line for line in lines if line is not None)
