@@ -76,10 +76,11 @@ class Orchestration:
     def status(self) -> Status:
         """Jobs, runs, workers and queues, as one script saw them."""
         document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
-        sent = queues.destinations(self._app, jobs_of(self._app))
+        jobs = jobs_of(self._app)
+        sent = queues.destinations(self._app, jobs)
         found = json.loads(document)
         scheduled = partial(self._is_scheduled, found["entries"])
-        return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled)
+        return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled, jobs)
 
     def history(self, job: str, count: int = 100) -> list[Ended]:
         """How the last runs of a job ended, the latest first."""

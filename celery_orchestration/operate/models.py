@@ -118,9 +118,11 @@ class JobStatus(Model):
     running: int = Field(description="runs that hold room: running, or on their way to a worker")
     max_running: int | None
     keyed: bool = Field(description="max_running counts per room key")
+    priority: str | None = Field(default=None, description="as this app's code has it; None: it has no such job")
+    pool: str | None = Field(default=None, description="as this app's code has it")
     waiting: int
     later: int = Field(description="runs that are not due yet, or wait to be tried alone")
-    oldest_arrival: datetime | None = Field(description="arrival of the waiting run that goes first")
+    oldest_arrival: datetime | None = Field(description="arrival of the run that has waited longest")
     last_start: datetime | None
     last_end: datetime | None
     last_outcome: Literal["succeeded", "failed"] | None
@@ -133,6 +135,10 @@ class JobStatus(Model):
     probe: str | None = Field(description="while disabled: the run that tries whether it works again; '' if one may")
     next_probe: datetime | None
     dead_letters: int
+    next_fire: datetime | None = Field(default=None, description="when the schedule asks for it next")
+    overdue: bool = Field(
+        default=False, description="its schedule asked for it twice or more since its last success, or would have"
+    )
     would_have_waited: dict[str, int] = Field(description="observe mode: reason, and how often")
 
 
@@ -195,6 +201,7 @@ class Death(Model):
 
 class QueueStatus(Model):
     name: str
+    depth: int | None = Field(default=None, description="messages in the broker; None: nobody could be asked")
     slots: int = Field(description="slots of the live workers that serve it")
     under_way: int = Field(description="handed-over runs that have not started")
     waiting: int = Field(description="waiting runs (of those listed) that will be handed over to it")
@@ -244,6 +251,7 @@ class Status(Model):
     namespace: str
     at: datetime
     paused: bool
+    pause: Paused | None = Field(default=None, description="who paused everything, and why")
     running: int
     max_running: int | None
     waiting: int

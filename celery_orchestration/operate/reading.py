@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from celery_orchestration import queues
@@ -12,7 +14,7 @@ from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger import BEAT
 from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
 from celery_orchestration.limits import sentence
-from celery_orchestration.operate import reasons, trouble
+from celery_orchestration.operate import overdue, reasons, trouble
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.models import (
     Change,
@@ -22,6 +24,7 @@ from celery_orchestration.operate.models import (
     Ended,
     JobStatus,
     Letter,
+    Paused,
     Progress,
     QueueStatus,
     RunStatus,
@@ -29,7 +32,7 @@ from celery_orchestration.operate.models import (
     Status,
     WorkerStatus,
 )
-from celery_orchestration.policy import Priority, show
+from celery_orchestration.policy import Policy, Priority, show
 
 Limit = tuple[float | None, float | None]
 
@@ -40,11 +43,14 @@ def status(
     sent: Mapping[str, list[str]],
     limits: Mapping[str, Limit],
     scheduled: Callable[[], bool] = lambda: False,
+    policies: Mapping[str, Policy] = MappingProxyType({}),
+    depths: Mapping[str, int | None] = MappingProxyType({}),
 ) -> Status:
     """The ledger's document as a model. Lua's empty tables come as {} where a list is meant.
 
     `sent`: the queues that jobs are sent to, each with its jobs. `limits`: of jobs, hard and soft. `scheduled`:
-    whether a scheduler of ours should fire something; asked if none leads.
+    whether a scheduler of ours should fire something; asked if none leads. `policies`: of the app's jobs. `depths`:
+    messages in the broker, by queue.
     """
     now = found["now"]
     members = found["workers"] or ()
@@ -77,19 +83,29 @@ def status(
     slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
     to_queue = Counter(wait.queue for wait in waits)
     all_queues = [
-        QueueStatus(name=name, slots=slots.get(name, 0), under_way=under_way.get(name, 0), waiting=to_queue[name])
+        QueueStatus(
+            name=name,
+            depth=depths.get(name),
+            slots=slots.get(name, 0),
+            under_way=under_way.get(name, 0),
+            waiting=to_queue[name],
+        )
         for name in sorted({*slots, *under_way, *to_queue, *sent})
     ]
+    fires = found.get("fires") or {}
+    listed = {run.job: run.arrived for run in sorted(waits, key=lambda run: run.arrived, reverse=True)}
+    jobs = [_job(job, now, fires.get(job["name"], ()), policies, listed) for job in found["jobs"] or ()]
     return Status(
         namespace=namespace,
         at=_when(now),
         paused=found["paused"],
+        pause=_paused(found.get("pause")),
         running=found["total"],
         max_running=found.get("cap"),
         waiting=found["waiting"],
         later=found["later"],
         dead_letters=found["letters"],
-        jobs=sorted((_job(job) for job in found["jobs"] or ()), key=lambda job: job.name),
+        jobs=sorted(jobs, key=lambda job: job.name),
         runs=runs,
         waits=waits,
         workers=sorted((_worker(worker, now) for worker in workers.values()), key=lambda worker: worker.name),
@@ -163,18 +179,29 @@ def _unserved(queue: QueueStatus, jobs: list[str]) -> str:
     return f"no live worker serves queue {queue.name}, where {' and '.join(why)}"
 
 
-def _job(job: Mapping[str, Any]) -> JobStatus:
-    waits = job["waiting"] or job["later"]
-    state = "disabled" if job.get("off") else "running" if job["running"] else "waiting" if waits else "idle"
+def _job(
+    job: Mapping[str, Any],
+    now: int,
+    fires: Sequence[Mapping[str, Any]],
+    policies: Mapping[str, Policy],
+    listed: Mapping[str, datetime],
+) -> JobStatus:
+    """`listed`: the earliest arrival of the waiting runs that are listed, by job."""
+    name = decode_job(job["name"])
+    policy = policies.get(name)
+    state = "running" if job["running"] else "waiting" if job["waiting"] or job["later"] else "idle"
+    oldest = [when for when in (_when(job.get("oldest")), listed.get(name)) if when and job["waiting"]]
     return JobStatus(
-        name=decode_job(job["name"]),
-        state=state,
+        name=name,
+        state="disabled" if job.get("off") else state,
+        priority=policy.priority.label if policy else None,
+        pool=policy.pool if policy else None,
         running=job["running"],
         max_running=job.get("cap"),
         keyed=job["keyed"],
         waiting=job["waiting"],
         later=job["later"],
-        oldest_arrival=_when(job.get("oldest")),
+        oldest_arrival=min(oldest, default=None),
         last_start=_when(job.get("begun")),
         last_end=_when(job.get("ended")),
         last_outcome=None if job.get("ended") is None else "succeeded" if job.get("succeeded") else "failed",
@@ -187,6 +214,8 @@ def _job(job: Mapping[str, Any]) -> JobStatus:
         probe=job.get("probe"),
         next_probe=_when(job.get("cools")),
         dead_letters=job["letters"],
+        next_fire=_when(overdue.next_fire(fires)),
+        overdue=overdue.is_overdue(now, fires, job.get("succeeded_at"), job.get("took")),
         would_have_waited=_observed(job.get("observed") or {}),
     )
 
@@ -196,6 +225,13 @@ def _observed(counts: Mapping[str, int]) -> dict[str, int]:
     for words, count in counts.items():
         found[reasons.past(words.split(" "))] += count
     return dict(found)
+
+
+def _paused(text: str | None) -> Paused | None:
+    if not text:
+        return None
+    found = json.loads(text)
+    return Paused(by=found["by"], why=found["why"], at=_when(found["at"]))
 
 
 def _disabled(off: str | None) -> Disabled | None:

@@ -9,7 +9,8 @@ make_way()
 local paused = ARGV[1] == '1'
 audit(ARGV[2], paused and 'pause' or 'resume', '', ARGV[3])
 if paused ~= G.paused then
-  call('HSET', P .. 'g', 'paused', ARGV[1])
+  local who = paused and cjson.encode({ by = ARGV[2], why = ARGV[3], at = NOW }) or ''
+  call('HSET', P .. 'g', 'paused', ARGV[1], 'pause', who)
   G.paused = paused
 end
 hand_over(64)

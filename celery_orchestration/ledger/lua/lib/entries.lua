@@ -3,7 +3,7 @@
 --   e:<entry>, a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job;
 --   every: when, for people; src: code | people; doc: what people wrote (JSON);
 --   gen: its generation, the tick at which it came or was changed; last: the due time of its last fire (ms), at first
---   the time at which it came, or was changed or resumed; next: the due time after that;
+--   the time at which it came, or was changed or resumed; prev, next: the due times before and after that;
 --   at: the due time of its last fire, how: what became of that (fired | sent | skipped | missed); run: its last run;
 --   fires, skips, misses: how many so far; off: by whom, why and since when it is paused (JSON);
 --   cont: of a continuous one, ms between two runs; m: its message, with a mark for the id; q, gq, key, prio: of its runs
@@ -13,7 +13,7 @@ local MARK_PATTERN = '0rch0000%-0000%-4000%-8000%-000000000000'
 -- An entry; nil if there is none; nil and what is wrong with it.
 local function load_entry(entry)
   local v = redis.pcall('HMGET', P .. 'e:' .. entry, 'gen', 'last', 'run', 'off', 'how', 'cont', 'm', 'q', 'gq', 'key', 'prio',
-    'job')
+    'job', 'at')
   if v.err then return nil, v.err end
   if not v[1] then return nil end
   local last = tonumber(v[2] or nil)
@@ -22,7 +22,7 @@ local function load_entry(entry)
   end
   local e = { id = entry, gen = v[1], last = last, run = v[3] or nil, off = v[4] or nil, how = v[5] or '',
     cont = tonumber(v[6] or nil), m = v[7], q = v[8], gq = v[9], key = v[10], prio = tonumber(v[11] or nil),
-    job = v[12] or nil }
+    job = v[12] or nil, at = tonumber(v[13] or nil) }
   -- Workers meet it when a run of it ends: if it lacks something it does not go on until it is adopted again.
   if not (e.m and #e.m >= 4 and e.q and e.gq and e.key and e.prio) then e.cont = nil end
   return e
@@ -46,11 +46,12 @@ local COUNTED = { fired = 'fires', sent = 'fires', skipped = 'skips', missed = '
 -- What became of the fire that was due then. next: the due time after it, or ''.
 local function note_fire(e, due, next_due, how, run, missed)
   local key = P .. 'e:' .. e.id
-  call('HSET', key, 'last', int(due), 'at', int(due), 'next', next_due, 'how', how)
+  local prev = e.at == e.last and int(e.last) or ''
+  call('HSET', key, 'last', int(due), 'at', int(due), 'prev', prev, 'next', next_due, 'how', how)
   call('HINCRBY', key, COUNTED[how], 1)
   if missed and missed > 0 then call('HINCRBY', key, 'misses', missed) end
   if run then call('HSET', key, 'run', run) end
-  e.last, e.how, e.run = due, how, run or e.run
+  e.last, e.at, e.how, e.run = due, due, how, run or e.run
 end
 
 -- For people: fires that made no run. Those in a row for the same reason are one record in the history, with the first

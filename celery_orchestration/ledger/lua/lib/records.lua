@@ -5,7 +5,7 @@
 --
 --   g                hash  the ledger itself: schema, owner, tick (last fence), seq (last arrival), clk (ledger
 --                          clock, ms), swept (Redis time of the last sweep, ms), total (room taken), cap (global
---                          cap), paused, done_ms (life of a done-marker), history, letters, letters_ms (how
+--                          cap), paused, pause (by whom, why and since when: JSON), done_ms (life of a done-marker), history, letters, letters_ms (how
 --                          many ended runs and dead letters are kept for a job, and how long these),
 --                          next (nothing in later, due and cool comes before this time, ms), alone (how many
 --                          runs wait to be tried alone), releases (what the installed policies were merged from),

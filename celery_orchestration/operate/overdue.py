@@ -1,0 +1,38 @@
+"""Whether the last success of a job is older than it should be. Pure: times in ms, of Redis's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: A continuous job has this long on top of what its runs take.
+SLACK_MS = 60_000
+
+
+def next_fire(entries: Sequence[Mapping[str, Any]]) -> int | None:
+    """When the schedule asks for a job next, of its entries as ``lua/status.lua`` tells them."""
+    return min((entry["next"] for entry in entries if "next" in entry and not entry["paused"]), default=None)
+
+
+def is_overdue(now: int, entries: Sequence[Mapping[str, Any]], succeeded: int | None, took: int | None) -> bool:
+    return any(_is_late(now, entry, succeeded or 0, took or 0) for entry in entries if not entry["paused"])
+
+
+def _is_late(now: int, entry: Mapping[str, Any], succeeded: int, took: int) -> bool:
+    """The fire before the last one has had a whole interval, and what a run takes, to succeed."""
+    if "gap" in entry:
+        return bool("at" in entry and now - max(succeeded, entry["at"]) > 2 * (entry["gap"] + took) + SLACK_MS)
+    due = passed(now, entry)
+    return len(due) >= 2 and succeeded < due[-2] - took
+
+
+def passed(now: int, entry: Mapping[str, Any]) -> list[int]:
+    """The last due times of an entry, as far as they are known; those since nobody fires are reckoned."""
+    fired = entry.get("last") if entry.get("last") == entry.get("at") else None
+    due = [time for time in (entry.get("prev"), fired) if time is not None]
+    following = entry.get("next")
+    if following is not None and following <= now:
+        due.append(following)
+        gap = following - entry["last"]
+        due += range(following, now + 1, gap)[-2:] if gap > 0 else ()
+    return sorted(set(due))
