@@ -57,7 +57,7 @@ def status(
     scheduler = _scheduler(found, [one for one in members if one["kind"] == BEAT and not _is_dead(one, now)])
     found = {**found, "workers": [one for one in members if one["kind"] != BEAT]}
     workers = {worker["id"]: worker for worker in found["workers"]}
-    runs = [_run(run, now, workers, None) for run in found["running"] or ()]
+    runs = [run_status(run, now, workers) for run in found["running"] or ()]
 
     def holder(encoded: str) -> str:
         name = decode_job(encoded)
@@ -73,13 +73,13 @@ def status(
 
     off = {decode_job(job["name"]): json.loads(job["off"])["why"] for job in found["jobs"] or () if job.get("off")}
     retried = [one for one in found["waits"] or () if one["state"] == "later" and one["started"]]
-    put_off = [_run(one, now, workers, None) for one in retried]
+    put_off = [run_status(one, now, workers) for one in retried]
     waits = []
     for wait in found["waits"] or ():
-        words = _words(wait["reason"])
-        if words[-1] == "disabled" and words[1] in off:
-            words.append(off[words[1]])
-        waits.append(_run(wait, now, workers, reasons.sentence(words, holder)))
+        told = reason_words(wait["reason"])
+        if told[-1] == "disabled" and told[1] in off:
+            told.append(off[told[1]])
+        waits.append(run_status(wait, now, workers, reasons.sentence(told, holder)))
     slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
     to_queue = Counter(wait.queue for wait in waits)
     all_queues = [
@@ -99,7 +99,7 @@ def status(
         namespace=namespace,
         at=_when(now),
         paused=found["paused"],
-        pause=_paused(found.get("pause")),
+        pause=pause_of(found.get("pause")),
         running=found["total"],
         max_running=found.get("cap"),
         waiting=found["waiting"],
@@ -138,7 +138,7 @@ def _without_scheduler(scheduler: SchedulerStatus, scheduled: Callable[[], bool]
     return ["no scheduler leads: nothing is fired; start one with celery -A … beat"]
 
 
-def _words(reason: Sequence[str]) -> list[str]:
+def reason_words(reason: Sequence[str]) -> list[str]:
     if reason[0] == "disabled":
         off = json.loads(reason[1])
         return ["disabled", f"{off['why']} ({off['by']})" if off["why"] else f"by {off['by']}"]
@@ -227,7 +227,7 @@ def _observed(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(found)
 
 
-def _paused(text: str | None) -> Paused | None:
+def pause_of(text: str | None) -> Paused | None:
     if not text:
         return None
     found = json.loads(text)
@@ -241,7 +241,9 @@ def _disabled(off: str | None) -> Disabled | None:
     return Disabled(by=found["by"], why=found["why"], at=_when(found["at"]), failures=found.get("failures"))
 
 
-def _run(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None) -> RunStatus:
+def run_status(
+    run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None = None
+) -> RunStatus:
     worker = workers.get(run.get("worker") or "")
     return RunStatus(
         id=run["id"],

@@ -1,0 +1,92 @@
+"""Why something does not run, as pydantic models."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from celery_orchestration.operate.models import Ended, Model, QueueStatus, RunStatus
+
+Code = Literal[
+    "alone",
+    "behind",
+    "blocked",
+    "busy",
+    "cycle",
+    "dead_letter",
+    "disabled_by_failures",
+    "disabled_by_person",
+    "due_later",
+    "ended",
+    "ending",
+    "entry_paused",
+    "epoch",
+    "failed",
+    "global_cap",
+    "handed_over",
+    "never_ran",
+    "no_scheduler",
+    "no_slot",
+    "no_worker",
+    "not_asked_for",
+    "old",
+    "past_time_limit",
+    "paused",
+    "released",
+    "retrying",
+    "room",
+    "running",
+    "scheduled",
+    "stale",
+    "unknown_job",
+    "unserved_queue",
+    "worker_died",
+    "worker_without_extension",
+]
+
+
+class Link(Model):
+    """One step from what was asked about to the root."""
+
+    job: str
+    run: RunStatus | None = Field(description="None: nobody has asked for a run of that job")
+    text: str = Field(description="what it waits for, or is doing")
+
+
+class Cause(Model):
+    """The root: what to change so that it runs."""
+
+    code: Code
+    job: str = Field(description="the job that it is about")
+    text: str
+    wrong: bool = Field(default=False, description="somebody should see to it; else it is as it should be")
+    mend: str | None = Field(default=None, description="a command, or what to do")
+
+
+class OptionValue(Model):
+    """An option of a job, and where its value comes from."""
+
+    name: str
+    value: str
+    source: Literal["written", "recurring default", "default", "Celery's"]
+    in_force: str | None = Field(
+        default=None, description="what holds instead, because workers of several releases are live: the stricter one"
+    )
+
+
+class Explanation(Model):
+    """Why a job or a run does not run; or what it is doing, did last, and when it runs next."""
+
+    about: str = Field(description="as it was asked")
+    job: str
+    run: str | None = Field(description="id of the run, if a run was asked about")
+    at: datetime
+    summary: str = Field(description="all of it in one sentence")
+    root: Cause
+    chain: list[Link]
+    last: Ended | None = Field(description="the last run of the job that ended, or the run itself")
+    next_fire: datetime | None = Field(description="when the schedule asks for it next")
+    queue: QueueStatus | None = Field(description="where it is sent; None: this app's code does not say")
+    options: list[OptionValue] = Field(description="of this app's code; none if it has no such job")
