@@ -5,16 +5,21 @@ celery -A examples.pipeline beat
 celery -A examples.pipeline orchestration status
 
 Start as many workers and beats as you like. With PIPELINE_PACE=20 in their environment a minute takes three seconds.
+PIPELINE_SOURCE names a file to fetch from, PIPELINE_CLEANUP_SECONDS says how long cleaning up takes: for breaking it on
+purpose, see docs/troubleshooting.md.
 """
 
 import os
 import time
+from pathlib import Path
 
 from celery import Celery
 
 from celery_orchestration import OrchestratedTask
 
 PACE = float(os.environ.get("PIPELINE_PACE", "1"))
+SOURCE = os.environ.get("PIPELINE_SOURCE")
+CLEANUP_SECONDS = float(os.environ.get("PIPELINE_CLEANUP_SECONDS", "2"))
 
 app = Celery("pipeline", broker=os.environ.get("PIPELINE_REDIS", "redis://localhost:6379/0"))
 app.conf.result_backend = app.conf.broker_url
@@ -27,6 +32,8 @@ app.conf.orchestration_history = 10_000
 @app.task(base=OrchestratedTask, interval_seconds=60 / PACE, timeout_seconds=30, priority="high")
 def fetch_data():
     """Never runs twice at the same time: a recurring job has max_running=1."""
+    if SOURCE and not Path(SOURCE).exists():
+        raise ConnectionError(f"{SOURCE} cannot be reached")
     time.sleep(1.5)
     return "fetched"
 
@@ -43,5 +50,5 @@ def process_data():
 )
 def cleanup():
     """Never at the same time as process_data, whichever of them came first."""
-    time.sleep(2.0)
+    time.sleep(CLEANUP_SECONDS)
     return "cleaned up"

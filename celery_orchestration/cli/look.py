@@ -25,6 +25,25 @@ def status(client: Orchestration, as_json: bool) -> None:
 
 
 @command(orchestration)
+@click.argument("job_or_run", metavar="JOB|RUN_ID")
+def explain(client: Orchestration, as_json: bool, job_or_run: str) -> None:
+    """Say why a job or a run does not run, down to the root cause, and what mends it.
+
+    Or what it is doing, what it did last and when it runs next; each option's value and where it comes from. Exits with
+    1 if somebody should see to it.
+    """
+    found = client.explain(job_or_run)
+    if as_json:
+        print_json(found)
+    else:
+        from celery_orchestration.cli.show.explain import print_explanation  # noqa: PLC0415
+
+        print_explanation(found, sys.stdout)
+    if found.root.wrong:
+        sys.exit(1)
+
+
+@command(orchestration)
 @click.argument("job")
 @click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
 def history(client: Orchestration, as_json: bool, job: str, count: int) -> None:

@@ -552,9 +552,9 @@ class Ledger:
         """A JSON document: see ``lua/status.lua``."""
         return _text(self._call("status", (most_running, most_waiting)))
 
-    def explain(self, kind: str, name: str) -> str | None:
+    def explain(self, kind: str, name: str, exists: bool = False) -> str | None:
         """Of a 'job' or a 'run': a JSON document, see ``lua/explain.lua``; None if there is none that has not ended."""
-        found = self._call("explain", (kind, keys.encode_job(name) if kind == "job" else name))
+        found = self._call("explain", (kind, keys.encode_job(name) if kind == "job" else name, int(exists)))
         return None if found is None else _text(found)
 
     def is_current(self, id: str, fence: str) -> bool:

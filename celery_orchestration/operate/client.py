@@ -24,6 +24,8 @@ from celery_orchestration.errors import (
 )
 from celery_orchestration.ledger import Grant, Ledger, keys
 from celery_orchestration.operate import reading
+from celery_orchestration.operate.explainer import Explainer
+from celery_orchestration.operate.explanation import Explanation
 from celery_orchestration.operate.models import (
     Cancelled,
     Change,
@@ -81,6 +83,10 @@ class Orchestration:
         found = json.loads(document)
         scheduled = partial(self._is_scheduled, found["entries"])
         return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled, jobs)
+
+    def explain(self, job_or_run: str) -> Explanation:
+        """Why a job or a run does not run, down to the root; or what it is doing, did last, and when it runs next."""
+        return Explainer(self._app, self._ledger, self._ask, self.schedule).explain(job_or_run)
 
     def history(self, job: str, count: int = 100) -> list[Ended]:
         """How the last runs of a job ended, the latest first."""

@@ -49,7 +49,7 @@ def _text(step: Step) -> str:
         return "no worker has brought this job yet"
     waits = reasons.sentence(step.words, lambda _: "") if step.words else ""
     if step.run is None:
-        return f"nobody has asked for a run; one would wait: {waits}" if waits else "nobody has asked for a run"
+        return f"nobody has asked for a run; one would not start: {waits}" if waits else "nobody has asked for a run"
     return waits or doing(step.run)
 
 

@@ -34,6 +34,7 @@ Code = Literal[
     "old",
     "past_time_limit",
     "paused",
+    "redis_evicts",
     "released",
     "retrying",
     "room",

@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from celery_orchestration.ledger.keys import decode_entry, decode_job
 from celery_orchestration.operate import overdue, reading, reasons
+from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.explain import Step, doing, lasting
 from celery_orchestration.operate.explanation import Cause, Code
 from celery_orchestration.operate.who import command
 
-#: A fire that is so late (ms) is not just about to come.
-LATE_MS = 15_000
+#: Seconds after which somebody may want to end a run that others wait for.
+LONG = 60
 #: What a run that is active keeps the one before it in the chain from, by the rule that says so.
 _KEPT: dict[str, Code] = {"room": "room", "blocked": "blocked", "depends": "busy", "behind": "behind"}
 #: What a dependency lacks.
@@ -41,6 +43,8 @@ class Surroundings:
     scheduled: frozenset[str] = frozenset()
     #: Dependency cycles of the code.
     cycles: Sequence[Sequence[str]] = ()
+    #: Whether workers start though Redis may evict keys.
+    allow_eviction: bool = False
     #: Names of workers that serve a queue without the extension. They are asked: that takes a second.
     strangers: Callable[[str], Sequence[str]] = lambda queue: ()
 
@@ -83,7 +87,7 @@ class Finder:
         return Cause(code="paused", job=last.job, text=text, wrong=True, mend=command("resume"))
 
     def _disabled(self, last: Step) -> Cause:
-        told = self._told(last.job)
+        told = self.told(last.job)
         off = json.loads(told["off"])
         by_failures = off["by"] == "failures"
         why = off["why"] if by_failures else f"by {off['by']}" + (f": {off['why']}" if off["why"] else "")
@@ -140,7 +144,7 @@ class Finder:
             mend = "its code cannot be interrupted: restart its worker, and have the code end in time"
             return self._died(last) or Cause(code="past_time_limit", job=job, text=text, wrong=True, mend=mend)
         code = _KEPT.get(before.rule, "running") if before else "running"
-        mend = None if code == "running" else command("cancel", "--terminate", run.id)
+        mend = command("cancel", "--terminate", run.id) if code != "running" and run.seconds > LONG else None
         return self._died(last) or Cause(code=code, job=job, text=text, mend=mend)
 
     def _is_queued(self, last: Step, _: Step | None) -> Cause:
@@ -151,7 +155,7 @@ class Finder:
     _is_granted = _is_queued
 
     def _is_retrying(self, last: Step, _: Step | None) -> Cause:
-        error = self._told(last.job).get("err")
+        error = self.told(last.job).get("err")
         text = f"{last.job} is to be tried again" + (f", after {error}" if error else "")
         return Cause(code="retrying", job=last.job, text=text)
 
@@ -186,7 +190,7 @@ class Finder:
         asked = self._unserved(job, self.around.queue_of.get(job)) or self._unheard(job) or self._asked_for(job)
         if asked.wrong:
             return asked
-        error = self._told(job).get("err") if code == "failed" else None
+        error = self.told(job).get("err") if code == "failed" else None
         text = f"{job} {text}" + (f": {error}" if error else "")
         comes = asked.code == "scheduled"
         mend = None if comes else command("trigger", job)
@@ -196,7 +200,7 @@ class Finder:
 
     def _unheard(self, job: str) -> Cause | None:
         """It has never ended, as far as the ledger knows."""
-        return None if "ended" in self._told(job) else self._stranger(job, self.around.queue_of.get(job))
+        return None if "ended" in self.told(job) else self._stranger(job, self.around.queue_of.get(job))
 
     def _asked_for(self, job: str) -> Cause:
         """By whom, and when."""
@@ -235,6 +239,11 @@ class Finder:
     def _no_worker(self, job: str) -> Cause | None:
         if self.found["live"]:
             return None
+        policy = self.found.get("eviction", "")
+        if policy.startswith("allkeys-") and not self.around.allow_eviction:
+            text = f"no worker starts while Redis may drop parts of the ledger: its maxmemory-policy is {policy}"
+            mend = "redis-cli CONFIG SET maxmemory-policy noeviction"
+            return Cause(code="redis_evicts", job=job, text=text, wrong=True, mend=mend)
         return Cause(code="no_worker", job=job, text="no worker is alive", wrong=True, mend=command(program="worker"))
 
     def _stranger(self, job: str, queue: str | None) -> Cause | None:
@@ -256,9 +265,13 @@ class Finder:
 
     # -- what the ledger tells
 
-    def _told(self, job: str) -> Mapping[str, Any]:
+    def told(self, job: str) -> Mapping[str, Any]:
         found: Mapping[str, Any] = _by_job(self.found["jobs"], job, {})
         return found
+
+    def next_fire(self, job: str) -> datetime | None:
+        ms = overdue.next_fire(self._entries(job))
+        return None if ms is None else when(ms)
 
     def _entries(self, job: str) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = _by_job(self.found.get("entries"), job, [])

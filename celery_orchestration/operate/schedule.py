@@ -125,6 +125,11 @@ class Schedule:
         found, _ = from_code(self._app, jobs_of(self._app), {})
         return {*found, *self._app.conf.beat_schedule}
 
+    def asked_for(self) -> set[str]:
+        """The tasks that entries of the code fire."""
+        found, _ = from_code(self._app, jobs_of(self._app), {})
+        return {entry.call.task for entry in found.values()}
+
     def is_ours(self) -> bool:
         """Whether this app's beat is our scheduler."""
         return self._settings.mode != "off" and self._app.conf.beat_scheduler == SCHEDULER

@@ -39,7 +39,7 @@ def print_to(found: RenderableType, file: IO[str]) -> None:
 
 
 #: Columns that give way in a narrow terminal: by wrapping, or by being cut.
-_WRAPPED, _CUT = ("why", "queues", "progress", "entry", "when"), ("job", "worker")
+_WRAPPED, _CUT = ("why", "queues", "progress", "entry", "when", "value", "source"), ("job", "worker")
 _NUMBERS = ("running", "waiting", "for", "last ended", "done", "failed", "fires")
 
 

@@ -2,24 +2,24 @@
 --
 -- explain: what keeps a job, or a run, from running, down to the root. Reads only.
 --
--- ARGV  job | run, its name or id
--- Returns  JSON: now, clock_left (ms until the gate opens after the ledger may have forgotten something), paused, pause, total,
---          cap, live (how many workers), led (whether a scheduler leads), slots{}, jobs{} (of those in the chain), entries{} (of those: what fires them),
+-- ARGV  job | run, its name or id, 1 if the job exists, though the ledger may not know it
+-- Returns  JSON: now, clock_left (ms until the gate opens after the ledger may have forgotten something), pause, total,
+--          cap, live (how many workers), names[] (of all workers), led (whether a scheduler leads), eviction (Redis's policy, if it can be had), slots{}, under_way{}, jobs{} (of those in the chain), entries{} (of those: what fires them),
 --          workers{} (of runs in the chain), chain[], each with: job, run or nothing (nobody has asked for one: what one
---          would wait for now), why: the words of closed() or nothing, and of a queue that matters: queue, slots,
---          under_way; cycle: the chain is back at this one of it (from 1). Or nil: there is no such job, or run that
---          has not ended.
+--          would wait for now), why: the words of closed() or nothing, queue: if that matters, cycle: the chain is back at
+--          this one of it (from 1). Or nil: there is no such job, or run that has not ended.
 -- Fences are strings: JSON numbers of Lua have 14 digits.
 
 local MOST_RUNS, DEEPEST, MOST_ENTRIES = 2000, 100, 2000
 local chain, jobs, workers, at = {}, {}, {}, {}
-local live, active = 0, {}
+local live, names, active = 0, {}, {}
 
 local ends = call('ZRANGE', P .. 'ws', 0, -1, 'WITHSCORES')
 for i = 1, #ends, 2 do
   local v = call('HMGET', P .. 'w:' .. ends[i], 'name', 'kind', 'beat', 'lease')
   local one = { name = v[1], beat = tonumber(v[3]), lease = tonumber(v[4]), left = tonumber(ends[i + 1]) - G.clk }
   one.silent = one.left <= 0 or NOW - (one.beat or 0) > (one.lease or 0) / 2
+  if v[2] ~= 'beat' then names[#names + 1] = v[1] end
   if v[2] ~= 'beat' and not one.silent then live = live + 1 end
   workers[ends[i]] = one
 end
@@ -64,13 +64,8 @@ local function shown(r)
 end
 
 local function link(name, r, why, queue)
-  local one = { job = name, run = r and shown(r), why = why }
-  if queue then
-    one.queue, one.slots, one.under_way = queue, slots_of(queue), tonumber(call('HGET', P .. 'out', queue)) or 0
-  end
-  chain[#chain + 1] = one
+  chain[#chain + 1] = { job = name, run = r and shown(r), why = why, queue = queue or nil }
   jobs[name] = true
-  return one
 end
 
 -- The chain is where it has been: they wait for each other.
@@ -163,7 +158,7 @@ of_job = function(name)
 end
 
 if ARGV[1] == 'job' then
-  if not job(ARGV[2]) then return false end
+  if ARGV[3] ~= '1' and not job(ARGV[2]) then return false end
   of_job(ARGV[2])
 else
   local r = load_run(ARGV[2])
@@ -202,10 +197,17 @@ for _, one in ipairs(chain) do
   local own = one.run and one.run.worker
   if own then named[own] = workers[own] end
 end
-local slots, flat = {}, call('HGETALL', P .. 'slots')
-for i = 1, #flat, 2 do slots[flat[i]] = tonumber(flat[i + 1]) end
+local function numbers(key)
+  local found, flat = {}, call('HGETALL', P .. key)
+  for i = 1, #flat, 2 do found[flat[i]] = tonumber(flat[i + 1]) end
+  return next(found) and found or nil
+end
+
+local memory = redis.pcall('INFO', 'memory')
 local lead = redis.pcall('HMGET', P .. 'lead', 'until')
 local pause = call('HGET', P .. 'g', 'pause')
-return cjson.encode({ now = NOW, clock_left = math.max(0, G.opens - G.clk), paused = G.paused, pause = G.paused and pause or nil,
-  total = G.total, cap = G.cap, live = live, slots = next(slots) and slots or nil, jobs = told, chain = chain, workers = next(named) and named or nil,
+return cjson.encode({ now = NOW, clock_left = math.max(0, G.opens - G.clk), pause = G.paused and pause or nil,
+  total = G.total, cap = G.cap, live = live, names = names, slots = numbers('slots'), under_way = numbers('out'),
+  eviction = type(memory) == 'string' and string.match(memory, 'maxmemory_policy:([%w-]+)') or nil, jobs = told, chain = chain,
+  workers = next(named) and named or nil,
   entries = next(entries) and entries or nil, led = not lead.err and (tonumber(lead[1] or nil) or 0) >= NOW })

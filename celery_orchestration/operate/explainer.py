@@ -1,0 +1,164 @@
+"""Explains: gathers what the ledger, the code and the broker tell about a job or a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property, lru_cache
+from typing import Any
+
+from celery import Celery
+
+from celery_orchestration import graph, queues
+from celery_orchestration.errors import ConfigurationError, UnknownJob
+from celery_orchestration.ledger import Ledger
+from celery_orchestration.ledger.keys import decode_job
+from celery_orchestration.operate import broker, explain, options, reading
+from celery_orchestration.operate.clock import when
+from celery_orchestration.operate.explanation import Cause, Explanation, OptionValue
+from celery_orchestration.operate.models import Ended, Letter, QueueStatus
+from celery_orchestration.operate.root import Finder, Surroundings
+from celery_orchestration.operate.schedule import Schedule
+from celery_orchestration.operate.who import command
+from celery_orchestration.policy import show, suggest
+from celery_orchestration.task import jobs_of, read_settings
+
+#: How many ended runs of a job are searched for one.
+MOST_ENDED = 10_000
+
+
+class Explainer:
+    def __init__(
+        self,
+        app: Celery,
+        ledger: Ledger,
+        ask: Callable[[Callable[[], Any]], Any],
+        schedule: Schedule,
+    ) -> None:
+        """`ask` calls the ledger, with its errors in words."""
+        self._app = app
+        self._ledger = ledger
+        self._ask = ask
+        self._schedule = schedule
+        self._jobs = jobs_of(app)
+
+    def explain(self, about: str) -> Explanation:
+        found = self._look("job", about)
+        if found is not None:
+            return self._explained(about, None, found)
+        found = self._look("run", about)
+        return self._explained(f"run {about}", about, found) if found is not None else self._ended(about)
+
+    def _look(self, kind: str, name: str) -> dict[str, Any] | None:
+        try:
+            document = self._ask(lambda: self._ledger.explain(kind, name, exists=name in self._jobs))
+        except ConfigurationError:  # no job can have such a name
+            return None
+        return None if document is None else dict(json.loads(document))
+
+    def _explained(self, about: str, run: str | None, found: Mapping[str, Any]) -> Explanation:
+        chain = explain.steps(found)
+        finder = Finder(found, self._surroundings(found))
+        cause, job = finder.root(chain), chain[0].job
+        return Explanation(
+            about=about,
+            job=job,
+            run=run,
+            at=when(found["now"]),
+            summary=explain.summary(about, chain, cause),
+            root=cause,
+            chain=explain.links(chain),
+            last=next(iter(self._history(job, 1)), None),
+            next_fire=finder.next_fire(job),
+            queue=self._queue(job, found),
+            options=self._options(job, finder.told(job)),
+        )
+
+    # -- what the ledger does not know --------------------------------------------------------------
+
+    def _surroundings(self, found: Mapping[str, Any]) -> Surroundings:
+        return Surroundings(
+            queue_of=self._queue_of,
+            scheduled=frozenset(self._schedule.asked_for() if self._schedule.is_ours() else ()),
+            cycles=self._cycles(),
+            allow_eviction=read_settings(self._app).allow_eviction,
+            strangers=lambda queue: [one.name for one in self._strangers(found["names"]) if queue in one.queues],
+        )
+
+    @cached_property
+    def _queue_of(self) -> dict[str, str]:
+        sent = queues.destinations(self._app, self._jobs)
+        return {job: queue for queue, jobs in sent.items() for job in jobs}
+
+    def _cycles(self) -> list[list[str]]:
+        try:
+            return graph.cycles({name: policy.document() for name, policy in self._jobs.items()})
+        except ConfigurationError:  # it names what is no task: a worker says so
+            return []
+
+    @lru_cache(maxsize=1)  # noqa: B019  (an explainer explains once)
+    def _ask_workers(self) -> broker.Answers:
+        return broker.answers(self._app, "active_queues")
+
+    def _strangers(self, known: Collection[str]) -> list[broker.Stranger]:
+        return broker.unknown(self._ask_workers(), known, set(self._queue_of.values()))
+
+    def _queue(self, job: str, found: Mapping[str, Any]) -> QueueStatus | None:
+        name = self._queue_of.get(job)
+        if name is None:
+            return None
+        return QueueStatus(
+            name=name,
+            depth=broker.depths(self._app, [name]).messages[name],
+            slots=(found.get("slots") or {}).get(name, 0),
+            under_way=(found.get("under_way") or {}).get(name, 0),
+            waiting=sum(link.get("queue") == name for link in found["chain"]),
+        )
+
+    def _options(self, job: str, told: Mapping[str, Any]) -> list[OptionValue]:
+        policy = self._jobs.get(job)
+        return options.of_job(self._app.tasks[job], policy, told or None) if policy else []
+
+    # -- what has ended -----------------------------------------------------------------------------
+
+    def _history(self, job: str, count: int) -> list[Ended]:
+        return [reading.ended(job, one) for one in self._ask(lambda: self._ledger.history(job, count)) or ()]
+
+    def _ended(self, about: str) -> Explanation:
+        """A run that is over, if anybody remembers it."""
+        status = json.loads(self._ask(lambda: self._ledger.status(0, 0)))
+        known = {decode_job(job["name"]) for job in status["jobs"] or ()}
+        ended = next((run for job in sorted(known) for run in self._history(job, MOST_ENDED) if run.id == about), None)
+        letter = self._ask(lambda: self._ledger.letter(about))
+        if ended is None and letter is None:
+            names = known | self._jobs.keys()
+            raise UnknownJob(
+                f"there is no job {show(about)}, and no run that a worker has heard of{suggest(about, names)}"
+            )
+        job = ended.job if ended else reading.letter(*letter).job
+        cause = _over(about, job, ended, None if letter is None else reading.letter(*letter))
+        return Explanation(
+            about=f"run {about}",
+            job=job,
+            run=about,
+            at=when(status["now"]),
+            summary=f"run {about}: {cause.text}",
+            root=cause,
+            chain=[],
+            last=ended,
+            next_fire=None,
+            queue=None,
+            options=self._options(job, {}),
+        )
+
+
+def _over(run: str, job: str, ended: Ended | None, letter: Letter | None) -> Cause:
+    if letter is not None:
+        text = f"{job} failed for good: {letter.error or 'nobody knows why'}"
+        mend = command("dlq", "requeue", run)
+        return Cause(code="dead_letter", job=job, text=text, wrong=True, mend=mend)
+    assert ended is not None
+    took = "" if ended.seconds is None else f" after {explain.lasting(ended.seconds)}"
+    why = f": {ended.error}" if ended.error else ""
+    at = ended.ended.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return Cause(code="ended", job=job, text=f"{job} {ended.outcome} at {at}{took}{why}")

@@ -1,0 +1,11 @@
+"""The example as another release has it: options of its jobs are in PIPELINE_RELEASE, as JSON."""
+
+import json
+import os
+
+from examples.pipeline import app
+
+app.conf.task_annotations = {
+    f"examples.pipeline.{job}": options for job, options in json.loads(os.environ.get("PIPELINE_RELEASE", "{}")).items()
+}
+app.conf.orchestration_lease_seconds = float(os.environ.get("PIPELINE_LEASE", "30"))
