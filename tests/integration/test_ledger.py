@@ -142,6 +142,8 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert [ending.id for ending in endings] == ["b"]
     assert shop.ledger.finish([("b", 0)]) == []
     assert json.loads(shop.ledger.status(10, 10))["total"] == 0
+    assert shop.ledger.explain("run", "a") is None
+    assert json.loads(shop.ledger.explain("job", "one") or "")["chain"] == [{"job": "one"}]
     assert shop.ledger.releases("r1") == [shop.document]
     assert shop.ledger.switch("one", False, "me", "") == shop.ledger.switch("one", True, "me", "") == []
     assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []

@@ -20,6 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from celery_orchestration.ledger import Adoption, Arrival, Fire, Grant, Ledger, Outcome, Presence
 from celery_orchestration.ledger.scripts import script
+from celery_orchestration.operate.explain import steps
+from celery_orchestration.operate.root import Finder
 from support.model import Job, Model, Run, Worker
 from support.servers import RedisServer
 
@@ -458,6 +460,23 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model.cap = cap
         assert self.ledger.install("release", cap, documents(self.model.jobs))
         self.sweep()
+
+    @rule(data=st.data())
+    def somebody_asks_why(self, data: st.DataObject) -> None:
+        """Whatever has happened, there is a root cause, and nobody waits for himself."""
+        asked = [("job", name) for name in sorted(self.model.jobs)] + [("run", id) for id in sorted(self.model.runs)]
+        kind, name = data.draw(st.sampled_from(asked))
+        found = json.loads(self.ledger.explain(kind, name) or "")
+        chain = steps(found)
+        last = chain[-1]
+        assert "cycle" not in last.found
+        assert last.rule not in ("room", "blocked", "behind", "depends", "attempt"), "it leads to somebody"
+        assert Finder(found).root(chain).job in self.model.jobs
+        first = self.model.runs.get(name)
+        if first is not None:
+            assert (chain[0].job, chain[0].run.id) == ((first.behind or first).job, name)
+        for run in (step.run for step in chain if step.run):
+            assert run.state in ("behind", self.model.runs[run.id].state)
 
     def sweep(self, again: list[str] | None = None, endings: list[str] | None = None) -> None:
         self.numbers += 1

@@ -163,9 +163,8 @@ if ARGV[1] == 'job' then
 else
   local r = load_run(ARGV[2])
   if not r then return false end
-  if r.behind then
-    link(r.job, load_run(r.id, 'x:'), { 'attempt' })
-  end
+  local x = r.behind and load_run(r.id, 'x:')
+  if x then link(x.job, x, { 'attempt' }) end
   of_run(r)
 end
 

@@ -1,0 +1,346 @@
+"""Why something does not run: the chain that the ledger tells, and the root cause that follows from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_orchestration.ledger import Adoption, Fire, Over
+from celery_orchestration.operate.explain import Step, links, steps, summary
+from celery_orchestration.operate.explanation import Cause
+from celery_orchestration.operate.root import Finder, Surroundings
+from support.hostile import TEXTS
+from support.servers import RedisServer
+from tests.integration.test_ledger import PREFIX, arrival
+from tests.integration.test_ledger_cases import Case
+
+
+class Desk(Case):
+    """Whoever asks."""
+
+    def chain(self, name: str, kind: str = "job") -> list[Step]:
+        return steps(json.loads(self.ledger.explain(kind, name) or ""))
+
+    def root(self, name: str, kind: str = "job", **around: Any) -> Cause:
+        found = json.loads(self.ledger.explain(kind, name, exists=True) or "")
+        chain = steps(found)
+        cause = Finder(found, Surroundings(**around)).root(chain)
+        assert links(chain)
+        assert summary(name, chain, cause).endswith(cause.text)
+        return cause
+
+    def why(self, name: str, kind: str = "job", **around: Any) -> tuple[str, str]:
+        cause = self.root(name, kind, **around)
+        return cause.code, cause.job
+
+    def path(self, name: str, kind: str = "job") -> list[str]:
+        """Runs, and jobs that nobody has asked for a run of."""
+        return [step.run.id if step.run else step.job for step in self.chain(name, kind)]
+
+    def silence(self, worker: str, ms: int) -> None:
+        self.redis.hincrby(f"{PREFIX}w:{worker}", "beat", -ms)
+
+    def fire(self, job: str, id: str = "fired", name: str = "entry", **more: Any) -> str:
+        """An entry of the schedule asks for a run. Returns the term."""
+        term = self.ledger.lead("s1", "s1@host", 10_000, "").term
+        now = int(self.redis.time()[0]) * 1000
+        [adopted] = self.ledger.adopt(term, now, [Adoption(name, name, job, job, "every 5 s", "code", None)]) or []
+        due = adopted.last_ms + 1
+        fire = Fire(name, adopted.generation, due, due + 60_000, 0, job, id, 60_000, message=b"m", queue="q")
+        assert self.ledger.dispatch(term, [replace(fire, **more)]).answers == [("fired",)]
+        return term
+
+
+@pytest.fixture
+def desk(redis_server: RedisServer) -> Desk:
+    return Desk(redis_server)
+
+
+def on(*jobs: str, **more: Any) -> dict[str, Any]:
+    return {"deps": [{"job": job, **more} for job in jobs]}
+
+
+# -- chains
+
+
+def test_it_goes_down_to_what_holds_everybody_up(desk: Desk):
+    desk.install({"a": on("b"), "b": on("c"), "c": {"cap": 1}, "d": {"blocks": ["c"]}})
+    assert desk.come("d1", "d") == "start"
+    assert [desk.come(id, job) for id, job in (("c1", "c"), ("b1", "b"), ("a1", "a"))] == ["wait"] * 3
+    assert desk.path("a") == desk.path("a1", "run") == ["a1", "b1", "c1", "d1"]
+    assert desk.why("a") == ("blocked", "d")
+    assert desk.path("d") == ["d1"]
+    assert desk.why("d") == ("running", "d")
+
+
+def test_of_several_that_hold_the_room_it_names_the_one_that_hangs(desk: Desk):
+    desk.install({"a": {"cap": 3}})
+    desk.register("w2")
+    for id, worker in (("first", "w1"), ("hangs", "w2"), ("last", "w1")):
+        assert desk.turn(worker=worker, come=[arrival(id, "a")]).answers[0].what == "start"
+    assert desk.come("next", "a") == "wait"
+    assert desk.path("a") == ["next", "first"]
+    assert desk.why("a") == ("room", "a")
+    desk.silence("w2", 16_000)
+    assert desk.path("a") == ["next", "hangs"]
+    cause = desk.root("a")
+    assert cause.code == "worker_died"
+    assert "silent for 16 s: the run is recovered in 14 s" in cause.text
+
+
+def test_nobody_is_left_to_recover_it(desk: Desk):
+    desk.install({"a": {"cap": 1}})
+    desk.come("one", "a")
+    desk.silence("w1", 60_000)
+    cause = desk.root("a")
+    assert (cause.code, cause.mend) == ("worker_died", "celery -A APP worker")
+    assert "nobody is alive" in cause.text
+    desk.ledger.lead("s1", "s1@host", 10_000, "")
+    assert desk.root("a").text.endswith("the run is recovered at the next sweep")
+
+
+def test_room_is_looked_for_under_the_key(desk: Desk):
+    desk.install({"a": {"cap": 1, "keyed": True}})
+    assert desk.come("x1", "a", key="x") == desk.come("y1", "a", key="y") == "start"
+    assert desk.come("y2", "a", key="y") == "wait"
+    assert desk.path("a") == desk.path("y2", "run") == ["y2", "y1"]
+    assert "key 'y'" in links(desk.chain("a"))[0].text
+
+
+def test_behind_another_run(desk: Desk):
+    """A run that ranks before it waits for a dependency of its own that is busy, or for room of all."""
+    desk.install({"a": {"blocks": ["b"]}, "b": {}, "c": {}}, cap=1)
+    assert desk.come("c1", "c") == "start"
+    assert desk.come("a1", "a") == desk.come("b1", "b") == "wait"
+    cause = desk.root("b")
+    assert cause.code == "global_cap"
+    assert cause.text.endswith("1 of 1")
+
+
+def test_a_run_of_the_schedule_that_came_first(desk: Desk):
+    desk.install({"a": on("b"), "b": {"cap": 1}})
+    desk.come("b0", "b")
+    desk.end("b0")
+    desk.fire("b", queue="nobody's")
+    assert desk.come("a1", "a") == "wait"
+    assert desk.path("a") == ["a1", "fired"]
+    assert desk.why("a") == ("unserved_queue", "b")
+
+
+def test_a_dependency_that_is_to_be_tried_again(desk: Desk):
+    desk.install({"a": on("b"), "b": {}})
+    desk.come("b1", "b")
+    desk.turn(ends={"b1": "retry"})
+    assert desk.come("a1", "a") == "wait"
+    assert desk.why("a") == ("retrying", "b")
+
+
+def test_a_dependency_that_is_tried_again_later(desk: Desk):
+    desk.install({"a": on("b"), "b": {}})
+    desk.come("b1", "b")
+    desk.turn(ends={"b1": "retry"})
+    later = replace(arrival("b1", "b", attempt=1), eta_ms=int(desk.redis.time()[0] + 3600) * 1000)
+    assert desk.turn(come=[later]).answers[0].what == "wait"
+    desk.come("a1", "a")
+    assert desk.path("a") == ["a1", "b1"]
+    assert desk.why("a") == ("due_later", "b")
+
+
+def test_an_attempt_waits_for_the_one_before_it(desk: Desk):
+    desk.install({"a": {}})
+    desk.come("a1", "a")
+    desk.turn(come=[arrival("a1", "a", attempt=1)])
+    assert [(step.rule, step.run.state) for step in desk.chain("a1", "run")] == [("attempt", "behind"), ("", "running")]
+    assert desk.why("a1", "run") == ("running", "a")
+
+
+def test_a_cycle_ends(desk: Desk):
+    desk.install({"a": on("b"), "b": on("c"), "c": on("a")})
+    assert desk.root("b").text == "they wait for each other: b → c → a → b"
+    assert desk.come("a1", "a") == "wait"
+    assert desk.why("a") == ("cycle", "a")
+    assert desk.come("b1", "b") == "wait"
+    assert desk.root("a").text == "they wait for each other: a → b → c → a"
+
+
+def test_a_long_chain_is_told_as_far_as_anybody_reads(desk: Desk):
+    desk.install({f"j{n}": on(f"j{n + 1}") if n < 300 else {} for n in range(301)})
+    assert len(desk.chain("j0")) == 100
+    assert desk.root("j0").job == "j100"
+
+
+# -- roots
+
+
+def test_the_words_of_the_gate(desk: Desk):
+    desk.install({"a": {}, "b": on("a")}, cap=5)
+    desk.ledger.pause(True, "me", "lunch")
+    assert desk.root("a").text.endswith("by me 0 s ago: lunch")
+    desk.ledger.pause(False, "me", "")
+    desk.ledger.switch("a", False, "me", "")
+    assert desk.why("b") == ("disabled_by_person", "a")
+    desk.ledger.switch("a", True, "me", "")
+    desk.redis.hset(f"{PREFIX}g", "opens", int(desk.redis.hget(f"{PREFIX}g", "clk") or 0) + 7000)
+    assert desk.root("a").text.endswith("nothing starts for 7 s")
+
+
+def test_a_probe_is_told(desk: Desk):
+    desk.install({"a": {"max_failures": 1, "cool_down_ms": 60_000, "cap": 1}})
+    desk.come("a1", "a")
+    desk.end("a1", "failed")
+    assert desk.come("a2", "a") == "wait"
+    assert "it is tried again in" in desk.root("a").text
+    desk.redis.zadd(f"{PREFIX}cool", {"a": 1})
+    desk.sweep()
+    assert "tries whether it works again" in desk.root("a").text or desk.why("a")[0] == "handed_over"
+
+
+def test_what_is_put_off_is_told(desk: Desk):
+    desk.install({"a": {}})
+    desk.turn(come=[replace(arrival("a1", "a"), eta_ms=int(desk.redis.time()[0] + 3600) * 1000)])
+    assert desk.why("a") == desk.why("a1", "run") == ("due_later", "a")
+
+
+def test_a_run_that_is_tried_alone(desk: Desk):
+    desk.install({"bad": {}, "fine": {}})
+    assert desk.come("long", "fine") == "start"
+    desk.takes_workers_down()
+    assert desk.why("bad") == desk.why("bad", "run") == ("alone", "bad")
+
+
+def test_a_run_past_its_time_limit(desk: Desk):
+    desk.install({"a": {"cap": 1}})
+    desk.come("a1", "a")
+    desk.ledger.over(Over("a1", desk.fences["a1"], "TimeLimitExceeded", failed=True))
+    desk.come("a2", "a")
+    assert desk.why("a") == ("past_time_limit", "a")
+
+
+def test_a_run_on_its_way(desk: Desk):
+    desk.install({"a": {"cap": 1}})
+    desk.come("a1", "a")
+    desk.come("a2", "a")
+    [grant] = desk.turn(ends={"a1": "succeeded"}).grants
+    assert desk.why("a") == ("handed_over", "a")
+    desk.ledger.published([grant])
+    assert desk.why("a2", "run") == ("handed_over", "a")
+    desk.register("w1", queues=("other",))
+    assert desk.why("a") == ("unserved_queue", "a")
+    desk.silence("w1", 60_000)
+    assert desk.why("a") == ("no_worker", "a")
+
+
+def test_a_run_that_waits_for_a_slot(desk: Desk):
+    desk.install({"a": {"cap": 1}, "b": {"cap": 1}})
+    desk.register("w1", slots=1)
+    for id, job in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")):
+        desk.come(id, job)
+    desk.turn(ends={"b1": "succeeded"})
+    desk.turn(ends={"a1": "succeeded"})
+    assert desk.why("b") == ("handed_over", "b")
+    assert desk.why("a") == ("no_slot", "a")
+
+
+def test_a_run_that_ends_needs_somebody_who_tells_celery(desk: Desk):
+    desk.install({"a": {"cap": 1}})
+    desk.come("a1", "a")
+    desk.come("a2", "a")
+    desk.ledger.cancel("w1", 5, "revoked", ["a2"])
+    assert desk.why("a2", "run") == ("ending", "a")
+    desk.silence("w1", 60_000)
+    assert desk.why("a2", "run") == ("no_worker", "a")
+
+
+@pytest.mark.parametrize(
+    ("dependency", "outcome", "code"),
+    [
+        ({}, None, "never_ran"),
+        ({"on": "finish"}, None, "never_ran"),
+        ({}, "failed", "failed"),
+        ({"max_age_ms": 1}, "succeeded", "old"),
+        ({"fresh": True}, "succeeded", "stale"),
+    ],
+)
+def test_what_a_dependency_lacks(desk: Desk, dependency: dict[str, Any], outcome: str | None, code: str):
+    desk.install({"a": on("b", **dependency), "b": {}})
+    if outcome:
+        desk.come("b1", "b")
+        desk.end("b1", outcome)
+    if code == "stale":
+        desk.come("a0", "a")
+        desk.end("a0")
+    desk.redis.time()
+    assert desk.come("a1", "a") == "wait"
+    cause = desk.root("a")
+    assert (cause.code, cause.job, cause.wrong) == (code, "b", True)
+    assert cause.mend == "celery -A APP orchestration trigger b"
+    desk.fire("b", eta_ms=int(desk.redis.time()[0] + 3600) * 1000)
+    assert desk.why("a") == ("due_later", "b")
+
+
+def test_a_dependency_that_nobody_has_brought(desk: Desk):
+    desk.install({"a": on("elsewhere")})
+    assert desk.come("a1", "a") == "wait"
+    assert desk.why("a") == ("unknown_job", "elsewhere")
+    assert desk.why("a", queue_of={"elsewhere": "q"}, strangers=lambda queue: ["plain@host"]) == (
+        "worker_without_extension",
+        "elsewhere",
+    )
+
+
+def test_an_idle_job(desk: Desk):
+    desk.install({"a": {}})
+    assert desk.root("a") == Cause(
+        code="not_asked_for",
+        job="a",
+        text="it has no schedule: it runs when somebody calls it",
+        mend="celery -A APP orchestration trigger a",
+    )
+    assert desk.why("a", scheduled=frozenset(["a"])) == ("no_scheduler", "a")
+    assert desk.why("a", queue_of={"a": "unheard of"}) == ("unserved_queue", "a")
+    term = desk.fire("a")
+    desk.ledger.cancel("w1", 5, "revoked", ["fired"])
+    desk.ledger.finish([("fired", 0)])
+    assert desk.root("a").text.startswith("its next run is due in ")
+    desk.ledger.schedule("me", "pause", "entry", "enough")
+    assert desk.root("a").text == "entry entry of the schedule is paused by me: enough"
+    desk.ledger.schedule("me", "resume", "entry", "")
+    desk.ledger.resign("s1", term)
+    assert desk.why("a") == ("no_scheduler", "a")
+
+
+def test_no_worker_starts_with_such_a_redis_or_such_code(desk: Desk):
+    desk.install({"a": {}})
+    desk.silence("w1", 60_000)
+    desk.ledger.leave("w1")
+    around: dict[str, Any] = {"queue_of": {"a": "q"}}
+    assert desk.why("a", **around) == ("no_worker", "a")
+    desk.redis.config_set("maxmemory-policy", "allkeys-lru")
+    assert desk.why("a", **around) == ("redis_evicts", "a")
+    assert desk.why("a", **around, allow_eviction=True) == ("no_worker", "a")
+    assert desk.root("a", **around, cycles=[["a", "b"]]).text.endswith("a → b → a")
+
+
+def test_hostile_names_do_no_harm(desk: Desk):
+    names = [text for text in TEXTS if 0 < len(text) < 60 and text.isprintable()]
+    desk.install({name: on(names[0]) if name != names[0] else {} for name in names})
+    for name in names[1:]:
+        assert desk.why(name) == ("never_ran", names[0])
+
+
+def test_nothing_is_known_of_what_is_not_there(desk: Desk):
+    desk.install({"a": {}})
+    assert desk.ledger.explain("job", "b") is None
+    assert desk.ledger.explain("run", "a") is None
+
+
+def test_a_corrupt_neighbour_does_no_harm(desk: Desk):
+    desk.install({"a": {"cap": 1}})
+    desk.come("a1", "a")
+    desk.come("a2", "a")
+    desk.redis.set(f"{PREFIX}entries", "nonsense")
+    desk.redis.set(f"{PREFIX}lead", "nonsense")
+    assert desk.path("a") == ["a2", "a1"]
