@@ -331,6 +331,15 @@ def test_hostile_names_do_no_harm(desk: Desk):
         assert desk.why(name) == ("never_ran", names[0])
 
 
+def test_where_workers_only_observe_nothing_would_wait(desk: Desk):
+    desk.install({"a": on("b"), "b": {}})
+    assert desk.path("a") == ["a", "b"]
+    desk.redis.hset(f"{PREFIX}w:w1", "mode", "observe")
+    assert desk.path("a") == ["a"]
+    desk.register("w2")
+    assert desk.path("a") == ["a", "b"]
+
+
 def test_nothing_is_known_of_what_is_not_there(desk: Desk):
     desk.install({"a": {}})
     assert desk.ledger.explain("job", "b") is None

@@ -12,15 +12,18 @@
 
 local MOST_RUNS, DEEPEST, MOST_ENTRIES = 2000, 100, 2000
 local chain, jobs, workers, at = {}, {}, {}, {}
-local live, names, active = 0, {}, {}
+local live, observing, names, active = 0, 0, {}, {}
 
 local ends = call('ZRANGE', P .. 'ws', 0, -1, 'WITHSCORES')
 for i = 1, #ends, 2 do
-  local v = call('HMGET', P .. 'w:' .. ends[i], 'name', 'kind', 'beat', 'lease')
+  local v = call('HMGET', P .. 'w:' .. ends[i], 'name', 'kind', 'beat', 'lease', 'mode')
   local one = { name = v[1], beat = tonumber(v[3]), lease = tonumber(v[4]), left = tonumber(ends[i + 1]) - G.clk }
   one.silent = one.left <= 0 or NOW - (one.beat or 0) > (one.lease or 0) / 2
   if v[2] ~= 'beat' then names[#names + 1] = v[1] end
-  if v[2] ~= 'beat' and not one.silent then live = live + 1 end
+  if v[2] ~= 'beat' and not one.silent then
+    live = live + 1
+    if v[5] == 'observe' then observing = observing + 1 end
+  end
   workers[ends[i]] = one
 end
 
@@ -151,8 +154,8 @@ of_job = function(name)
     of_run(r)
     return
   end
-  -- Nobody has asked for a run: what would one wait for?
-  local words = closed(j, { id = '', key = '', rank = 2 * CLASS + G.seq + 1 })
+  -- Nobody has asked for a run: what would one wait for? Where workers only observe, for nothing.
+  local words = (live == 0 or observing < live) and closed(j, { id = '', key = '', rank = 2 * CLASS + G.seq + 1 }) or nil
   link(name, nil, words)
   if words then follow(words) end
 end
