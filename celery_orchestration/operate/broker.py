@@ -1,0 +1,168 @@
+"""What the broker can tell operators: how much is in its queues, and which workers answer on it.
+
+Nothing here raises or hangs: a broker that does not answer is a sentence in the result. Names of hosts may take longer
+to look up than any timeout of a socket allows, so each question has a thread of its own, which is left to itself when
+its time is over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+from kombu import Connection
+
+#: Seconds for all of it, and for each step of connecting.
+SECONDS, CONNECT_SECONDS = 2.0, 1.5
+#: Seconds that workers have to answer; more come as long as answers come in.
+ANSWER_SECONDS = 1.0
+_MOST_ANSWER_SECONDS = 5.0
+
+#: How each kind of transport is told not to wait for ever. py-amqp's other waits follow from connect_timeout.
+_TIMEOUTS: Mapping[str, Mapping[str, Any]] = {
+    "redis": {
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_timeout": CONNECT_SECONDS,
+        "retry_on_timeout": False,
+    },
+    "amqp": {"read_timeout": CONNECT_SECONDS, "write_timeout": CONNECT_SECONDS},
+}
+
+
+@dataclass(frozen=True)
+class Depths:
+    """How many messages are in each queue, without those that workers have fetched. None: nobody knows."""
+
+    messages: dict[str, int | None]
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What workers said to a broadcast, by their names."""
+
+    replies: dict[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A worker that fetches jobs' messages, and that the ledger does not know."""
+
+    name: str
+    #: Those of the jobs' queues that it serves.
+    queues: tuple[str, ...]
+
+
+def depths(app: Celery, queues: Iterable[str]) -> Depths:
+    names = list(dict.fromkeys(queues))
+    found: dict[str, int | None] = dict.fromkeys(names)
+    if not names:
+        return Depths(found)
+
+    def ask(connection: Connection) -> None:
+        count = _llen if connection.transport.driver_type == "redis" else _declare
+        found.update(count(connection, names))
+
+    problem = _on_a_connection(app, SECONDS, ask)
+    return Depths(dict(found), problem)
+
+
+def answers(app: Celery, command: str, destination: Collection[str] | None = None) -> Answers:
+    """Of all workers, or of those named: then it takes no longer than they do."""
+    if destination is not None and not destination:
+        return Answers()
+    replies: list[Mapping[str, Any]] = []
+
+    def ask(connection: Connection) -> None:
+        app.control.broadcast(
+            command,
+            destination=None if destination is None else list(destination),
+            reply=True,
+            timeout=ANSWER_SECONDS,
+            callback=replies.append,
+            connection=connection,
+        )
+
+    problem = _on_a_connection(app, _MOST_ANSWER_SECONDS, ask)
+    return Answers({name: reply for one in list(replies) for name, reply in one.items()}, problem)
+
+
+def strangers(app: Celery, known: Collection[str], queues: Collection[str]) -> tuple[list[Stranger], str | None]:
+    """Workers without the extension, or with orchestration off, on one of these queues; and why that is not known.
+
+    `known`: the names of the live workers of the ledger.
+    """
+    found = answers(app, "active_queues")
+    return unknown(found, known, queues), found.problem
+
+
+def unknown(found: Answers, known: Collection[str], queues: Collection[str]) -> list[Stranger]:
+    served = {name: _names(reply) & set(queues) for name, reply in found.replies.items() if name not in known}
+    return [Stranger(name, tuple(sorted(served[name]))) for name in sorted(served) if served[name]]
+
+
+def _names(reply: Any) -> set[str]:
+    """Of the queues in a worker's reply to ``active_queues``; an error has none."""
+    return {str(queue.get("name")) for queue in reply if isinstance(queue, Mapping)} if isinstance(reply, list) else set()
+
+
+# -- inside kombu -----------------------------------------------------------------------------------
+
+
+def _llen(connection: Connection, names: list[str]) -> dict[str, int | None]:
+    """In one round trip. kombu can count one queue at a time (``Channel._size``); its lists, one for each priority of
+    messages, are named by ``_q_for_pri``, and its client puts ``global_keyprefix`` before that."""
+    channel = connection.channel()
+    steps = list(channel.priority_steps)
+    with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
+        for name in names:
+            for step in steps:
+                pipe.llen(channel._q_for_pri(name, step))
+        lengths = iter(pipe.execute(raise_on_error=False))
+    parts = {name: [next(lengths) for _ in steps] for name in names}
+    # What is no list is no queue, and nothing that can be counted.
+    return {name: sum(some) if all(isinstance(one, int) for one in some) else None for name, some in parts.items()}
+
+
+def _declare(connection: Connection, names: list[str]) -> dict[str, int | None]:
+    """Passively: asks, and makes none. A queue that is not there closes the channel."""
+    found: dict[str, int | None] = {}
+    channel = connection.channel()
+    for name in names:
+        try:
+            found[name] = channel.queue_declare(queue=name, passive=True).message_count
+        except connection.channel_errors as exc:
+            found[name] = 0 if getattr(exc, "reply_code", None) == _NOT_FOUND or _NOT_FOUND in exc.args else None
+            channel = connection.channel()
+    return found
+
+
+_NOT_FOUND = 404
+
+
+def _on_a_connection(app: Celery, seconds: float, ask: Callable[[Connection], None]) -> str | None:
+    """Returns what went wrong, if something did."""
+    said: list[str | None] = []
+    connection = app.connection_for_write(connect_timeout=CONNECT_SECONDS)
+
+    def work() -> None:
+        try:
+            options = connection.transport_options or {}
+            connection.transport_options = {**options, **_TIMEOUTS.get(connection.transport.driver_type, {})}
+            # Without this kombu would try again, after a pause. The other addresses of a list are tried at once.
+            connection.ensure_connection(max_retries=len(connection.alt or [None]) - 1, interval_start=0)
+            ask(connection)
+            said.append(None)
+            connection.release()
+        except Exception as exc:  # whatever a transport raises: this is a thread's end
+            said.append(f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__)
+
+    thread = threading.Thread(target=work, name="orchestration-broker", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    problem = said[0] if said else f"no answer within {seconds:g} s"
+    return None if problem is None else f"the broker at {connection.as_uri()} does not answer: {problem}"
