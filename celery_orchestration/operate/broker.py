@@ -107,7 +107,8 @@ def unknown(found: Answers, known: Collection[str], queues: Collection[str]) -> 
 
 def _names(reply: Any) -> set[str]:
     """Of the queues in a worker's reply to ``active_queues``; an error has none."""
-    return {str(queue.get("name")) for queue in reply if isinstance(queue, Mapping)} if isinstance(reply, list) else set()
+    served = reply if isinstance(reply, list) else []
+    return {str(queue.get("name")) for queue in served if isinstance(queue, Mapping)}
 
 
 # -- inside kombu -----------------------------------------------------------------------------------

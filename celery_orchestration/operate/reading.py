@@ -32,6 +32,7 @@ from celery_orchestration.operate.models import (
 from celery_orchestration.policy import Priority, show
 
 Limit = tuple[float | None, float | None]
+NO_LEADER = "no scheduler leads: nothing is fired; start one with celery -A … beat"
 
 
 def status(
@@ -119,7 +120,7 @@ def _without_scheduler(scheduler: SchedulerStatus, scheduled: Callable[[], bool]
         return []
     if scheduler.standbys:
         return ["no scheduler leads at the moment: nothing is fired until one of those that stand by does"]
-    return ["no scheduler leads: nothing is fired; start one with celery -A … beat"]
+    return [NO_LEADER]
 
 
 def _words(reason: Sequence[str]) -> list[str]:
