@@ -54,7 +54,7 @@ def _told(side: WorkerSide) -> dict[str, Any]:
         #: None: no heartbeat has reached the ledger yet.
         "last_heartbeat_seconds": None if keeper.beaten_at is None else round(monotonic() - keeper.beaten_at, 3),
         #: How far this machine's clock is ahead of Redis's.
-        "clock_ahead_seconds": None if keeper.ahead is None else round(keeper.ahead, 3),
+        "clock_ahead_seconds": None if keeper.ahead is None else round(keeper.ahead, 3) + 0.0,
         "draining": gate.draining or gate.stopping,
     }
 

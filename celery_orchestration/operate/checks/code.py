@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import pairwise
 
 from celery_orchestration.ledger import BEAT
-from celery_orchestration.operate.checks.facts import CELERY, MOST, About, Facts, listed, many, word
+from celery_orchestration.operate.checks.facts import MOST, About, Facts, end, listed, many
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.diagnosis import Check
 from celery_orchestration.policy import show
@@ -65,7 +65,7 @@ def _end(facts: Facts, release: str) -> str:
     names = [one.name for one in facts.members.members if one.release == release and one.kind != BEAT]
     if not names:
         return f"restart with the new code: {_at(facts, release)}"
-    return f"{CELERY} control shutdown -d {word(','.join(sorted(names)))}  # the workers of release {release}"
+    return f"{end(','.join(sorted(names)))}: the workers of release {release}"
 
 
 def releases(facts: Facts) -> Iterator[Check]:

@@ -53,7 +53,7 @@ def epoch(facts: Facts) -> Iterator[Check]:
 
 
 def deaths(facts: Facts) -> Iterator[Check]:
-    about = About("deaths", "what it ran was recovered, and ran twice, or was dead-lettered")
+    about = About("deaths", "what it ran is recovered: it runs a second time, or is dead-lettered")
     lately = [one for one in facts.status.died if facts.status.at - one.at < LATELY]
     for one in lately[:MOST]:
         found = f"worker {one.name} died at {one.at:%Y-%m-%d %H:%M:%S} UTC, with {many(one.runs, 'run')}"

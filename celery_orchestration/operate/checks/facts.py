@@ -87,5 +87,10 @@ def word(name: str) -> str:
     return shlex.quote(printable(name))
 
 
+def end(workers: str) -> str:
+    """Celery says that nobody replied: those who shut down do not."""
+    return f"{CELERY} control shutdown -d {word(workers)}  # they end without a reply"
+
+
 def redis_url(where: str) -> str:
     return f"app.conf.orchestration_redis_url = 'redis://…'  # {where}"

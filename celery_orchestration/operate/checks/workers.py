@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from celery_orchestration.operate.checks.facts import CELERY, MOST, About, Facts, claim, listed, many, word
+from celery_orchestration.operate.checks.facts import CELERY, MOST, About, Facts, claim, end, listed, many, word
 from celery_orchestration.operate.diagnosis import Check
 
 #: Seconds by which clocks may differ.
@@ -36,7 +36,7 @@ def strangers(facts: Facts) -> Iterator[Check]:
     about = About("strangers", "a worker without the extension runs jobs at once, past the gate")
     for one in facts.strangers[:MOST]:
         found = f"worker {one.name} serves {listed(one.queues)} without orchestration: not installed there, or off"
-        mend = f"{CELERY} control shutdown -d {word(one.name)}  # then start it with celery_orchestration installed"
+        mend = f"{end(one.name)}; then start it with celery_orchestration installed"
         yield about.problem(found, mend)
     if facts.broker_problem and not facts.strangers:
         yield about.unknown("the broker does not answer: workers cannot be asked")
