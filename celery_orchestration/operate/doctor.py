@@ -87,7 +87,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         releases=dict(zip(members.releases.split(), ledger.releases(members.releases), strict=True)),
         entries=_entries(schedule),
         broker_problem=answers.problem,
-        broker_is_redis=_is_redis(app),
+        broker_is_redis=broker.kind(app) == "redis",
         strangers=broker.unknown(answers, known, sent.keys()),
         replies=broker.Answers() if answers.problem else broker.answers(app, COMMAND, live),
         prefetch=app.conf.worker_prefetch_multiplier,
@@ -112,7 +112,3 @@ def _is_scheduled(schedule: Schedule, entries: int) -> bool:
         return schedule.is_ours() and bool(entries or schedule.in_code())
     except ConfigurationError:
         return bool(entries)
-
-
-def _is_redis(app: Celery) -> bool:
-    return bool(app.connection_for_write().transport.driver_type == "redis")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery.utils.nodenames import gethostname
 
 from celery_orchestration.operate import Check, Diagnosis, Health, Orchestration
 from support.processes import free_port
@@ -237,6 +238,7 @@ def test_health_is_one_question(stage_on: Callable[..., Stage], durable_broker: 
     assert "has run out" in str(checked(stage.app, name).problem)
     assert (checked(stage.app).ok, checked(stage.app).workers) == (True, 0)
     assert "no worker 'celery@elsewhere'" in str(checked(stage.app, "elsewhere").problem), "a name as -n has it"
+    assert checked(stage.app, "w1@%h").worker == f"w1@{gethostname()}"
 
     # Now that no worker asks anything: it is one command, and the broker is not asked at all.
     client = stage.broker.redis.client()
