@@ -35,14 +35,8 @@ class Graph:
         ``known`` are jobs of other services, as the ledger has them; ``plain`` are registered tasks
         that are not orchestrated: naming one is an error, with a better message.
         """
-        dependencies = {job: _sorted(d.name for d in policy.depends_on) for job, policy in policies.items()}
-        blocks = {job: policy.blocked for job, policy in policies.items()}
-        lines = [
-            *_unknown(policies, blocks, known, plain),
-            *_selfish(dependencies, blocks),
-            *_ambiguous(policies),
-            *_report(_cycles(_without_loops(dependencies)), _cycle_line),
-        ]
+        dependencies, blocks = _edges(policies)
+        lines = [*misnamed(policies, known, plain), *circular(policies)]
         if lines:
             raise ConfigurationError("\n".join(lines))
         return cls(
@@ -61,6 +55,25 @@ class Graph:
             sorter.done(*ready)
             order += (job for job in ready if job in self.dependencies)
         return order
+
+
+def misnamed(policies: Mapping[str, Policy], known: Collection[str] = (), plain: Collection[str] = ()) -> Iterator[str]:
+    """Say what is wrong with the jobs that jobs name, but for cycles; see ``Graph.build``."""
+    dependencies, blocks = _edges(policies)
+    yield from _unknown(policies, blocks, known, plain)
+    yield from _selfish(dependencies, blocks)
+    yield from _ambiguous(policies)
+
+
+def circular(policies: Mapping[str, Policy]) -> Iterator[str]:
+    """Say which jobs wait for each other in a circle."""
+    return _report(_cycles(_without_loops(_edges(policies)[0])), _cycle_line)
+
+
+def _edges(policies: Mapping[str, Policy]) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Whom each job depends on, and whom it blocks."""
+    dependencies = {job: _sorted(d.name for d in policy.depends_on) for job, policy in policies.items()}
+    return dependencies, {job: policy.blocked for job, policy in policies.items()}
 
 
 def conflicts(blocks: Edges) -> dict[str, tuple[str, ...]]:

@@ -284,11 +284,17 @@ def owner_of(app: Celery) -> str:
 
 def jobs_of(app: Celery) -> dict[str, Policy]:
     """The policies of an app's jobs, by name."""
-    tasks = {name: task for name, task in app.tasks.items() if isinstance(task, OrchestratedTask)}
-    mistakes = [str(task.mistake) for task in tasks.values() if task.mistake is not None]
+    jobs, mistakes = sound_jobs_of(app)
     if mistakes:
         raise ConfigurationError("\n".join(mistakes))
-    return {name: task.orchestration for name, task in tasks.items() if task.orchestration is not None}
+    return jobs
+
+
+def sound_jobs_of(app: Celery) -> tuple[dict[str, Policy], list[str]]:
+    """Those whose options can be read, and what is wrong with the others."""
+    tasks = {name: task for name, task in app.tasks.items() if isinstance(task, OrchestratedTask)}
+    mistakes = [str(task.mistake) for task in tasks.values() if task.mistake is not None]
+    return {name: task.orchestration for name, task in tasks.items() if task.orchestration is not None}, mistakes
 
 
 def schedule_of(app: Celery) -> dict[str, dict[str, Any]]:
@@ -301,9 +307,9 @@ def _entry_of(app: Celery, policy: Policy) -> dict[str, Any]:
     return {"task": policy.name, "schedule": maybe_schedule(every, app=app), "args": (), "kwargs": {}}
 
 
-def limits_of(app: Celery) -> dict[str, tuple[float | None, float | None]]:
+def limits_of(app: Celery, jobs: Mapping[str, Policy] | None = None) -> dict[str, tuple[float | None, float | None]]:
     """Hard and soft time limit of each job that has ``timeout_seconds``."""
-    timed = [name for name, job in jobs_of(app).items() if job.timeout_seconds is not None]
+    timed = [name for name, job in (jobs_of(app) if jobs is None else jobs).items() if job.timeout_seconds is not None]
     return {name: (app.tasks[name].time_limit, app.tasks[name].soft_time_limit) for name in timed}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 from celery import Celery
@@ -44,6 +45,8 @@ __all__ = [
     "Grant",
     "Lead",
     "Ledger",
+    "Member",
+    "Members",
     "NewEpoch",
     "Outcome",
     "Over",
@@ -287,6 +290,27 @@ class Changes:
     entries: list[tuple[str, bool, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker or a scheduler, as the ledger has it."""
+
+    name: str
+    kind: str
+    release: str
+    mode: str
+    #: Redis's time, ms.
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    #: Releases that they bring, the oldest first.
+    releases: str
+    #: Life of a done-marker.
+    done_ms: int
+    members: list[Member]
+
+
 @dataclass(frozen=True)
 class Presence:
     """What a worker process tells about itself."""
@@ -336,21 +360,51 @@ class Ledger:
     def check(self, owner: str) -> None:
         """Raises :class:`LedgerRefused` if the ledger is another app's, or of a version we do not know."""
         found, schema = _read(lambda: self._wire.command("HMGET", f"{self.prefix}g", "owner", "schema"))
-        if found is not None and _text(found) != owner:
-            _typed(LedgerError(f"FOREIGN {_text(found)}"), self)
-        if schema is not None and not keys.OLDEST_SCHEMA <= int(schema) <= keys.SCHEMA + 1:
-            _typed(LedgerError(f"SCHEMA {_text(schema)}"), self)
+        self._refuse(None if found is None else _text(found), None if schema is None else int(schema), owner)
+
+    def _refuse(self, found: str | None, schema: int | None, owner: str) -> None:
+        if found is not None and found != owner:
+            _typed(LedgerError(f"FOREIGN {found}"), self)
+        if schema is not None and not keys.OLDEST_SCHEMA <= schema <= keys.SCHEMA + 1:
+            _typed(LedgerError(f"SCHEMA {schema}"), self)
+
+    def health(self, owner: str, worker: str = "") -> dict[str, Any]:
+        """In one round trip: see ``lua/health.lua``. Raises :class:`LedgerRefused` as :meth:`check` does."""
+        ask = partial(self._call, "health", (worker,))
+        # A connection that was there may have died since; if none can be made, a second try is only time.
+        found: dict[str, Any] = json.loads(_text(ask() if self._wire.socket is None else _read(ask)))
+        self._refuse(found.get("owner") or None, found.get("schema"), owner)
+        return found
 
     def eviction(self) -> str:
         """Redis's ``maxmemory-policy``, or '' if it may not be asked."""
+        return self.info("memory").get("maxmemory_policy", "")
+
+    def info(self, *section: str) -> dict[str, str]:
+        """What Redis tells about itself, all of it or one section; nothing if it may not be asked."""
         try:
-            found = _text(self._wire.command("INFO", "memory"))
+            found = _legible(self._wire.command("INFO", *section))
         except LedgerUnavailable:
             raise
         except LedgerError:
-            return ""
-        lines = dict(line.partition(":")[::2] for line in found.splitlines())
-        return lines.get("maxmemory_policy", "")
+            return {}
+        return dict(line.partition(":")[::2] for line in found.splitlines() if ":" in line)
+
+    def setting(self, name: str) -> str | None:
+        """Of Redis's configuration; None if it may not be asked, or there is none of that name."""
+        try:
+            found = self._wire.command("CONFIG", "GET", name)
+        except LedgerUnavailable:
+            raise
+        except LedgerError:
+            return None
+        values = [*found.values()] if isinstance(found, dict) else found[1::2]
+        return _text(values[0]) if values else None
+
+    def time(self) -> float:
+        """Redis's clock, in seconds."""
+        seconds, micros = self._wire.command("TIME")
+        return int(seconds) + int(micros) / 1e6
 
     def register(self, p: Presence, epoch: str = "", fence: str = "") -> Registered:
         """`epoch`, `fence`: the last in which this worker claimed its runs, and the highest it has seen."""
@@ -374,6 +428,12 @@ class Ledger:
             args += (*_arrival_args(one.run), one.fence)
         answers, told_again, returned, disabled = self._call("claim", args)
         return Claimed([_text(one) for one in answers], told_again, returned, _disabled(disabled))
+
+    def members(self) -> Members:
+        releases, done_ms, found = self._call("members", ())
+        texts = [[_text(part) for part in one] for one in found]
+        members = [Member(name, kind, release, mode, int(since or 0)) for name, kind, release, mode, since in texts]
+        return Members(_text(releases), int(done_ms), members)
 
     def releases(self, names: str) -> list[str]:
         return [_text(one) for one in self._call("releases", (names,))]

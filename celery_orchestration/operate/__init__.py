@@ -1,6 +1,7 @@
 """The ledger from outside: a client for operators, and the models of what it shows."""
 
 from celery_orchestration.operate.client import Orchestration
+from celery_orchestration.operate.diagnosis import Check, Diagnosis, Health
 from celery_orchestration.operate.models import (
     Cancelled,
     Change,
@@ -28,11 +29,14 @@ from celery_orchestration.operate.schedule import Schedule
 __all__ = [
     "Cancelled",
     "Change",
+    "Check",
     "DeadLetter",
     "Death",
+    "Diagnosis",
     "Disabled",
     "Ended",
     "EntryStatus",
+    "Health",
     "JobStatus",
     "Letter",
     "Orchestration",

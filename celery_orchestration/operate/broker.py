@@ -91,6 +91,14 @@ def answers(app: Celery, command: str, destination: Collection[str] | None = Non
     return Answers({name: reply for one in list(replies) for name, reply in one.items()}, problem)
 
 
+def kind(app: Celery) -> str:
+    """Of the broker: redis, amqp or another that kombu has; '' if its address cannot be read. Does not connect."""
+    try:
+        return str(app.connection_for_write().transport.driver_type)
+    except Exception:  # what is wrong with it is told where it is used
+        return ""
+
+
 def strangers(app: Celery, known: Collection[str], queues: Collection[str]) -> tuple[list[Stranger], str | None]:
     """Workers without the extension, or with orchestration off, on one of these queues; and why that is not known.
 
@@ -107,8 +115,8 @@ def unknown(found: Answers, known: Collection[str], queues: Collection[str]) -> 
 
 def _names(reply: Any) -> set[str]:
     """Of the queues in a worker's reply to ``active_queues``; an error has none."""
-    queues = reply if isinstance(reply, list) else ()
-    return {str(queue.get("name")) for queue in queues if isinstance(queue, Mapping)}
+    served = reply if isinstance(reply, list) else []
+    return {str(queue.get("name")) for queue in served if isinstance(queue, Mapping)}
 
 
 # -- inside kombu -----------------------------------------------------------------------------------
@@ -148,7 +156,10 @@ _NOT_FOUND = 404
 def _on_a_connection(app: Celery, seconds: float, ask: Callable[[Connection], None]) -> str | None:
     """Returns what went wrong, if something did."""
     said: list[str | None] = []
-    connection = app.connection_for_write(connect_timeout=CONNECT_SECONDS)
+    try:
+        connection = app.connection_for_write(connect_timeout=CONNECT_SECONDS)
+    except Exception as exc:  # kombu has many ways to find an address wrong
+        return f"the broker's address cannot be read: {type(exc).__name__}"
 
     def work() -> None:
         try:

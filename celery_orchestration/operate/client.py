@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from celery import Celery
 from celery.utils.log import get_logger
+from celery.utils.nodenames import default_nodename, host_format
 from kombu.exceptions import EncodeError, KombuError, OperationalError
 
 from celery_orchestration import queues
@@ -18,12 +19,14 @@ from celery_orchestration.errors import (
     BadCall,
     BrokerUnavailable,
     LedgerError,
+    LedgerRefused,
     LedgerUnavailable,
     UnknownJob,
     UnknownRun,
 )
 from celery_orchestration.ledger import Grant, Ledger, keys
-from celery_orchestration.operate import reading
+from celery_orchestration.operate import doctor, health, reading
+from celery_orchestration.operate.diagnosis import Diagnosis, Health
 from celery_orchestration.operate.explainer import Explainer
 from celery_orchestration.operate.explanation import Explanation
 from celery_orchestration.operate.models import (
@@ -87,6 +90,24 @@ class Orchestration:
     def explain(self, job_or_run: str) -> Explanation:
         """Why a job or a run does not run, down to the root; or what it is doing, did last, and when it runs next."""
         return Explainer(self._app, self._ledger, self._ask, self.schedule).explain(job_or_run)
+
+    def doctor(self) -> Diagnosis:
+        """What bites, or could: each with why it matters and the line that mends it. Asks ledger, broker and workers,
+        and takes a second or two. Raises nothing about them: what does not answer is a finding."""
+        return doctor.diagnose(self._app, self._settings, self._ledger, self.schedule)
+
+    def health(self, worker: str | None = None, scheduler: bool = False) -> Health:
+        """Does the ledger answer, and may runs start? Of a worker (its name as given with ``-n``): does its lease
+        hold? Of schedulers: does one lead? In one round trip."""
+        name = None if worker is None else host_format(default_nodename(worker))
+        address, namespace = str(self._ledger.address), self._settings.namespace
+        try:
+            found = self._ledger.health(owner_of(self._app), name or "")
+        except LedgerRefused as exc:
+            return health.no_answer(str(exc), address, namespace, name)
+        except LedgerError as exc:
+            return health.no_answer(f"the ledger at {address} does not answer: {exc}", address, namespace, name)
+        return health.health(found, address, namespace, name, scheduler)
 
     def history(self, job: str, count: int = 100) -> list[Ended]:
         """How the last runs of a job ended, the latest first."""

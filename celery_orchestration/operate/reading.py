@@ -32,9 +32,11 @@ from celery_orchestration.operate.models import (
     Status,
     WorkerStatus,
 )
+from celery_orchestration.operate.who import CELERY
 from celery_orchestration.policy import Policy, Priority, show
 
 Limit = tuple[float | None, float | None]
+NO_LEADER = f"no scheduler leads: nothing is fired; start one with {CELERY} beat"
 
 
 def status(
@@ -135,7 +137,7 @@ def _without_scheduler(scheduler: SchedulerStatus, scheduled: Callable[[], bool]
         return []
     if scheduler.standbys:
         return ["no scheduler leads at the moment: nothing is fired until one of those that stand by does"]
-    return ["no scheduler leads: nothing is fired; start one with celery -A … beat"]
+    return [NO_LEADER]
 
 
 def reason_words(reason: Sequence[str]) -> list[str]:

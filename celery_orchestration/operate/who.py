@@ -17,15 +17,19 @@ def me() -> str:
 
 def command(*words: str, program: str = "orchestration") -> str:
     """A line to type: for the app that this process was started for, if it is a celery command."""
-    return shlex.join(["celery", "-A", _app_name(sys.argv), program, *words])
+    return " ".join([CELERY, program, *map(shlex.quote, words)])
 
 
 def _app_name(argv: Sequence[str]) -> str:
     before = ""
     for word in argv[1:]:
         if before in ("-A", "--app"):
-            return word
+            return shlex.quote(word)
         if word.startswith("--app=") or (word.startswith("-A") and len(word) > 2):
-            return word.removeprefix("--app=").removeprefix("-A")
+            return shlex.quote(word.removeprefix("--app=").removeprefix("-A"))
         before = word
-    return os.environ.get("CELERY_APP", "APP")
+    return shlex.quote(os.environ["CELERY_APP"]) if os.environ.get("CELERY_APP") else "…"
+
+
+#: How commands of this app begin.
+CELERY = f"celery -A {_app_name(sys.argv)}"

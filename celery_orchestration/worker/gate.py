@@ -223,6 +223,9 @@ class Gate:
             self._sharing = False
             self._side.serve_granted(True)
 
+    def free_slots(self) -> int:
+        return self._slots.free()
+
     def drop_reserved(self) -> None:
         """The broker connection is lost, and with it all claims to slots: what was not admitted is delivered again,
         what was admitted asks for a slot again."""

@@ -7,6 +7,7 @@ find what got lost. A thread with a connection of its own does that; all its cal
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from time import monotonic
 
@@ -38,6 +39,11 @@ class Lease(threading.Thread, ABC):
         self._registered = self._unknown = False
         self._beat_at = self._sweep_at = 0.0
         self._alive_at = monotonic()
+        #: For people: when a heartbeat reached the ledger last, how far our clock was ahead of Redis's then, and what
+        #: has gone wrong since.
+        self.beaten_at: float | None = None
+        self.ahead: float | None = None
+        self.trouble = ""
         # A sweep may advance the ledger clock by two of these: leases of the living must not end by that.
         self._sweep_seconds = min(member.settings.sweep_seconds, member.settings.lease_seconds / 6)
         #: Queues of our jobs that no live worker serves, since when; said: those the log knows of.
@@ -104,6 +110,7 @@ class Lease(threading.Thread, ABC):
                 self._member.give_up(str(exc))
                 return
             except LedgerError as exc:
+                self.trouble = str(exc)
                 self._patience.trouble(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
                 continue
             except Exception:
@@ -111,6 +118,7 @@ class Lease(threading.Thread, ABC):
                 self._wake.wait(1.0)
                 continue
             self._patience.over()
+            self.trouble = ""
             self._wake.wait(max(0.0, min(self._beat_at, self._sweep_at) - monotonic()))
 
     def _say(self, exc: LedgerError, seconds: float) -> None:
@@ -124,10 +132,17 @@ class Lease(threading.Thread, ABC):
         if now >= self._beat_at:
             self._renew()
             self._beat_at = now + self._member.settings.lease_seconds / 3
+            self.beaten_at = monotonic()
+            self._compare_clocks()
         if now >= self._sweep_at and self._may_sweep():
             self._sweep()
             self._sweep_at = now + self._sweep_seconds
         self._after()
+
+    def _compare_clocks(self) -> None:
+        before = time.time()
+        told = self._ledger.time()
+        self.ahead = (before + time.time()) / 2 - told
 
     def _register(self) -> None:
         member = self._member

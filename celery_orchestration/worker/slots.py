@@ -34,6 +34,9 @@ class Slots(Protocol):
     def ended(self) -> None:
         """The run in a slot is over."""
 
+    def free(self) -> int:
+        """How many are idle, for people."""
+
 
 class SemaphoreSlots:
     def __init__(self, controller: Any) -> None:
@@ -72,6 +75,9 @@ class SemaphoreSlots:
     def ended(self) -> None:
         pass
 
+    def free(self) -> int:
+        return int(self._controller.semaphore.value)
+
 
 class CountedSlots:
     """Plain tasks use the same threads or greenlets uncounted: the pool queues what it cannot begin."""
@@ -97,6 +103,9 @@ class CountedSlots:
 
     def rest(self) -> None:
         pass
+
+    def free(self) -> int:
+        return max(0, self._limit - self._used)
 
     offer = take
     ended = back

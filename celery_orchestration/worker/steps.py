@@ -9,7 +9,7 @@ from celery.utils.log import get_logger
 
 from celery_orchestration import queues
 from celery_orchestration.task import settings_of
-from celery_orchestration.worker import internals
+from celery_orchestration.worker import internals, remote  # noqa: F401  (a command of remote control)
 from celery_orchestration.worker.side import WorkerSide
 
 logger = get_logger(__name__)

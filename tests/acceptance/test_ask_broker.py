@@ -88,6 +88,14 @@ def test_a_broker_that_does_not_answer_is_said_in_time(
         assert "does not answer" in str(problem)
 
 
+@pytest.mark.parametrize("url", ["nonsense://there", "redis://there:port/0"])
+def test_an_address_that_nobody_can_read_is_said(app_of: Callable[..., Celery], url: str) -> None:
+    app = app_of(url)
+    assert ask.depths(app, ["some"]).messages == {"some": None}
+    assert ask.depths(app, ["some"]).problem
+    assert ask.kind(app) in ("", "redis")
+
+
 def test_the_other_address_of_a_list_is_asked(redis_broker: Broker, app_of: Callable[..., Celery]) -> None:
     with socket.socket() as there:
         there.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Ten ways to break the example: ``explain`` names the root cause of each, and so does ``doctor`` where it is its business.
+"""Ten ways to break the example: ``explain`` names the root cause of each, and ``doctor`` where it is its business.
 
 docs/troubleshooting.md tells the same ten to users.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from celery_orchestration.operate.diagnosis import Diagnosis
 from celery_orchestration.operate.explanation import Explanation
 from support.schedulers import SchedulerProcess
 from support.wait import until
@@ -55,7 +56,7 @@ class Example:
         """Of the doctor, by check."""
         done = self.type("doctor", "--json", env=env)
         assert done.stdout, done.stderr
-        found = None and Diagnosis.model_validate_json(done.stdout)
+        found = Diagnosis.model_validate_json(done.stdout)
         assert done.returncode == int(not found.ok)
         return {check.name: f"{check.found}: {check.mend}" for check in found.checks if check.state == "problem"}
 
@@ -96,6 +97,7 @@ def test_1_a_dependency_was_disabled_by_failures(example):
     assert found.chain[0].run.id == run
     assert found.summary.startswith(f"{PROCESS} waits for {FETCH}: ")
     assert example.explain(run).root == found.root.model_copy(update={"text": example.explain(run).root.text})
+    assert FETCH in " ".join(example.problems().values())
     assert example.type(*found.root.mend.split()[4:]).returncode == 0
     assert example.explain(PROCESS).root.code != "disabled_by_failures"
 
@@ -142,6 +144,7 @@ def test_5_no_worker_serves_its_queue(example):
     assert found.root.code == "unserved_queue"
     assert found.root.mend == f"celery -A {APP} worker -Q default.high"
     assert found.queue.depth == 1
+    assert "default.high" in " ".join(example.problems().values())
 
 
 def test_6_everything_is_paused(example):
@@ -152,6 +155,7 @@ def test_6_everything_is_paused(example):
     assert until(lambda: example.explain(FETCH).chain[0].run).id == run
     assert "moving house" in found.root.text
     assert found.root.mend == f"celery -A {APP} orchestration resume"
+    assert "everything is paused" in " ".join(example.problems().values())
 
 
 def test_7_a_job_is_held_by_a_person(example):
@@ -173,6 +177,7 @@ def test_8_a_new_release_brings_a_cycle(example):
     found = example.explained(PROCESS, "cycle")
     assert f"{PROCESS} → {FETCH} → {PROCESS}" in found.root.text
     assert example.explain(run).root.code == "cycle"
+    assert "→" in " ".join(example.problems().values())
 
 
 def test_8_a_new_release_has_a_cycle_of_its_own(example):
@@ -182,6 +187,7 @@ def test_8_a_new_release_has_a_cycle_of_its_own(example):
     found = example.explain(PROCESS, **ring)
     assert found.root.code == "cycle"
     assert "so that no worker starts" in found.root.text
+    assert FETCH in " ".join(example.problems(**ring).values())
 
 
 def test_9_redis_is_set_to_evict(example):
@@ -191,6 +197,7 @@ def test_9_redis_is_set_to_evict(example):
     found = example.explain(PROCESS)
     assert found.root.code == "redis_evicts"
     assert found.root.mend == "redis-cli CONFIG SET maxmemory-policy noeviction"
+    assert "allkeys-lru" in " ".join(example.problems().values())
 
 
 def test_10_a_worker_runs_without_the_extension(example):
@@ -199,6 +206,7 @@ def test_10_a_worker_runs_without_the_extension(example):
     found = example.explain(PROCESS)
     assert found.root.code == "worker_without_extension"
     assert stranger.hostname in found.root.text
+    assert stranger.hostname in " ".join(example.problems().values())
 
 
 def test_10_it_does_so_beside_others(example):

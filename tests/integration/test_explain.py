@@ -96,7 +96,7 @@ def test_nobody_is_left_to_recover_it(desk: Desk):
     desk.come("one", "a")
     desk.silence("w1", 60_000)
     cause = desk.root("a")
-    assert (cause.code, cause.mend) == ("worker_died", "celery -A APP worker")
+    assert (cause.code, cause.mend) == ("worker_died", "celery -A … worker")
     assert "nobody is alive" in cause.text
     desk.ledger.lead("s1", "s1@host", 10_000, "")
     assert desk.root("a").text.endswith("the run is recovered at the next sweep")
@@ -276,7 +276,7 @@ def test_what_a_dependency_lacks(desk: Desk, dependency: dict[str, Any], outcome
     assert desk.come("a1", "a") == "wait"
     cause = desk.root("a")
     assert (cause.code, cause.job, cause.wrong) == (code, "b", True)
-    assert cause.mend == "celery -A APP orchestration trigger b"
+    assert cause.mend == "celery -A … orchestration trigger b"
     desk.fire("b", eta_ms=int(desk.redis.time()[0] + 3600) * 1000)
     assert desk.why("a") == ("due_later", "b")
 
@@ -297,7 +297,7 @@ def test_an_idle_job(desk: Desk):
         code="not_asked_for",
         job="a",
         text="it has no schedule: it runs when somebody calls it",
-        mend="celery -A APP orchestration trigger a",
+        mend="celery -A … orchestration trigger a",
     )
     assert desk.why("a", scheduled=frozenset(["a"])) == ("no_scheduler", "a")
     assert desk.why("a", queue_of={"a": "unheard of"}) == ("unserved_queue", "a")

@@ -1,0 +1,23 @@
+-- uses: records
+--
+-- health: what a probe asks, in one round trip. Reads only.
+--
+-- ARGV  name of a worker, or ''
+-- Returns  JSON: now, owner, schema, epoch {why, left: ms until the gate opens}, workers (how many live), lead (name of who
+--          leads now), worker {left, silent: ms of its lease that are left, since it was heard of; lease} if it is there
+-- Called again: the same.
+local ends = call('ZRANGE', P .. 'ws', 0, -1, 'WITHSCORES')
+local asked = ARGV[1] ~= '' and call('HGET', P .. 'wn', ARGV[1])
+local workers, worker = 0, nil
+for i = 1, #ends, 2 do
+  local v = call('HMGET', P .. 'w:' .. ends[i], 'kind', 'beat', 'lease')
+  local one = { left = tonumber(ends[i + 1]) - G.clk, silent = NOW - (tonumber(v[2]) or 0), lease = tonumber(v[3]) or 0 }
+  -- The ledger clock stands still while nobody sweeps.
+  if v[1] ~= 'beat' and one.left > 0 and one.silent <= one.lease then workers = workers + 1 end
+  if ends[i] == asked then worker = one end
+end
+local g = call('HMGET', P .. 'g', 'owner', 'schema', 'why')
+local lead = redis.pcall('HMGET', P .. 'lead', 'name', 'until')
+local leads = not lead.err and (tonumber(lead[2]) or 0) >= NOW
+return cjson.encode({ now = NOW, owner = g[1], schema = tonumber(g[2]), workers = workers, worker = worker,
+  lead = leads and lead[1] or nil, epoch = { why = g[3], left = math.max(0, G.opens - G.clk) } })

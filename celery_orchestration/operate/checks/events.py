@@ -1,0 +1,87 @@
+"""The schedule, what people have switched off, and what happened lately."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, listed, many, redis_url, word
+from celery_orchestration.operate.diagnosis import Check
+from celery_orchestration.operate.who import CELERY
+from celery_orchestration.policy import show
+
+#: How long a death is told.
+LATELY = timedelta(hours=1)
+
+def scheduler(facts: Facts) -> Iterator[Check]:
+    about = About("scheduler", "without one that leads nothing is fired")
+    found = claim(facts, "no scheduler leads")
+    leader = facts.status.scheduler.leader
+    for sentence in found:
+        yield about.problem(sentence, f"{CELERY} beat")
+    if not found:
+        yield about.fine(f"{leader} leads" if leader else "nothing is scheduled")
+
+
+def entries(facts: Facts) -> Iterator[Check]:
+    about = About("schedule", "an entry with a problem is not fired")
+    bad = [entry for entry in facts.entries if entry.problem]
+    for entry in bad[:MOST]:
+        mend = f"{CELERY} orchestration schedule remove {word(entry.name)}"
+        yield about.problem(f"entry {show(entry.name)}: {entry.problem}", mend)
+    if len(bad) > MOST:
+        yield about.problem(f"{len(bad) - MOST} more entries have problems", f"{CELERY} orchestration schedule list")
+    if not bad:
+        yield about.fine(f"{many(len(facts.entries), 'entry', 'entries')}, all good")
+
+
+def records(facts: Facts) -> Iterator[Check]:
+    about = About("records", "what could not be read was set aside, and began anew: somebody else writes there")
+    found = claim(facts, "the record ")
+    for sentence in found:
+        yield about.problem(sentence, redis_url("of the ledger's own, or app.conf.orchestration_namespace = '…'"))
+    if not found:
+        yield about.fine("every record could be read")
+
+
+def epoch(facts: Facts) -> Iterator[Check]:
+    about = About("epoch", "what Redis was told just before is forgotten: runs may be lost, or run twice")
+    found = claim(facts, "the ledger ")
+    for sentence in found:
+        yield about.problem(sentence, f"{CELERY} orchestration audit  # since when; see persistence")
+    if not found:
+        yield about.fine("Redis has forgotten nothing lately")
+
+
+def deaths(facts: Facts) -> Iterator[Check]:
+    about = About("deaths", "what it ran is recovered: it runs a second time, or is dead-lettered")
+    lately = [one for one in facts.status.died if facts.status.at - one.at < LATELY]
+    for one in lately[:MOST]:
+        found = f"worker {one.name} died at {one.at:%Y-%m-%d %H:%M:%S} UTC, with {many(one.runs, 'run')}"
+        yield about.problem(found, "see its log, and the kernel's: dmesg | grep -i oom")
+    if not lately:
+        yield about.fine("no worker died in the last hour")
+
+
+def disabled(facts: Facts) -> Iterator[Check]:
+    about = About("disabled", "no run of such a job starts, nor of those that depend on its success")
+    off = [job for job in facts.status.jobs if job.disabled is not None]
+    failed = [job for job in off if job.disabled and job.disabled.by == "failures"]
+    for job in failed[:MOST]:
+        why = job.disabled.why if job.disabled else ""
+        mend = f"{CELERY} orchestration enable {word(job.name)}"
+        yield about.problem(f"job {show(job.name)} is disabled by failures: {why}", mend)
+    if len(failed) > MOST:
+        yield about.problem(f"{len(failed) - MOST} more are disabled by failures", f"{CELERY} orchestration status")
+    if not failed:
+        by_hand = listed(sorted(job.name for job in off))
+        yield about.fine(f"people have disabled {by_hand}" if off else "no job is disabled")
+
+
+def pause(facts: Facts) -> Iterator[Check]:
+    about = About("pause", "no run of any job starts")
+    found = claim(facts, "everything is paused")
+    for sentence in found:
+        yield about.problem(sentence, f"{CELERY} orchestration resume")
+    if not found:
+        yield about.fine("nothing is paused")

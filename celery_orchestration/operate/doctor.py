@@ -1,0 +1,114 @@
+"""The doctor: gathers the facts about an app's ledger, workers, broker and code, and has them examined (``checks``).
+
+It goes on where others stop: code that no worker would start with is a finding, and so is a broker that does not
+answer. Only without the ledger is there nothing more to say.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from celery import Celery
+
+from celery_orchestration import graph, queues
+from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerRefused
+from celery_orchestration.ledger import Ledger
+from celery_orchestration.operate import broker, checks, reading
+from celery_orchestration.operate.checks.code import CODE
+from celery_orchestration.operate.checks.facts import Facts
+from celery_orchestration.operate.checks.redis import REDIS
+from celery_orchestration.operate.diagnosis import Check, Diagnosis
+from celery_orchestration.operate.schedule import Schedule
+from celery_orchestration.policy import Policy, Settings
+from celery_orchestration.task import limits_of, owner_of, sound_jobs_of
+from celery_orchestration.worker.remote import COMMAND
+
+#: How many runs a status has to list for that: reasons to wait are not looked at.
+_MOST_RUNNING, _MOST_WAITING = 1, 1
+
+
+def unreadable(problem: ConfigurationError) -> Diagnosis:
+    """The settings of an app are wrong: there is no ledger to ask."""
+    lines = str(problem).splitlines()
+    return _diagnosis([CODE.problem(line, "change it in the app's configuration") for line in lines])
+
+
+def diagnose(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule) -> Diagnosis:
+    try:
+        facts = _gather(app, settings, ledger, schedule)
+    except LedgerRefused as exc:
+        return _diagnosis([REDIS.problem(str(exc), "app.conf.orchestration_namespace = '…'")])
+    except LedgerError as exc:
+        found = f"the ledger at {ledger.address} does not answer: {exc}"
+        mend = "app.conf.orchestration_redis_url = '…'  # start it, or say where it is"
+        return _diagnosis([REDIS.problem(found, mend)])
+    return _diagnosis(checks.examine(facts), facts.status.at)
+
+
+def _diagnosis(found: Sequence[Check], at: datetime | None = None) -> Diagnosis:
+    ok = all(check.state != "problem" for check in found)
+    return Diagnosis(at=at or datetime.now(timezone.utc), checks=list(found), ok=ok)
+
+
+def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule) -> Facts:
+    ledger.check(owner_of(app))
+    before = time.time()
+    told = ledger.time()
+    ahead = (before + time.time()) / 2 - told
+    jobs, mistakes = sound_jobs_of(app)
+    sent = queues.destinations(app, jobs)
+    # The workers first: one that is just starting answers before it is in the ledger.
+    answers = broker.answers(app, "active_queues")
+    found = json.loads(ledger.status(_MOST_RUNNING, _MOST_WAITING))
+    status = reading.status(
+        settings.namespace, found, sent, limits_of(app, jobs), lambda: _is_scheduled(schedule, found["entries"])
+    )
+    members = ledger.members()
+    live = [worker.name for worker in status.workers if worker.state != "dead"]
+    known = {member.name for member in members.members}
+    others = [name for name in app.tasks if name not in jobs]
+    return Facts(
+        status=status,
+        settings=settings,
+        address=str(ledger.address),
+        members=members,
+        info=ledger.info(),
+        save=ledger.setting("save"),
+        ahead=ahead,
+        jobs=jobs,
+        mistakes=[line for mistake in mistakes for line in mistake.splitlines()],
+        # A job that cannot be read is not unknown: its own mistake says it.
+        misnamed=list(graph.misnamed(jobs, known=_unread(app, jobs), plain=others)),
+        cycles=list(graph.circular(jobs)),
+        releases=dict(zip(members.releases.split(), ledger.releases(members.releases), strict=True)),
+        entries=_entries(schedule),
+        broker_problem=answers.problem,
+        broker_is_redis=broker.kind(app) == "redis",
+        strangers=broker.unknown(answers, known, sent.keys()),
+        replies=broker.Answers() if answers.problem else broker.answers(app, COMMAND, live),
+        prefetch=app.conf.worker_prefetch_multiplier,
+        visibility=float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)),
+        late={name: app.tasks[name].time_limit for name in jobs if app.tasks[name].acks_late},
+    )
+
+
+def _unread(app: Celery, jobs: Mapping[str, Policy]) -> list[str]:
+    return [name for name, task in app.tasks.items() if getattr(task, "mistake", None) is not None and name not in jobs]
+
+
+def _entries(schedule: Schedule) -> list[Any]:
+    try:
+        return schedule.list()
+    except ConfigurationError:
+        return []  # the code cannot be read: that is told
+
+
+def _is_scheduled(schedule: Schedule, entries: int) -> bool:
+    try:
+        return schedule.is_ours() and bool(entries or schedule.in_code())
+    except ConfigurationError:
+        return bool(entries)

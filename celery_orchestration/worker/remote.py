@@ -1,0 +1,66 @@
+"""``celery -A app inspect orchestration``: what a worker says of itself, through Celery's own remote control.
+
+Loaded by the worker and by the command line: Celery looks for the command in both. It answers from memory, in the
+worker's event loop, whatever Redis does; the clocks were compared by the keeper.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from importlib import import_module
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from celery.worker.control import inspect_command
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.request import OrchestratedRequest
+    from celery_orchestration.worker.side import WorkerSide
+
+COMMAND = "orchestration"
+
+
+@inspect_command(name=COMMAND)  # type: ignore[untyped-decorator]
+def orchestration(state: Any) -> dict[str, Any]:
+    """Orchestration: mode, ledger, lease, clock and runs of a worker."""
+    controller = state.consumer.controller
+    # By name: what is imported goes one way, and the package itself is on top.
+    said: dict[str, Any] = {"version": import_module("celery_orchestration").__version__}
+    if not hasattr(controller, "orchestration"):
+        return {**said, "mode": None, "problem": "this worker has no jobs: no task has base=OrchestratedTask"}
+    if controller.orchestration is None:
+        return {**said, "mode": "off", "problem": "orchestration is off: jobs run as plain tasks"}
+    if not hasattr(controller.orchestration, "drain"):  # the last of its parts
+        return {**said, "mode": controller.orchestration.settings.mode, "problem": "it is just starting"}
+    return {**said, **_told(controller.orchestration)}
+
+
+def _told(side: WorkerSide) -> dict[str, Any]:
+    here, gate, keeper = side.presence(), side.gate, side.keeper
+    trouble = keeper.trouble or ("it does not answer" if side.line.down else "")
+    return {
+        "mode": here.mode,
+        "problem": f"the ledger at {side.ledger.address}: {trouble}" if trouble else None,
+        "ledger": str(side.ledger.address),
+        "namespace": side.settings.namespace,
+        "worker_id": here.worker,
+        "release": here.release,
+        "execution_pool": here.kind,
+        "slots": here.slots,
+        "free_slots": gate.free_slots(),
+        "runs": [_run(run) for run in list(gate.runs.values())],
+        "queues": list(here.queues),
+        "lease_seconds": side.settings.lease_seconds,
+        #: None: no heartbeat has reached the ledger yet.
+        "last_heartbeat_seconds": None if keeper.beaten_at is None else round(monotonic() - keeper.beaten_at, 3),
+        #: How far this machine's clock is ahead of Redis's.
+        "clock_ahead_seconds": None if keeper.ahead is None else round(keeper.ahead, 3) + 0.0,
+        "draining": gate.draining or gate.stopping,
+    }
+
+
+def _run(run: OrchestratedRequest) -> dict[str, Any]:
+    # A fence is Redis's time at the start, in microseconds.
+    fence = int(run.fence) if run.fence else None
+    since = None if fence is None else datetime.fromtimestamp(fence / 1e6, timezone.utc).isoformat()
+    return {"id": run.id, "job": run.name, "fence": fence, "since": since}

@@ -1,0 +1,389 @@
+"""Each check by itself, from facts: what bites is a problem with a line that mends it, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from celery_orchestration.cli.show.check import health_line, print_diagnosis
+from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.ledger import Member, Members
+from celery_orchestration.operate import Check, Death, Diagnosis, Disabled, EntryStatus, JobStatus, Status, reading
+from celery_orchestration.operate.broker import Answers, Stranger
+from celery_orchestration.operate.checks import CHECKS, code, events, examine, redis, workers
+from celery_orchestration.operate.checks.facts import Facts
+from celery_orchestration.operate.doctor import unreadable
+from celery_orchestration.operate.health import health
+from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
+from celery_orchestration.policy import Policy, Settings, read_options
+from celery_orchestration.worker import policies
+from support.hostile import TEXTS
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+MS = int(NOW.timestamp() * 1000)
+INFO = {
+    **{"redis_version": "7.0.15", "role": "master", "maxmemory_policy": "noeviction", "aof_enabled": "1"},
+    **{"used_memory": str(10 << 20), "maxmemory": "0", "rdb_last_bgsave_status": "ok"},
+}
+
+
+def job(name: str, **options: Any) -> Policy:
+    return Policy.resolve(name, read_options(name, options), {})
+
+
+def status(**more: Any) -> Status:
+    nothing: dict[str, Any] = {
+        **{"namespace": "shop", "at": NOW, "paused": False, "running": 0, "max_running": None, "waiting": 0},
+        **{"later": 0, "dead_letters": 0, "jobs": [], "runs": [], "waits": [], "workers": [], "died": [], "queues": []},
+        **{"problems": []},
+    }
+    return Status(**{**nothing, **more})
+
+
+def worker(name: str, state: Any = "idle") -> WorkerStatus:
+    return WorkerStatus(
+        **{"name": name, "host": "h", "pid": 1, "state": state, "execution_pool": "prefork", "slots": 2, "running": 0},
+        **{"done": 0, "failed": 0, "queues": ["celery"], "mode": "enforce", "since": NOW, "last_beat": NOW},
+    )
+
+
+def member(name: str, release: str = "r1", mode: str = "enforce", ago: timedelta = timedelta(0), kind: str = "prefork"):
+    return Member(name, kind, release, mode, MS - int(ago.total_seconds() * 1000))
+
+
+SOUND = Facts(
+    status=status(),
+    settings=Settings(),
+    address="redis://there:6379/0",
+    members=Members("r1", 7_200_000, []),
+    info=INFO,
+    save="",
+    jobs={"a": job("a")},
+)
+
+
+def facts(**more: Any) -> Facts:
+    return replace(SOUND, **more)
+
+
+def one(check: Any, **more: Any) -> Check:
+    [found] = check(facts(**more))
+    # What is said is one line, in words; and what is a problem can be mended.
+    assert "\n" not in found.found + found.why + (found.mend or "")
+    assert found.state != "problem" or found.mend
+    assert found.why
+    return found
+
+
+def test_nothing_is_a_problem_where_nothing_is_wrong():
+    found = examine(SOUND)
+    assert {check.state for check in found} == {"fine"}
+    assert len(found) == len(CHECKS)
+    assert all(check.mend is None for check in found)
+
+
+# -- Redis
+
+
+@pytest.mark.parametrize(
+    ("version", "role", "state"),
+    [
+        ("6.2.0", "master", "fine"),
+        ("10.0.1", "master", "fine"),
+        ("6.0.16", "master", "problem"),
+        ("5.0.14", "master", "problem"),
+        ("7.0.15", "slave", "problem"),
+    ],
+)
+def test_redis_is_new_enough_and_takes_writes(version, role, state):
+    found = one(redis.redis, info={**INFO, "redis_version": version, "role": role})
+    assert found.state == state
+    assert "redis://there:6379/0" in found.found
+    assert version in found.found
+
+
+@pytest.mark.parametrize(
+    ("policy", "state", "is_mended"),
+    [
+        ("noeviction", "fine", False),
+        ("volatile-lru", "fine", True),
+        ("volatile-ttl", "fine", True),
+        ("allkeys-lru", "problem", True),
+        ("allkeys-random", "problem", True),
+    ],
+)
+def test_eviction(policy, state, is_mended):
+    found = one(redis.eviction, info={**INFO, "maxmemory_policy": policy})
+    assert (found.state, found.mend is not None) == (state, is_mended)
+    assert policy in found.found
+
+
+@pytest.mark.parametrize(
+    ("info", "save", "state", "words"),
+    [
+        ({"aof_enabled": "1"}, "", "fine", "every change"),
+        ({"aof_enabled": "0"}, "3600 1 300 100", "fine", "after 3600 s if 1 keys changed, after 300 s if 100 keys"),
+        ({"aof_enabled": "0"}, "", "problem", "runs that wait are lost"),
+        ({"aof_enabled": "0"}, None, "unknown", "CONFIG is not allowed"),
+        ({"aof_enabled": "1", "aof_last_write_status": "err"}, "", "problem", "aof_last_write_status"),
+        ({"aof_enabled": "0", "rdb_last_bgsave_status": "err"}, "60 1", "problem", "rdb_last_bgsave_status"),
+    ],
+)
+def test_persistence(info, save, state, words):
+    found = one(redis.persistence, info={**INFO, **info}, save=save)
+    assert (found.state, words in found.found) == (state, True)
+
+
+@pytest.mark.parametrize(
+    ("used", "most", "state"), [(1 << 30, 0, "fine"), (80, 100, "fine"), (91, 100, "problem"), (120, 100, "problem")]
+)
+def test_memory(used, most, state):
+    assert one(redis.memory, info={**INFO, "used_memory": str(used), "maxmemory": str(most)}).state == state
+
+
+def test_a_redis_that_may_not_be_asked_is_unknown_not_fine():
+    for check in (redis.redis, redis.eviction, redis.persistence, redis.memory):
+        assert one(check, info={}, save=None).state == "unknown"
+
+
+# -- the code
+
+
+def test_code_that_cannot_be_read_is_told_line_by_line():
+    mistakes, misnamed = ["job 'a': unknown option 'prio'"], ["job 'b': depends_on names an unknown job 'c'"]
+    found = list(code.code(facts(mistakes=mistakes, misnamed=misnamed)))
+    assert [check.state for check in found] == ["problem", "problem"]
+    cycle = "dependency cycle: a -> b -> a"
+    assert one(code.cycles, cycles=[cycle]).found == f"this code has a {cycle}"
+    wrong = unreadable(ConfigurationError("unknown setting 'x'\norchestration_mode should be …"))
+    assert [check.found for check in wrong.checks] == ["unknown setting 'x'", "orchestration_mode should be …"]
+    assert not wrong.ok
+
+
+def documents(**jobs: Policy) -> str:
+    return policies.release(jobs, None).document
+
+
+def test_a_cycle_of_live_releases_names_its_jobs_and_the_workers_to_end():
+    found = one(
+        code.cycles,
+        releases={
+            "old": documents(a=job("a", depends_on=["b"]), b=job("b", max_running=1)),
+            "new": documents(a=job("a", max_running=1), b=job("b", depends_on=["a"])),
+        },
+        members=Members("old new", 0, [member("w1@h", "old"), member("w2@h", "old"), member("w3@h", "new")]),
+    )
+    assert found.state == "problem"
+    assert "cycle of dependencies: a -> b -> a" in found.found
+    assert "'a' depends on 'b' in release old (w1@h, w2@h)" in found.found
+    assert "'b' depends on 'a' in release new (w3@h)" in found.found
+    assert "control shutdown -d w1@h,w2@h" in str(found.mend)
+
+
+def test_releases_that_differ_for_long_are_a_problem_those_that_agree_are_not():
+    one_job, other = documents(a=job("a", max_running=1)), documents(a=job("a", max_running=2))
+    more = documents(a=job("a", max_running=1), b=job("b"))
+
+    def live(first: str, second: str, ago: timedelta) -> Check:
+        members = [member("w1@h", "r1", ago=timedelta(days=9)), member("w2@h", "r2", ago=ago)]
+        return one(code.releases, releases={"r1": first, "r2": second}, members=Members("r1 r2", 0, members))
+
+    assert live(one_job, other, timedelta(minutes=5)).state == "fine"
+    long = live(one_job, other, timedelta(hours=2))
+    assert (long.state, "w1@h" in str(long.mend), "differ in a" in long.found) == ("problem", True, True)
+    assert live(one_job, more, timedelta(hours=2)).state == "fine"
+
+
+def test_live_workers_in_different_modes():
+    mixed = Members("r1", 0, [member("w1@h"), member("w2@h", mode="observe")])
+    assert one(code.modes, members=mixed).found.endswith("different modes: enforce: w1@h; observe: w2@h")
+    assert one(code.modes, members=mixed).state == "problem"
+    assert one(code.modes, members=Members("r1", 0, [member("w1@h")])).state == "fine"
+    assert one(code.modes, settings=Settings(mode="off")).state == "problem"
+
+
+# -- workers and the broker
+
+
+def test_queues_nobody_serves_come_with_the_worker_to_start():
+    sentence = "no live worker serves queue images.low, where resize is sent"
+    found = one(workers.queues, status=status(problems=[sentence]))
+    assert (found.state, found.found, found.mend) == ("problem", sentence, "celery -A … worker -Q images.low")
+    assert one(workers.queues, status=status(problems=["no worker is alive"])).mend == "celery -A … worker"
+
+
+def test_strangers_are_a_problem_and_a_silent_broker_leaves_them_unknown():
+    found = one(workers.strangers, strangers=[Stranger("w9@h", ("celery",))])
+    assert (found.state, "w9@h" in found.found, "shutdown -d w9@h" in str(found.mend)) == ("problem", True, True)
+    assert one(workers.strangers, broker_problem="the broker …").state == "unknown"
+    assert one(workers.broker, broker_problem="the broker …").state == "problem"
+
+
+def test_what_is_copied_into_a_shell_is_quoted():
+    name = "w; rm -rf $HOME@h"
+    assert f"-d '{name}'" in str(one(workers.strangers, strangers=[Stranger(name, ("celery",))]).mend)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "strict", "options", "state", "mend"),
+    [
+        (4, False, {}, "fine", None),
+        (0, False, {}, "problem", "worker_prefetch_multiplier = 1"),
+        (0, True, {}, "problem", "worker_prefetch_multiplier = 1"),
+        (4, False, {"priority": "high"}, "fine", "orchestration_strict_priority = True"),
+        (1, False, {"priority": "high"}, "fine", None),
+        (4, True, {"priority": "high"}, "fine", None),
+        (4, False, {"timeout_seconds": 3600}, "fine", "worker_prefetch_multiplier = 1"),
+    ],
+)
+def test_prefetch(multiplier, strict, options, state, mend):
+    found = one(
+        workers.prefetch,
+        prefetch=multiplier,
+        settings=Settings(strict_priority=strict),
+        jobs={"a": job("a"), "b": job("b", **options)},
+    )
+    assert (found.state, found.mend) == (state, mend and f"app.conf.{mend}")
+
+
+@pytest.mark.parametrize(
+    ("more", "state", "words"),
+    [
+        ({}, "fine", "3600 s"),
+        ({"visibility": 10.0}, "problem", "shorter than a lease"),
+        ({"late": {"a": 7200.0}}, "problem", "the hard time limit of a (7200 s)"),
+        ({"late": {"a": 60.0, "b": None}}, "fine", ""),
+        ({"visibility": 10.0, "broker_is_redis": False}, "fine", "not Redis"),
+        ({"visibility": 9000.0, "members": Members("r1", 7_200_000, [member("w1@h")])}, "problem", "runs again"),
+    ],
+)
+def test_visibility_timeout(more, state, words):
+    found = one(workers.visibility, **more)
+    assert (found.state, words in found.found) == (state, True)
+
+
+def test_clocks_of_this_machine_and_of_workers():
+    crew = status(workers=[worker("w1@h"), worker("w2@h"), worker("w3@h", "dead")])
+    told = {"w1@h": {"clock_ahead_seconds": 0.1}, "w2@h": {"clock_ahead_seconds": -90.0}}
+    assert one(workers.clocks, ahead=7.0).found == "the clock of this machine is 7 s ahead of Redis's"
+    assert one(workers.clocks, status=crew, replies=Answers(told)).found == "the clock of w2@h is 90 s behind Redis's"
+    told["w2@h"] = {"error": "KeyError('orchestration')"}
+    found = one(workers.clocks, status=crew, replies=Answers(told))
+    assert (found.state, "w2@h" in found.found, "w3@h" in found.found) == ("unknown", True, False)
+    told["w2@h"] = {"clock_ahead_seconds": 0.0}
+    assert one(workers.clocks, status=crew, replies=Answers(told)).state == "fine"
+
+
+# -- what happened
+
+
+def test_jobs_disabled_by_failures_and_not_those_that_people_disabled():
+    def off(by: str) -> JobStatus:
+        return JobStatus.model_construct(
+            name="shop.fetch", disabled=Disabled(by=by, why="5 failures in a row", at=NOW, failures=None)
+        )
+
+    found = one(events.disabled, status=status().model_copy(update={"jobs": [off("failures")]}))
+    assert (found.state, found.mend) == ("problem", "celery -A … orchestration enable shop.fetch")
+    assert "5 failures in a row" in found.found
+    assert one(events.disabled, status=status().model_copy(update={"jobs": [off("ann@desk")]})).state == "fine"
+
+
+def test_deaths_of_the_last_hour():
+    died = [Death(name=f"w{n}@h", at=NOW - timedelta(minutes=50 * n), runs=n) for n in (1, 2)]
+    found = one(events.deaths, status=status(died=died))
+    assert found.found == "worker w1@h died at 2026-01-02 02:14:05 UTC, with 1 run"
+
+
+def test_entries_that_are_not_fired():
+    entry = EntryStatus(name="nightly", task="x", is_job=True, every="…", source="people", continuous=False)
+    assert one(events.entries, entries=[entry]).state == "fine"
+    found = one(events.entries, entries=[entry, entry.model_copy(update={"problem": "its record is corrupt"})])
+    assert found.found == "entry 'nightly': its record is corrupt"
+    assert found.mend == "celery -A … orchestration schedule remove nightly"
+
+
+def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do():
+    """If the words of ``status`` change, the check that claims them has to."""
+    bad = json.dumps({"at": MS, "why": "it is a string"})
+    document = {
+        **{"now": MS, "paused": True, "cap": None, "total": 0, "waiting": 0, "later": 0, "letters": 0, "jobs": []},
+        **{"running": [], "waits": [], "gone": [], "slots": {"celery": 2}, "under_way": {}, "bad": {"j:a": bad}},
+        **{"eviction": "allkeys-lru", "entries": 1, "epoch": {"name": str(MS * 1000), "why": "moved", "left": 5000}},
+        "workers": [
+            {
+                **{"id": "w1", "name": "w1@h", "host": "h", "pid": 1, "slots": 2, "kind": "thread", "mode": "enforce"},
+                **{"queues": ["celery"], "since": MS, "beat": MS, "running": 0, "lease": 30_000, "left": 30_000},
+                **{"done": 0, "failed": 0, "draining": False},
+            }
+        ],
+    }
+    limits = {"a": (70.0, 60.0)}
+    seen = reading.status("shop", document, {"celery": ["a"], "images.low": ["b"]}, limits, lambda: True)
+    none = reading.status("shop", {**document, "workers": []}, {"celery": ["a"]}, limits, lambda: True)
+    told = examine(facts(status=seen, info={**INFO, "maxmemory_policy": "allkeys-lru"}))
+    problems = {check.found: check.name for check in told if check.state == "problem"}
+    assert sorted(problems) == sorted(seen.problems)
+    assert set(problems.values()) == {
+        *("eviction", "queues", "time limits", "scheduler", "records", "epoch", "pause"),
+    }
+    assert "no worker is alive" in none.problems
+    assert {check.name for check in examine(facts(status=none)) if check.found == "no worker is alive"} == {"queues"}
+
+
+def test_what_status_will_say_one_day_is_not_lost():
+    told = examine(facts(status=status(problems=["the moon is full"])))
+    [found] = [check for check in told if check.state == "problem"]
+    assert (found.name, found.found) == ("status", "the moon is full")
+
+
+# -- as it is shown
+
+
+def test_what_is_shown_harms_no_terminal(tmp_path):
+    text = "".join(TEXTS.values())
+    checks = [Check(name="queues", state="problem", found=text, why=text, mend=text)]
+    with (tmp_path / "out").open("w+") as file:
+        print_diagnosis(Diagnosis(at=NOW, checks=checks, ok=False), file)
+        file.seek(0)
+        shown = file.read()
+    assert all(line.isprintable() for line in shown.splitlines())
+    assert shown.endswith("1 problem\n")
+    assert "[bold]x[/bold]" in shown.replace("\n", "").replace("   ", "")
+
+
+# -- health
+
+
+FOUND: dict[str, Any] = {"now": MS, "owner": "shop", "schema": 1, "workers": 3, "lead": "beat@h", "epoch": {"left": 0}}
+CLOSED = {**FOUND, "epoch": {"left": 4000, "why": "moved"}}
+HELD = {**FOUND, "worker": {"left": 20_000, "silent": 1000, "lease": 30_000}}
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "line"),
+    [
+        (FOUND, (None, False), "ok: 3 workers live, beat@h leads"),
+        ({**FOUND, "workers": 1, "lead": None}, (None, False), "ok: 1 worker lives"),
+        (CLOSED, (None, False), "nothing starts for 4 s"),
+        (CLOSED, (None, True), "ok: "),
+        ({**CLOSED, "worker": HELD["worker"]}, ("w1@h", False), "ok: the lease of w1@h holds for 20 s"),
+        (FOUND, ("w1@h", False), "no worker 'w1@h'"),
+        ({**FOUND, "worker": {"left": 20_000, "silent": 31_000, "lease": 30_000}}, ("w1@h", False), "has run out"),
+        ({**FOUND, "worker": {"left": 0, "silent": 1000, "lease": 30_000}}, ("w1@h", False), "has run out"),
+        ({**FOUND, "lead": None}, (None, True), "no scheduler leads"),
+    ],
+)
+def test_health(found, asked, line):
+    said = health(found, "redis://there", "shop", *asked)
+    assert line in health_line(said)
+    assert said.ok == health_line(said).startswith("ok: ")
+
+
+def test_the_scheduler_that_leads_is_named():
+    leads = status(scheduler=SchedulerStatus(leader="beat@h"))
+    assert one(events.scheduler, status=leads).found == "beat@h leads"
