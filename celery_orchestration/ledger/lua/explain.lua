@@ -50,7 +50,8 @@ local function slowest(name, fits)
   for _, r in ipairs(active[name] or {}) do
     local w = workers[r.own or '']
     r.hangs = w and w.silent and 1 or 0
-    if fits(r) and (not found or r.hangs > found.hangs or (r.hangs == found.hangs and r.at < found.at)) then found = r end
+    local before = found and r.hangs == found.hangs and (r.at < found.at or (r.at == found.at and r.rank < found.rank))
+    if fits(r) and (not found or r.hangs > found.hangs or before) then found = r end
   end
   return found
 end
