@@ -69,6 +69,11 @@ def plain(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
+def to_type(text: str) -> Text:
+    """A line to copy: a terminal may wrap it, we do not."""
+    return Text.assemble("   -> ", plain(text, "cyan"), no_wrap=True, overflow="ignore")
+
+
 def state(state: str) -> Text:
     return Text(state, style=_COLOURS.get(state, ""))
 

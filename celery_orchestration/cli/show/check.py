@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import plain, print_to
+from celery_orchestration.cli.show.base import plain, print_to, to_type
 from celery_orchestration.operate.diagnosis import Check, Diagnosis, Health
 from celery_orchestration.policy import printable
 
-_MARKS = {"fine": ("ok", "green"), "problem": ("!!", "bold red"), "unknown": ("??", "yellow")}
+_MARKS = {"fine": ("ok", "green"), "unknown": ("??", "yellow"), "problem": ("!!", "bold red")}
 
 
 def print_diagnosis(diagnosis: Diagnosis, file: IO[str]) -> None:
@@ -26,7 +26,9 @@ def render(diagnosis: Diagnosis) -> Group:
     if unknown:
         said.append(f"{unknown} unknown")
     end = Text(", ".join(said), style="bold red" if problems else "bold green")
-    return Group(*(part for check in diagnosis.checks for part in _check(check)), end)
+    # What is wrong comes last: there one looks first.
+    checks = sorted(diagnosis.checks, key=lambda check: list(_MARKS).index(check.state))
+    return Group(*(part for check in checks for part in _check(check)), end)
 
 
 def _check(check: Check) -> list[RenderableType]:
@@ -37,7 +39,7 @@ def _check(check: Check) -> list[RenderableType]:
     if check.state != "fine":
         parts.append(Padding(plain(check.why, "dim"), (0, 0, 0, 3)))
     if check.mend:
-        parts.append(Padding(Text.assemble("-> ", plain(check.mend, "cyan"), overflow="fold"), (0, 0, 0, 3)))
+        parts.append(to_type(check.mend))
     return parts
 
 

@@ -7,7 +7,7 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import ago, clock, duration, plain, print_to, state, table
+from celery_orchestration.cli.show.base import ago, clock, duration, plain, print_to, state, table, to_type
 from celery_orchestration.operate.explanation import Explanation, Link
 from celery_orchestration.operate.models import Ended
 
@@ -20,8 +20,7 @@ def _parts(found: Explanation) -> list[RenderableType]:
     root = found.root
     parts: list[RenderableType] = [plain(found.summary, "bold red" if root.wrong else "bold")]
     if root.mend:
-        # A line to copy: the terminal may wrap it, we do not.
-        parts.append(Text.assemble(Text("  → ", "green"), plain(root.mend), no_wrap=True, overflow="ignore"))
+        parts.append(to_type(root.mend))
     if len(found.chain) > 1:
         parts += [Text(""), *(_link(depth, link) for depth, link in enumerate(found.chain))]
     facts = [
