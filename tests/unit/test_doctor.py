@@ -223,6 +223,13 @@ def test_strangers_are_a_problem_and_a_silent_broker_leaves_them_unknown():
     assert one(workers.broker, broker_problem="the broker …").state == "problem"
 
 
+def test_of_very_many_the_first_are_told_and_how_many_more_there_are():
+    crowd = [Stranger(f"w{n}@h", ("celery",)) for n in range(25)]
+    found = list(workers.strangers(facts(strangers=crowd)))
+    assert [check.found for check in found][-1] == "15 more workers"
+    assert len(found) == 11
+
+
 def test_what_is_copied_into_a_shell_is_quoted():
     name = "w; rm -rf $HOME@h"
     assert f"-d '{name}'" in str(one(workers.strangers, strangers=[Stranger(name, ("celery",))]).mend)

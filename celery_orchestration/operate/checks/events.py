@@ -29,8 +29,7 @@ def entries(facts: Facts) -> Iterator[Check]:
     for entry in bad[:MOST]:
         mend = command("schedule", "remove", entry.name)
         yield about.problem(f"entry {show(entry.name)}: {entry.problem}", mend)
-    if len(bad) > MOST:
-        yield about.problem(f"{len(bad) - MOST} more entries have problems", command("schedule", "list"))
+    yield from about.more(len(bad), "entries have problems", command("schedule", "list"))
     if not bad:
         yield about.fine(f"{many(len(facts.entries), 'entry', 'entries')}, all good")
 
@@ -59,6 +58,7 @@ def deaths(facts: Facts) -> Iterator[Check]:
     for one in lately[:MOST]:
         found = f"worker {one.name} died at {one.at:%Y-%m-%d %H:%M:%S} UTC, with {many(one.runs, 'run')}"
         yield about.problem(found, "see its log, and the kernel's: dmesg | grep -i oom")
+    yield from about.more(len(lately), "died", command("status"))
     if not lately:
         yield about.fine("no worker died in the last hour")
 
@@ -71,8 +71,7 @@ def disabled(facts: Facts) -> Iterator[Check]:
         why = job.disabled.why if job.disabled else ""
         mend = command("enable", job.name)
         yield about.problem(f"job {show(job.name)} is disabled by failures: {why}", mend)
-    if len(failed) > MOST:
-        yield about.problem(f"{len(failed) - MOST} more are disabled by failures", command("status"))
+    yield from about.more(len(failed), "are disabled by failures", command("status"))
     if not failed:
         by_hand = listed(sorted(job.name for job in off))
         yield about.fine(f"people have disabled {by_hand}" if off else "no job is disabled")

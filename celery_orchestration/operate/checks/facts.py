@@ -65,6 +65,10 @@ class About:
     def unknown(self, found: str, mend: str | None = None) -> Check:
         return self._check("unknown", found, mend)
 
+    def more(self, count: int, what: str, mend: str) -> list[Check]:
+        """Beyond those that were told one by one."""
+        return [self.problem(f"{count - MOST} more {what}", mend)] if count > MOST else []
+
     def _check(self, state: CheckState, found: str, mend: str | None) -> Check:
         return Check(name=self.name, state=state, found=found, why=self.why, mend=mend)
 

@@ -39,6 +39,7 @@ def strangers(facts: Facts) -> Iterator[Check]:
         found = f"worker {one.name} serves {listed(one.queues)} without orchestration: not installed there, or off"
         mend = f"{end(one.name)}; then start it with celery_orchestration installed"
         yield about.problem(found, mend)
+    yield from about.more(len(facts.strangers), "workers", command("active_queues", program="inspect"))
     if facts.broker_problem and not facts.strangers:
         yield about.unknown("the broker does not answer: workers cannot be asked")
     elif not facts.strangers:
