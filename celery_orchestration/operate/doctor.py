@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -64,13 +65,12 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     # The workers first: one that is just starting answers before it is in the ledger.
     answers = broker.answers(app, "active_queues")
     found = json.loads(ledger.status(_MOST_RUNNING, _MOST_WAITING))
-    status = reading.status(
-        settings.namespace, found, sent, limits_of(app, jobs), lambda: _is_scheduled(schedule, found["entries"])
-    )
+    scheduled = partial(_is_scheduled, schedule, found["entries"])
+    status = reading.status(settings.namespace, found, sent, limits_of(app, jobs), scheduled, jobs)
     members = ledger.members()
     live = [worker.name for worker in status.workers if worker.state != "dead"]
     known = {member.name for member in members.members}
-    others = [name for name in app.tasks if name not in jobs]
+    misnamed, cycles = _names(app, jobs)
     return Facts(
         status=status,
         settings=settings,
@@ -81,9 +81,8 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         ahead=ahead,
         jobs=jobs,
         mistakes=[line for mistake in mistakes for line in mistake.splitlines()],
-        # A job that cannot be read is not unknown: its own mistake says it.
-        misnamed=list(graph.misnamed(jobs, known=_unread(app, jobs), plain=others)),
-        cycles=list(graph.circular(jobs)),
+        misnamed=misnamed,
+        cycles=cycles,
         releases=dict(zip(members.releases.split(), ledger.releases(members.releases), strict=True)),
         entries=_entries(schedule),
         broker_problem=answers.problem,
@@ -96,8 +95,15 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     )
 
 
-def _unread(app: Celery, jobs: Mapping[str, Policy]) -> list[str]:
-    return [name for name, task in app.tasks.items() if getattr(task, "mistake", None) is not None and name not in jobs]
+def _names(app: Celery, jobs: Mapping[str, Policy]) -> tuple[list[str], list[str]]:
+    """What is wrong with the names of jobs that jobs have; and cycles."""
+    others = [name for name in app.tasks if name not in jobs]
+    # A job that cannot be read is not unknown: its own mistake says it.
+    unread = [name for name in others if getattr(app.tasks[name], "mistake", None) is not None]
+    try:
+        return list(graph.misnamed(jobs, known=unread, plain=others)), list(graph.circular(jobs))
+    except ConfigurationError as exc:  # one names what is no task
+        return str(exc).splitlines(), []
 
 
 def _entries(schedule: Schedule) -> list[Any]:

@@ -19,6 +19,7 @@ from celery_orchestration.operate.checks.facts import Facts
 from celery_orchestration.operate.doctor import unreadable
 from celery_orchestration.operate.health import health
 from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
+from celery_orchestration.operate.who import command
 from celery_orchestration.policy import Policy, Settings, read_options
 from celery_orchestration.worker import policies
 from support.hostile import TEXTS
@@ -212,8 +213,9 @@ def test_live_workers_in_different_modes():
 def test_queues_nobody_serves_come_with_the_worker_to_start():
     sentence = "no live worker serves queue images.low, where resize is sent"
     found = one(workers.queues, status=status(problems=[sentence]))
-    assert (found.state, found.found, found.mend) == ("problem", sentence, "celery -A … worker -Q images.low")
-    assert one(workers.queues, status=status(problems=["no worker is alive"])).mend == "celery -A … worker"
+    assert (found.state, found.found) == ("problem", sentence)
+    assert found.mend == command("-Q", "images.low", program="worker")
+    assert one(workers.queues, status=status(problems=["no worker is alive"])).mend == command(program="worker")
 
 
 def test_strangers_are_a_problem_and_a_silent_broker_leaves_them_unknown():
@@ -221,6 +223,13 @@ def test_strangers_are_a_problem_and_a_silent_broker_leaves_them_unknown():
     assert (found.state, "w9@h" in found.found, "shutdown -d w9@h" in str(found.mend)) == ("problem", True, True)
     assert one(workers.strangers, broker_problem="the broker …").state == "unknown"
     assert one(workers.broker, broker_problem="the broker …").state == "problem"
+
+
+def test_of_very_many_the_first_are_told_and_how_many_more_there_are():
+    crowd = [Stranger(f"w{n}@h", ("celery",)) for n in range(25)]
+    found = list(workers.strangers(facts(strangers=crowd)))
+    assert [check.found for check in found][-1] == "15 more workers"
+    assert len(found) == 11
 
 
 def test_what_is_copied_into_a_shell_is_quoted():
@@ -288,7 +297,7 @@ def test_jobs_disabled_by_failures_and_not_those_that_people_disabled():
         )
 
     found = one(events.disabled, status=status().model_copy(update={"jobs": [off("failures")]}))
-    assert (found.state, found.mend) == ("problem", "celery -A … orchestration enable shop.fetch")
+    assert (found.state, found.mend) == ("problem", command("enable", "shop.fetch"))
     assert "5 failures in a row" in found.found
     assert one(events.disabled, status=status().model_copy(update={"jobs": [off("ann@desk")]})).state == "fine"
 
@@ -304,7 +313,7 @@ def test_entries_that_are_not_fired():
     assert one(events.entries, entries=[entry]).state == "fine"
     found = one(events.entries, entries=[entry, entry.model_copy(update={"problem": "its record is corrupt"})])
     assert found.found == "entry 'nightly': its record is corrupt"
-    assert found.mend == "celery -A … orchestration schedule remove nightly"
+    assert found.mend == command("schedule", "remove", "nightly")
 
 
 def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from celery_orchestration.operate.checks import code, events, redis, workers
 from celery_orchestration.operate.checks.facts import About, Facts
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.who import CELERY
+from celery_orchestration.operate.who import command
 
 CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     *(redis.redis, redis.eviction, redis.persistence, redis.memory),
@@ -29,6 +29,6 @@ def examine(facts: Facts) -> list[Check]:
     told = {check.found for check in found}
     about = About("status", "an operator should know")
     rest = [sentence for sentence in facts.status.problems if sentence not in told]
-    return [*found, *(about.problem(sentence, f"{CELERY} orchestration status") for sentence in rest)]
+    return [*found, *(about.problem(sentence, command("status")) for sentence in rest)]
 
 

@@ -12,6 +12,7 @@ from celery_orchestration.ledger import BEAT
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, end, listed, many
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.diagnosis import Check
+from celery_orchestration.operate.who import command
 from celery_orchestration.policy import show
 from celery_orchestration.worker import policies
 
@@ -35,6 +36,7 @@ def cycles(facts: Facts) -> Iterator[Check]:
     found = policies.merged([text for text in facts.releases.values() if text]).cycles
     for cycle in found[:MOST]:
         yield about.problem(*_installed_cycle(facts, cycle))
+    yield from about.more(len(found), "cycles of that kind", command("graph"))
     if not (facts.cycles or found):
         yield about.fine("no job depends on itself through others")
 

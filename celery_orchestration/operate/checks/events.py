@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, listed, many, redis_url, word
+from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, listed, many, redis_url
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.who import CELERY
+from celery_orchestration.operate.who import command
 from celery_orchestration.policy import show
 
 #: How long a death is told.
@@ -18,7 +18,7 @@ def scheduler(facts: Facts) -> Iterator[Check]:
     found = claim(facts, "no scheduler leads")
     leader = facts.status.scheduler.leader
     for sentence in found:
-        yield about.problem(sentence, f"{CELERY} beat")
+        yield about.problem(sentence, command(program="beat"))
     if not found:
         yield about.fine(f"{leader} leads" if leader else "nothing is scheduled")
 
@@ -27,10 +27,9 @@ def entries(facts: Facts) -> Iterator[Check]:
     about = About("schedule", "an entry with a problem is not fired")
     bad = [entry for entry in facts.entries if entry.problem]
     for entry in bad[:MOST]:
-        mend = f"{CELERY} orchestration schedule remove {word(entry.name)}"
+        mend = command("schedule", "remove", entry.name)
         yield about.problem(f"entry {show(entry.name)}: {entry.problem}", mend)
-    if len(bad) > MOST:
-        yield about.problem(f"{len(bad) - MOST} more entries have problems", f"{CELERY} orchestration schedule list")
+    yield from about.more(len(bad), "entries have problems", command("schedule", "list"))
     if not bad:
         yield about.fine(f"{many(len(facts.entries), 'entry', 'entries')}, all good")
 
@@ -48,7 +47,7 @@ def epoch(facts: Facts) -> Iterator[Check]:
     about = About("epoch", "what Redis was told just before is forgotten: runs may be lost, or run twice")
     found = claim(facts, "the ledger ")
     for sentence in found:
-        yield about.problem(sentence, f"{CELERY} orchestration audit  # since when; see persistence")
+        yield about.problem(sentence, f"{command('audit')}  # since when; see persistence")
     if not found:
         yield about.fine("Redis has forgotten nothing lately")
 
@@ -59,6 +58,7 @@ def deaths(facts: Facts) -> Iterator[Check]:
     for one in lately[:MOST]:
         found = f"worker {one.name} died at {one.at:%Y-%m-%d %H:%M:%S} UTC, with {many(one.runs, 'run')}"
         yield about.problem(found, "see its log, and the kernel's: dmesg | grep -i oom")
+    yield from about.more(len(lately), "died", command("status"))
     if not lately:
         yield about.fine("no worker died in the last hour")
 
@@ -69,10 +69,9 @@ def disabled(facts: Facts) -> Iterator[Check]:
     failed = [job for job in off if job.disabled and job.disabled.by == "failures"]
     for job in failed[:MOST]:
         why = job.disabled.why if job.disabled else ""
-        mend = f"{CELERY} orchestration enable {word(job.name)}"
+        mend = command("enable", job.name)
         yield about.problem(f"job {show(job.name)} is disabled by failures: {why}", mend)
-    if len(failed) > MOST:
-        yield about.problem(f"{len(failed) - MOST} more are disabled by failures", f"{CELERY} orchestration status")
+    yield from about.more(len(failed), "are disabled by failures", command("status"))
     if not failed:
         by_hand = listed(sorted(job.name for job in off))
         yield about.fine(f"people have disabled {by_hand}" if off else "no job is disabled")
@@ -82,6 +81,6 @@ def pause(facts: Facts) -> Iterator[Check]:
     about = About("pause", "no run of any job starts")
     found = claim(facts, "everything is paused")
     for sentence in found:
-        yield about.problem(sentence, f"{CELERY} orchestration resume")
+        yield about.problem(sentence, command("resume"))
     if not found:
         yield about.fine("nothing is paused")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,8 +9,8 @@ from celery_orchestration.ledger import Members
 from celery_orchestration.operate.broker import Answers, Stranger
 from celery_orchestration.operate.diagnosis import Check, CheckState
 from celery_orchestration.operate.models import EntryStatus, Status
-from celery_orchestration.operate.who import CELERY
-from celery_orchestration.policy import Policy, Settings, printable
+from celery_orchestration.operate.who import command
+from celery_orchestration.policy import Policy, Settings
 
 #: How many of a kind are told one by one.
 MOST = 10
@@ -66,6 +65,10 @@ class About:
     def unknown(self, found: str, mend: str | None = None) -> Check:
         return self._check("unknown", found, mend)
 
+    def more(self, count: int, what: str, mend: str) -> list[Check]:
+        """Beyond those that were told one by one."""
+        return [self.problem(f"{count - MOST} more {what}", mend)] if count > MOST else []
+
     def _check(self, state: CheckState, found: str, mend: str | None) -> Check:
         return Check(name=self.name, state=state, found=found, why=self.why, mend=mend)
 
@@ -82,14 +85,9 @@ def many(count: int, one: str, many: str | None = None) -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
-def word(name: str) -> str:
-    """For a shell: names come from users, and lines that mend are copied."""
-    return shlex.quote(printable(name))
-
-
 def end(workers: str) -> str:
     """Celery says that nobody replied: those who shut down do not."""
-    return f"{CELERY} control shutdown -d {word(workers)}  # they end without a reply"
+    return f"{command('shutdown', '-d', workers, program='control')}  # they end without a reply"
 
 
 def redis_url(where: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, end, listed, many, word
+from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, end, listed, many
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.who import CELERY
+from celery_orchestration.operate.who import command
 
 #: Seconds by which clocks may differ.
 MOST_SKEW = 5.0
@@ -19,8 +19,8 @@ def queues(facts: Facts) -> Iterator[Check]:
     found = claim(facts, "no worker is alive", "no live worker serves queue ")
     for sentence in found:
         queue = sentence.removeprefix("no live worker serves queue ").partition(",")[0]
-        to = f" -Q {word(queue)}" if queue != sentence else ""
-        yield about.problem(sentence, f"{CELERY} worker{to}")
+        to = ("-Q", queue) if queue != sentence else ()
+        yield about.problem(sentence, command(*to, program="worker"))
     if not found:
         yield about.fine(f"live workers serve all {many(len(facts.status.queues), 'queue')}")
 
@@ -39,6 +39,7 @@ def strangers(facts: Facts) -> Iterator[Check]:
         found = f"worker {one.name} serves {listed(one.queues)} without orchestration: not installed there, or off"
         mend = f"{end(one.name)}; then start it with celery_orchestration installed"
         yield about.problem(found, mend)
+    yield from about.more(len(facts.strangers), "workers", command("active_queues", program="inspect"))
     if facts.broker_problem and not facts.strangers:
         yield about.unknown("the broker does not answer: workers cannot be asked")
     elif not facts.strangers:
@@ -114,7 +115,7 @@ def limits(facts: Facts) -> Iterator[Check]:
     about = About("time limits", "code that cannot be interrupted goes on, and keeps its room")
     found = claim(facts, "execution pool ")
     for sentence in found:
-        yield about.problem(sentence, f"{CELERY} worker -P prefork")
+        yield about.problem(sentence, command("-P", "prefork", program="worker"))
     if not found:
         yield about.fine("the execution pools keep the limits of the jobs that they serve")
 
@@ -135,7 +136,7 @@ def clocks(facts: Facts) -> Iterator[Check]:
             yield about.problem(f"the clock of {name} is {abs(seconds):.0f} s {side} Redis's", ntp)
     silent = [one.name for one in facts.status.workers if one.state != "dead" and one.name not in ahead]
     if silent:
-        mend = f"{CELERY} inspect orchestration"
+        mend = command("orchestration", program="inspect")
         yield about.unknown(f"these workers do not tell the time: {listed(sorted(silent))}", mend)
     elif not found:
         yield about.fine(f"none is more than {MOST_SKEW:g} s from Redis's")
