@@ -58,13 +58,13 @@ def doing(run: RunStatus) -> str:
     since = lasting(run.seconds)
     past = ", past its time limit" if run.timed_out else ""
     return {
-        "running": f"running on {run.worker or 'a worker that is gone'} for {since}{past}",
-        "granted": f"about to be handed over to queue {run.queue}, for {since}",
-        "queued": f"handed over to queue {run.queue} for {since}, and has not started",
-        "retrying": f"to be tried again, for {since}",
-        "ending": "about to end: a worker tells Celery",
-        "released": "being published past the gate",
-    }.get(run.state, run.state)
+        "running": f"has been running on {run.worker or 'a worker that is gone'} for {since}{past}",
+        "granted": f"has been about to be handed over to queue {run.queue} for {since}",
+        "queued": f"was handed over to queue {run.queue} {since} ago, and has not started",
+        "retrying": f"failed {since} ago, and is to be tried again",
+        "ending": "is about to end: a worker tells Celery",
+        "released": "is being published past the gate",
+    }.get(run.state, f"is {run.state}")
 
 
 def lasting(seconds: float) -> str:

@@ -90,8 +90,8 @@ class Finder:
         told = self.told(last.job)
         off = json.loads(told["off"])
         by_failures = off["by"] == "failures"
-        why = off["why"] if by_failures else f"by {off['by']}" + (f": {off['why']}" if off["why"] else "")
-        text = f"{last.job} is disabled, {self._ago(off['at'] / 1000)}: {why}"
+        by = "" if by_failures else f" by {off['by']}"
+        text = f"{last.job} was disabled{by} {self._ago(off['at'] / 1000)}" + (f": {off['why']}" if off["why"] else "")
         if told.get("cools"):
             text += f"; it is tried again in {lasting(max(0, told['cools'] - self.found['now']) / 1000)}"
         elif told.get("probe"):
@@ -133,12 +133,12 @@ class Finder:
 
     def _is_active(self, last: Step, _: Step | None) -> Cause:
         assert last.run is not None
-        return Cause(code="released", job=last.job, text=f"{last.job} is {doing(last.run)}")
+        return Cause(code="released", job=last.job, text=f"{last.job} {doing(last.run)}")
 
     def _is_running(self, last: Step, before: Step | None) -> Cause:
         run, job = last.run, last.job
         assert run is not None
-        text = f"{job} is {doing(run)}"
+        text = f"{job} {doing(run)}"
         mend: str | None
         if run.timed_out:
             mend = "its code cannot be interrupted: restart its worker, and have the code end in time"
@@ -149,7 +149,7 @@ class Finder:
 
     def _is_queued(self, last: Step, _: Step | None) -> Cause:
         assert last.run is not None
-        text = f"{last.job} is {doing(last.run)}"
+        text = f"{last.job} {doing(last.run)}"
         return self._unserved(last.job, last.found["queue"]) or Cause(code="handed_over", job=last.job, text=text)
 
     _is_granted = _is_queued

@@ -119,7 +119,7 @@ def test_3_a_job_is_blocked_by_a_long_run(example):
     example.did("trigger", PROCESS)
     found = example.explained(PROCESS, "blocked")
     assert found.root.job == CLEANUP
-    assert f"running on {worker.hostname}" in found.root.text
+    assert f"has been running on {worker.hostname} for" in found.root.text
     assert found.chain[-1].run.id == long
 
 
