@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_orchestration.ledger import Outcome
+from celery_orchestration.ledger import Outcome, UnknownWorker
 from celery_orchestration.operate import trouble
 from celery_orchestration.worker import policies
 from support.servers import RedisServer
@@ -101,3 +101,33 @@ def test_a_job_whose_record_was_deleted_is_unknown_until_a_worker_brings_it(case
     merged = policies.merged([case.document])
     assert case.ledger.install("r1", merged.cap, merged.jobs)
     assert case.come("b1", "bad") in ("start", "wait")
+
+
+@pytest.mark.parametrize("record", ["w:w2", "wr:w2", "w:w1", "wr:w1"])
+def test_a_worker_whose_record_is_of_another_type_registers_again_or_dies_and_others_go_on(
+    case: Case, record: str
+) -> None:
+    case.register("w2")
+    for worker, id in (("w1", "f1"), ("w2", "b1")):
+        job = {"f": "fine", "b": "bad"}[id[0]]
+        assert case.turn(worker=worker, come=[arrival(id, job)]).answers[0].what == "start"
+    case.redis.delete(f"{PREFIX}{record}")
+    case.redis.set(f"{PREFIX}{record}", "x")
+
+    status = case.status()
+    assert len(status["workers"]) == (1 if record.startswith("w:") else 2)
+    assert any(f"{record} could not be read" in problem for problem in trouble.with_redis(case.status()))
+    assert json.loads(case.ledger.explain("job", "fine") or "")["chain"]
+    assert len(case.ledger.members().members) >= 1
+    case.ledger.health("shop", "")
+
+    corrupt = record[-2:]
+    other = "w2" if corrupt == "w1" else "w1"
+    if record.startswith("w:"):
+        with pytest.raises(UnknownWorker):
+            case.ledger.beat(corrupt, 1000, [])
+        case.register(corrupt)
+        assert case.redis.hgetall(f"{PREFIX}slots") == {"q": "16"}
+    case.ledger.beat(corrupt, 1000, [])
+    assert case.dies(corrupt, found_by=other).live_releases
+    assert case.redis.hgetall(f"{PREFIX}slots") == {"q": "8"}

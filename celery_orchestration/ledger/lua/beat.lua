@@ -9,6 +9,7 @@
 local worker = ARGV[1]
 make_way()
 same_epoch()
+see_to_worker(worker)
 local known = call('HMGET', P .. 'w:' .. worker, 'queues', 'epoch', 'state')
 if not known[1] then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
 if known[2] and known[2] ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. G.epoch) end

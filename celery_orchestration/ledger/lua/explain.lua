@@ -14,17 +14,17 @@ local MOST_RUNS, DEEPEST, MOST_ENTRIES = 2000, 100, 2000
 local chain, jobs, workers, at = {}, {}, {}, {}
 local live, observing, names, active = 0, 0, {}, {}
 
-local ends = call('ZRANGE', P .. 'ws', 0, -1, 'WITHSCORES')
-for i = 1, #ends, 2 do
-  local v = call('HMGET', P .. 'w:' .. ends[i], 'name', 'kind', 'beat', 'lease', 'mode')
-  local one = { name = v[1], beat = tonumber(v[3]), lease = tonumber(v[4]), left = tonumber(ends[i + 1]) - G.clk }
+local there = members()
+for _, member in ipairs(there) do
+  local v = call('HMGET', P .. 'w:' .. member[1], 'name', 'kind', 'beat', 'lease', 'mode')
+  local one = { name = v[1], beat = tonumber(v[3]), lease = tonumber(v[4]), left = member[2] - G.clk }
   one.silent = one.left <= 0 or NOW - (one.beat or 0) > (one.lease or 0) / 2
   if v[2] ~= 'beat' then names[#names + 1] = v[1] end
   if v[2] ~= 'beat' and not one.silent then
     live = live + 1
     if v[5] == 'observe' then observing = observing + 1 end
   end
-  workers[ends[i]] = one
+  workers[member[1]] = one
 end
 
 -- Runs that hold room, are to be tried again or are just ending, by job.
@@ -37,8 +37,8 @@ local function note_active(id)
   table.insert(active[r.job], r)
 end
 
-for i = 1, #ends, 2 do
-  for _, id in ipairs(call('SMEMBERS', P .. 'wr:' .. ends[i])) do note_active(id) end
+for _, member in ipairs(there) do
+  for _, id in ipairs(call('SMEMBERS', P .. 'wr:' .. member[1])) do note_active(id) end
 end
 for _, id in ipairs(call('ZRANGE', P .. 'gr', 0, MOST_RUNS - 1)) do note_active(id) end
 

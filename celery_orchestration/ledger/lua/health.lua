@@ -6,15 +6,14 @@
 -- Returns  JSON: now, owner, schema, epoch {why, left: ms until the gate opens}, workers (how many live), lead (name of who
 --          leads now), worker {left, silent: ms of its lease that are left, since it was heard of; lease} if it is there
 -- Called again: the same.
-local ends = call('ZRANGE', P .. 'ws', 0, -1, 'WITHSCORES')
 local asked = ARGV[1] ~= '' and call('HGET', P .. 'wn', ARGV[1])
 local workers, worker = 0, nil
-for i = 1, #ends, 2 do
-  local v = call('HMGET', P .. 'w:' .. ends[i], 'kind', 'beat', 'lease')
-  local one = { left = tonumber(ends[i + 1]) - G.clk, silent = NOW - (tonumber(v[2]) or 0), lease = tonumber(v[3]) or 0 }
+for _, member in ipairs(members()) do
+  local v = call('HMGET', P .. 'w:' .. member[1], 'kind', 'beat', 'lease')
+  local one = { left = member[2] - G.clk, silent = NOW - (tonumber(v[2]) or 0), lease = tonumber(v[3]) or 0 }
   -- The ledger clock stands still while nobody sweeps.
   if v[1] ~= 'beat' and one.left > 0 and one.silent <= one.lease then workers = workers + 1 end
-  if ends[i] == asked then worker = one end
+  if member[1] == asked then worker = one end
 end
 local g = call('HMGET', P .. 'g', 'owner', 'schema', 'why')
 local lead = redis.pcall('HMGET', P .. 'lead', 'name', 'until')

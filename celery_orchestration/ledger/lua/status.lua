@@ -50,15 +50,14 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
     letters = call('ZCARD', P .. 'dj:' .. name) }
 end
 
-local ends = call('ZRANGE', P .. 'ws', 0, -1, 'WITHSCORES')
-for i = 1, #ends, 2 do
-  local id = ends[i]
+for _, member in ipairs(members()) do
+  local id = member[1]
   local v = call('HMGET', P .. 'w:' .. id, 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'mode', 'since', 'beat', 'lease',
     'done', 'failed', 'state')
   local runs = call('SMEMBERS', P .. 'wr:' .. id)
   workers[#workers + 1] = { id = id, name = v[1], host = v[2], pid = tonumber(v[3]), slots = tonumber(v[4]), kind = v[5],
     queues = v[6] and cjson.decode(v[6]), mode = v[7], since = tonumber(v[8]), beat = tonumber(v[9]), running = #runs,
-    lease = tonumber(v[10]), left = tonumber(ends[i + 1]) - G.clk, done = tonumber(v[11]) or 0, failed = tonumber(v[12]) or 0,
+    lease = tonumber(v[10]), left = member[2] - G.clk, done = tonumber(v[11]) or 0, failed = tonumber(v[12]) or 0,
     draining = v[13] ~= false }
   for _, run in ipairs(runs) do
     local r = #running < most_running and load_run(run)

@@ -33,6 +33,7 @@ call('HSET', P .. 'g', 'clk', int(G.clk), 'swept', int(NOW))
 
 for _, gone in ipairs(call('ZRANGEBYSCORE', P .. 'ws', '-inf', '(' .. int(G.clk), 'LIMIT', 0, 8)) do
   if gone ~= worker then
+    see_to_worker(gone)
     local drained = call('HEXISTS', P .. 'w:' .. gone, 'state') == 1
     local dead, back, done = take_runs(gone, not drained and 'worker', limit)
     recovered = recovered + #back + #dead

@@ -133,10 +133,40 @@ local function set_aside(key, why)
   audit('ledger', 'corrupt', key, why)
 end
 
--- A key that all depend on is of its type, or empty.
+-- A key that all depend on is of its type, or empty. Returns true if it was another's.
 local function see_to(key, wanted)
   local found = call('TYPE', P .. key).ok
-  if found ~= 'none' and found ~= wanted then set_aside(key, 'it is a ' .. found) end
+  local is_bad = found ~= 'none' and found ~= wanted
+  if is_bad then set_aside(key, 'it is a ' .. found) end
+  return is_bad
+end
+
+-- The slots of all workers that can be read, counted anew.
+local function count_slots()
+  call('DEL', P .. 'slots')
+  for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
+    local v = redis.pcall('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'state')
+    local sound, queues = pcall(cjson.decode, not v.err and not v[3] and v[1] or '[]')
+    for _, queue in ipairs(sound and queues or {}) do call('HINCRBY', P .. 'slots', queue, tonumber(v[2]) or 0) end
+  end
+end
+
+-- Records of a worker that cannot be read are set aside: it registers again, or its lease runs out.
+local function see_to_worker(worker)
+  see_to('wr:' .. worker, 'set')
+  if see_to('w:' .. worker, 'hash') then count_slots() end
+end
+
+-- Workers and schedulers whose records can be read: { id, end of its lease }.
+local function members()
+  local found, ends = {}, call('ZRANGE', P .. 'ws', 0, -1, 'WITHSCORES')
+  for i = 1, #ends, 2 do
+    see_to_worker(ends[i])
+    if call('HEXISTS', P .. 'w:' .. ends[i], 'name') == 1 then
+      found[#found + 1] = { ends[i], tonumber(ends[i + 1]) }
+    end
+  end
+  return found
 end
 
 -- ------------------------------------------------------------------------------------------------- jobs

@@ -60,8 +60,8 @@ end
 local function live_releases()
   local live = {}
   for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
-    local rel = call('HGET', P .. 'w:' .. worker, 'rel')
-    if rel then live[rel] = true end
+    local rel = redis.pcall('HGET', P .. 'w:' .. worker, 'rel')
+    if type(rel) == 'string' then live[rel] = true end
   end
   local names = {}
   for _, rel in ipairs(call('ZRANGE', P .. 'relseq', 0, -1)) do
