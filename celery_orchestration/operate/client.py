@@ -55,6 +55,9 @@ _UNREACHABLE = (KombuError, OSError, LedgerError)
 
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
+#: The beginning of a run's id has so many characters at least, and is looked for among so many that wait or are dead;
+#: of those that it may mean so many are named.
+SHORTEST, MOST_FOUND, NAMED = 4, 1000, 5
 #: How many runs or letters are dealt with at a time.
 PART = 100
 
@@ -109,6 +112,22 @@ class Orchestration:
             return health.no_answer(f"the ledger at {address} does not answer: {exc}", address, namespace, name)
         return health.health(found, address, namespace, name, scheduler)
 
+    def find_run(self, id_or_prefix: str, *, dead: bool = False) -> str:
+        """The id of a run that has not ended, or of a dead letter, for people: by its beginning, too, if a status lists
+        the run or it is one of the latest dead letters."""
+        found = self._ask(lambda: self._ledger.find(id_or_prefix, dead, SHORTEST, MOST_RUNNING, MOST_FOUND))
+        if not found:
+            raise UnknownRun(
+                f"there is no dead letter {show(id_or_prefix)}"
+                if dead
+                else f"there is no run {show(id_or_prefix)}, or it is over"
+            )
+        if len(found) > 1:
+            shown = ", ".join(show(one) for one in sorted(found)[:NAMED])
+            more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+            raise UnknownRun(f"{show(id_or_prefix)} may mean {shown}{more}: give more of its id")
+        return found[0]
+
     def history(self, job: str, count: int = 100) -> list[Ended]:
         """How the last runs of a job ended, the latest first."""
         found = self._ask(lambda: self._ledger.history(job, count))
@@ -130,6 +149,7 @@ class Orchestration:
         task = self._app.tasks.get(job) if job in jobs_of(self._app) else None
         if task is None:
             raise UnknownJob(f"there is no job {show(job)} in this app{suggest(job, jobs_of(self._app))}")
+        self._ask(lambda: None)  # or else Celery tries for long to reach a Redis that is not there
         headers = {queues.FORCE_HEADER: True} if force else {}
         try:
             result = task.apply_async(args, dict(kwargs or {}), headers=headers)
@@ -170,7 +190,10 @@ class Orchestration:
         terminated = terminate and not called_off
         if terminated:
             self._ask(lambda: self._ledger.note(me(), "cancel", run_id, "terminated"))
-            self._app.control.revoke(run_id, terminate=True)
+            try:
+                self._app.control.revoke(run_id, terminate=True)
+            except _UNREACHABLE as exc:
+                raise BrokerUnavailable(f"the broker does not take it, the run goes on: {exc}") from exc
         return Cancelled(run_id=run_id, called_off=called_off, terminated=terminated, state=state)
 
     def release_all(self) -> Released:
