@@ -31,14 +31,17 @@ def _given() -> Iterator[None]:
 
 
 @command(schedule, "list")
-def list_entries(client: Orchestration, as_json: bool) -> None:
+@click.option("--job", help="Only those that fire this job or task.")
+@click.option("--name", default="", help="Only those with this in their names.")
+@click.option("--count", type=click.IntRange(min=1), help="How many at most; 200, as JSON all, if not given.")
+def list_entries(client: Orchestration, as_json: bool, job: str | None, name: str, count: int | None) -> None:
     """List the entries of the schedule, by name."""
-    found = client.schedule.list()
+    found = client.schedule.list(job, name)
     if as_json:
-        return print_json(found)
-    from celery_orchestration.cli.show.schedule import print_schedule  # noqa: PLC0415
+        return print_json(found[:count])
+    from celery_orchestration.cli.show.schedule import MOST, print_schedule  # noqa: PLC0415
 
-    return print_schedule(found, sys.stdout)
+    return print_schedule(found, sys.stdout, most=count or MOST)
 
 
 @command(schedule, "add")

@@ -63,7 +63,10 @@ class Ended(Model):
 
     id: str = Field(description="of the run")
     job: str = Field(description="its job")
-    outcome: str = Field(description="'succeeded', 'failed', 'skipped' and others")
+    outcome: str = Field(
+        description="succeeded, failed, crashed, revoked, expired, rejected, ignored, requeued, released; skipped and "
+        "missed are fires that made no run"
+    )
     retries: int = Field(description="how often it was tried before")
     key: str = Field(description="room key; '' if the job has none")
     arrived: datetime = Field(description="when it was first seen")
