@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from celery import Celery
+from celery.result import denied_join_result
 from celery.utils.log import get_logger
 from celery.utils.nodenames import default_nodename, host_format
 from kombu.exceptions import EncodeError, KombuError, OperationalError
@@ -152,12 +153,16 @@ class Orchestration:
         self._ask(lambda: None)  # or else Celery tries for long to reach a Redis that is not there
         headers = {queues.FORCE_HEADER: True} if force else {}
         try:
-            result = task.apply_async(args, dict(kwargs or {}), headers=headers)
+            with denied_join_result():  # nobody waits for the result here: its store is not asked for it
+                result = task.apply_async(args, dict(kwargs or {}), headers=headers)
         except (TypeError, EncodeError) as exc:
             raise BadCall(f"job {show(job)} cannot be called like that: {exc}") from exc
         except (OperationalError, OSError) as exc:
-            raise BrokerUnavailable(f"the broker does not take the call: {exc}") from exc
-        self._ask(lambda: self._ledger.note(me(), "trigger", keys.encode_job(job), "forced" if force else ""))
+            raise BrokerUnavailable(f"{self._broker()} does not take the call: {exc}") from exc
+        try:
+            self._ask(lambda: self._ledger.note(me(), "trigger", keys.encode_job(job), "forced" if force else ""))
+        except LedgerUnavailable as exc:
+            raise LedgerUnavailable(f"run {result.id} was sent, but is not in the audit: {exc}") from exc
         return Triggered(run_id=result.id, job=job, forced=force)
 
     def enable(self, job: str) -> JobStatus:
@@ -193,7 +198,7 @@ class Orchestration:
             try:
                 self._app.control.revoke(run_id, terminate=True)
             except _UNREACHABLE as exc:
-                raise BrokerUnavailable(f"the broker does not take it, the run goes on: {exc}") from exc
+                raise BrokerUnavailable(f"{self._broker()} does not take it, the run goes on: {exc}") from exc
         return Cancelled(run_id=run_id, called_off=called_off, terminated=terminated, state=state)
 
     def release_all(self) -> Released:
@@ -210,7 +215,7 @@ class Orchestration:
                 self._publish([(queue, Envelope.unpack(message), "") for _, queue, message in part])
             except _UNREACHABLE as exc:
                 raise BrokerUnavailable(
-                    f"the broker does not take them: {exc}; {count} runs were published, the others wait on"
+                    f"{self._broker()} does not take them: {exc}; {count} runs were published, the others wait on"
                 ) from exc
             count += self._ask(lambda part=part: self._ledger.released([id for id, _, _ in part]))  # type: ignore[misc]
 
@@ -282,6 +287,10 @@ class Orchestration:
         return what, new
 
     # -- inside -------------------------------------------------------------------------------------
+
+    def _broker(self) -> str:
+        """Where messages go, without secrets."""
+        return f"the broker at {self._app.connection_for_write().as_uri()}"
 
     def _is_scheduled(self, entries: int) -> bool:
         return self.schedule.is_ours() and bool(entries or self.schedule.in_code())

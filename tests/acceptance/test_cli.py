@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,14 +113,15 @@ class Site:
         found = self.ledger.register(presence)
         assert self.ledger.install(found.live, None, policies.merged([release.document]).jobs)
 
-    def take_in(self, job: str, id: str, key: str = "") -> Any:
+    def take_in(self, job: str, id: str, key: str = "", eta_ms: int | None = None) -> Any:
         self.turns += 1
         headers = {"task": job, "id": id, "lang": "py", "argsrepr": key, "kwargsrepr": key}
         envelope = Envelope(
             body=b"[[], {}, {}]", headers=headers, properties={}, exchange="", routing_key="celery",
             content_type="application/json", content_encoding="utf-8",
         )  # fmt: skip
-        arrival = Arrival(id, 0, encode_job(job), key, 1, "", None, "celery", "default.granted", envelope.pack())
+        run = (id, 0, encode_job(job), key, 1, "", None, "celery", "default.granted")
+        arrival = Arrival(*run, envelope.pack(), eta_ms)
         [answer] = self.ledger.turn("hand", self.turns, "enforce", 0, [], [arrival]).answers
         return answer
 
@@ -392,10 +392,7 @@ def test_a_run_that_is_over_is_not_taken_for_one_whose_id_is_longer(site, client
 
 def test_running_ones_and_those_that_are_not_due_are_found_too(site, client):
     assert site.take_in(JOB, "cafe-running").what == "start"
-    due = int(time.time() + 900) * 1000
-    later = Arrival("cafe-later", 0, encode_job(JOB), "", 1, "", None, "celery", "g", b"", due)
-    site.turns += 1
-    site.ledger.turn("hand", site.turns, "enforce", 0, [], [later])
+    site.take_in(JOB, "cafe-later", eta_ms=int(time.time() + 900) * 1000)
     assert [client.find_run("cafe-r"), client.find_run("cafe-l")] == ["cafe-running", "cafe-later"]
 
 
@@ -446,6 +443,29 @@ def test_redis_that_goes_in_the_middle_of_a_command_is_one_line(site, server, co
         assert is_one_line(result, 1), result.output
         assert "does not answer" in result.stderr
         close_app(app)
+
+
+@pytest.mark.parametrize("url", ["amqp://me:geheim@127.0.0.1:1", "redis://:geheim@127.0.0.1:1/0"])
+def test_a_broker_that_is_not_there_is_one_line(site, server, url):
+    app = make_app(url)
+    app.conf.orchestration_redis_url = server.url(0)
+    running = site.take_in(JOB, f"running-{url[:5]}")
+    assert running.what == "start"
+    site.waits()
+    for command in (("trigger", JOB), ("cancel", f"running-{url[:5]}", "--terminate"), ("release", "--yes")):
+        result = call(app, *command)
+        assert is_one_line(result, 1), result.output
+        assert "127.0.0.1:1/" in result.stderr
+        assert "geheim" not in result.stderr
+    assert call(app, "status").exit_code == 0
+    close_app(app)
+
+
+def test_a_store_of_results_that_is_not_there_does_not_matter(site, server):
+    app = make_app(server.url(0))
+    app.conf.result_backend = NOWHERE
+    assert call(app, "trigger", JOB).exit_code == 0
+    close_app(app)
 
 
 def test_a_redis_that_asks_for_a_password_is_one_line(tmp_path, redis_factory: Callable[..., RedisServer]):
@@ -520,8 +540,18 @@ def test_colour_is_for_terminals_that_want_it(site):
 # -- processes
 
 
-def test_a_pipe_that_nobody_reads_any_more_makes_no_noise(site):
-    env = {**environment(), "TEST_BROKER": site.app.conf.broker_url}
+@pytest.fixture
+def much(site: Site, server: RedisServer) -> dict[str, str]:
+    """The environment of an app with a megabyte in its audit, that ASCII does not have."""
+    line = Ledger(site.ledger._pool, "{jobs}:")
+    for _ in range(1000):
+        line.note("数据", "note", "", "…" * 1000)
+    line.close()
+    return {"TEST_BROKER": server.url(0)}
+
+
+def test_a_pipe_that_nobody_reads_any_more_makes_no_noise(much):
+    env = {**environment(), **much}
     for options in ("", "--json"):
         command = " ".join(celery_command(APP, "orchestration", "audit", "--count", "1000", options))
         done = subprocess.run(
@@ -530,12 +560,12 @@ def test_a_pipe_that_nobody_reads_any_more_makes_no_noise(site):
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_c_locale_and_a_plain_file_get_text(site, tmp_path: Path):
-    env = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "COLUMNS": "20"}
-    done = run_celery(APP, "orchestration", "status", env={**env, "TEST_BROKER": site.app.conf.broker_url})
+def test_where_there_is_no_unicode_names_are_escaped(much):
+    env = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "COLUMNS": "20", **much}
+    done = run_celery(APP, "orchestration", "audit", env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.isascii()
-    assert harmless(done.stdout)
+    assert "\\u6570" in done.stdout
 
 
 def test_an_app_that_cannot_be_loaded_is_celerys_own_error():
