@@ -59,6 +59,10 @@ class UnknownRun(WrongUse):
     """The ledger has no run, or no dead letter, of this id."""
 
 
+class AmbiguousRun(UnknownRun):
+    """The ids of several runs begin like that."""
+
+
 class BadCall(WrongUse):
     """What was asked for cannot be done: arguments that exclude each other, or that a job does not take."""
 

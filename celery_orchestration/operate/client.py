@@ -17,6 +17,7 @@ from kombu.exceptions import EncodeError, KombuError, OperationalError
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import (
+    AmbiguousRun,
     BadCall,
     BrokerUnavailable,
     LedgerError,
@@ -126,7 +127,7 @@ class Orchestration:
         if len(found) > 1:
             shown = ", ".join(show(one) for one in sorted(found)[:NAMED])
             more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-            raise UnknownRun(f"{show(id_or_prefix)} may mean {shown}{more}: give more of its id")
+            raise AmbiguousRun(f"{show(id_or_prefix)} may mean {shown}{more}: give more of its id")
         return found[0]
 
     def history(self, job: str, count: int = 100) -> list[Ended]:

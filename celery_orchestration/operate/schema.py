@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from celery_orchestration.operate.explanation import Explanation
 from celery_orchestration.operate.models import (
     Cancelled,
     Change,
@@ -32,6 +33,7 @@ from celery_orchestration.operate.models import (
 #: Each command, and what it prints.
 COMMANDS: tuple[tuple[str, Any], ...] = (
     ("status", Status),
+    ("explain", Explanation),
     ("history", list[Ended]),
     ("audit", list[Change]),
     ("enable", JobStatus),
