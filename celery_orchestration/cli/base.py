@@ -41,7 +41,7 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
                 finally:
                     client.close()
             except OrchestrationError as exc:
-                raise _in_one_line(exc, ctx) from None
+                raise _trouble(exc, ctx) from None
 
         return group.command(name, cls=CeleryCommand)(with_client)
 
@@ -61,13 +61,16 @@ def _write_anything() -> None:
             reconfigure(errors="backslashreplace")
 
 
-def _in_one_line(error: OrchestrationError, ctx: click.Context) -> click.ClickException:
+def _trouble(error: OrchestrationError, ctx: click.Context) -> click.ClickException:
+    """In one line; mistakes in an app's configuration one each."""
     from celery_orchestration.policy import printable  # noqa: PLC0415
 
     root = ctx.find_root()
-    if isinstance(error, ConfigurationError) and "app" in root.params and root.params["app"] is None:
+    is_mistake = isinstance(error, ConfigurationError)
+    if is_mistake and "app" in root.params and root.params["app"] is None:
         return click.UsageError("name the app: celery -A app orchestration …", ctx)
-    return _Trouble(printable(str(error)), getattr(error, "exit_code", 1))
+    lines = str(error).split("\n") if is_mistake else [str(error)]
+    return _Trouble("\n".join(map(printable, lines)), getattr(error, "exit_code", 1))
 
 
 def print_json(found: BaseModel | Sequence[BaseModel]) -> None:
@@ -89,7 +92,7 @@ def say(found: BaseModel, as_json: bool, text: str) -> None:
 def read_json(option: str, text: str, kind: type) -> Any:
     try:
         value = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise click.BadParameter(str(exc), param_hint=option) from None
     if not isinstance(value, kind):
         raise click.BadParameter(f"a JSON {'list' if kind is list else 'object'} is needed", param_hint=option)

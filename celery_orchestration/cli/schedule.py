@@ -27,7 +27,7 @@ def _given() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as exc:
-        raise BadCall(str(exc)) from None
+        raise BadCall("; ".join(str(exc).split("\n"))) from None
 
 
 @command(schedule, "list")

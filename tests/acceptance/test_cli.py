@@ -72,7 +72,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 
 
 def named(command: tuple[str, ...]) -> str:
-    return " ".join(command)
+    return " ".join(command)[:80]
 
 
 def harmless(text: str) -> bool:
@@ -330,6 +330,7 @@ def test_what_does_not_exist_or_makes_no_sense_is_one_line_and_2(site, command, 
         ("audit", "--count", "-1"),
         ("trigger", JOB, "--args", "{"),
         ("trigger", JOB, "--args", "{}"),
+        ("trigger", JOB, "--args", "[" * 100_000),
         ("trigger", JOB, "--kwargs", "[]"),
         ("dlq",),
         ("dlq", "list", "--count", "0"),
@@ -491,6 +492,16 @@ def test_a_ledger_that_is_not_in_redis_is_one_line_that_says_what_to_set():
     result = call(app, "status")
     assert is_one_line(result, 1)
     assert "orchestration_redis_url" in result.stderr
+
+
+def test_mistakes_in_the_configuration_are_a_line_each(server):
+    app = make_app(server.url(0))
+    app.conf.orchestration_leese_seconds = 5
+    app.conf.orchestration_histroy = 5
+    result = call(app, "status")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert len(result.stderr.splitlines()) == 2, result.stderr
+    assert "did you mean" in result.stderr
 
 
 # -- terminals
