@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.group(name="orchestration")
 def orchestration() -> None:
     """See and steer jobs that wait for each other."""
+    _write_anything()
 
 
 def command(group: click.Group, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
@@ -33,7 +34,6 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
         def with_client(ctx: click.Context, as_json: bool, **kwargs: Any) -> None:
             from celery_orchestration.operate import Orchestration  # noqa: PLC0415
 
-            _write_anything()
             try:
                 client = Orchestration(ctx.obj.app)
                 try:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from celery_orchestration.operate.diagnosis import Diagnosis, Health
 from celery_orchestration.operate.explanation import Explanation
 from celery_orchestration.operate.models import (
     Cancelled,
@@ -34,6 +35,8 @@ from celery_orchestration.operate.models import (
 COMMANDS: tuple[tuple[str, Any], ...] = (
     ("status", Status),
     ("explain", Explanation),
+    ("doctor", Diagnosis),
+    ("health", Health),
     ("history", list[Ended]),
     ("audit", list[Change]),
     ("enable", JobStatus),
@@ -71,7 +74,7 @@ which, and the exit code is 1.
 | exit code | means |
 | --- | --- |
 | 0 | fine |
-| 1 | something is wrong: Redis or the broker does not answer, or what was asked for could not be done |
+| 1 | something is wrong: no answer from Redis or the broker, what could not be done, what `explain` or `doctor` found |
 | 2 | wrong usage: no such command, option, job, run or entry, or a value that makes no sense |
 
 ## Commands
