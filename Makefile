@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?= --numprocesses 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast lint soak endurance demo bench clean
+.PHONY: help test test-fast lint soak endurance demo bench docs clean
 
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
@@ -35,6 +35,9 @@ demo: $(VENV)/.with-demo  ## Show it at work, with a Redis of its own
 
 bench: $(VENV)/.with-bench-test  ## Measure what it costs; BENCH_ARGS="--only e --quick" for a part
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+docs: $(VENV)/.with-test  ## Write the pages that are made from the code: docs/json.md
+	$(BIN)/python -m celery_orchestration.operate.schema > docs/json.md
 
 clean:  ## Remove the environment and everything made by these targets
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo .bench .soak

@@ -34,6 +34,7 @@ def goals(results: dict[str, Any]) -> list[Goal]:
         *_ledger(results.get("ledger", {})),
         *_times(results.get("times", {})),
         *_schedule(results.get("schedule", {})),
+        *_plugin(results.get("plugin", {})),
     ]
 
 
@@ -135,9 +136,17 @@ def _schedule(part: dict[str, Any]) -> list[Goal]:
     return found
 
 
+def _plugin(part: dict[str, Any]) -> list[Goal]:
+    found = []
+    for command, one in part.items():
+        added, what = one["added_ms"], f"celery {command}: added by the plugin"
+        found.append(Goal("f", what, f"{added:.0f} ms", "< 150 ms", added < 150, one["others"] <= QUIET))
+    return found
+
+
 def busiest(results: dict[str, Any]) -> float:
     """The largest share of a core that other programs took while something was measured."""
-    parts = ("throughput", "exclusive", "times")
+    parts = ("throughput", "exclusive", "times", "plugin")
     shares = [one["others"] for name in parts for one in results.get(name, {}).values()]
     schedule = results.get("schedule", {})
     measured = (schedule.get("fires", {}).get("cases", {}), schedule.get("cpu", {}), schedule.get("late", {}))

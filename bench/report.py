@@ -32,6 +32,8 @@ def sheets(results: dict[str, Any]) -> list[Sheet]:
         found.append(_times(results["times"]))
     if "schedule" in results:
         found += _schedule(results["schedule"])
+    if "plugin" in results:
+        found.append(_plugin(results["plugin"], results["size"]))
     goals = figures.goals(results)
     if goals:
         rows = [(goal.part, goal.what, goal.found, goal.must, goal.verdict) for goal in goals]
@@ -193,6 +195,25 @@ def _schedule(part: dict[str, Any]) -> list[Sheet]:
             ),
         ),
     ]
+
+
+def _plugin(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
+    rows = [
+        (
+            f"celery {command}",
+            f"{one['without_ms']:.0f}",
+            f"{one['with_ms']:.0f}",
+            f"{one['added_ms']:.0f} ({one['added_low']:.0f} to {one['added_high']:.0f})",
+            f"{one['added_cpu_ms']:.0f}",
+        )
+        for command, one in part.items()
+    ]
+    return Sheet(
+        f"(f) The plugin, ms: medians of {size['plugin_rounds']} alternating rounds",
+        ("command", "without", "with", "added", "CPU added"),
+        rows,
+        ("Added: with the entry point less without it, of the same round, median (lowest to highest).",),
+    )
 
 
 def _lateness(spread: dict[str, float] | None) -> str:

@@ -25,21 +25,36 @@ order in which it meets them:
 ``operate`` shows all this to people and their scripts, ``cli`` on the terminal.
 """
 
-from celery_orchestration.policy import Dependency, Priority
-from celery_orchestration.task import OrchestratedTask
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from celery_orchestration.operate import Orchestration
+    from celery_orchestration.policy import Dependency, Priority
+    from celery_orchestration.scheduler import OrchestratedScheduler
+    from celery_orchestration.task import OrchestratedTask
 
 __version__ = "0.1.0.dev0"
 __all__ = ["Dependency", "OrchestratedScheduler", "OrchestratedTask", "Orchestration", "Priority"]
 
+#: Where the public names are: loaded when they are asked for, because every ``celery`` command loads this package for
+#: its plugin, and tasks need neither the operators' client nor the scheduler.
+_MODULES = {
+    "Dependency": "policy",
+    "OrchestratedScheduler": "scheduler",
+    "OrchestratedTask": "task",
+    "Orchestration": "operate",
+    "Priority": "policy",
+}
+
 
 def __getattr__(name: str) -> object:
-    """The operators' client and the scheduler are loaded when they are asked for: tasks do not need them."""
-    if name == "Orchestration":
-        from celery_orchestration.operate import Orchestration  # noqa: PLC0415
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found  # once
+    return found
 
-        return Orchestration
-    if name == "OrchestratedScheduler":
-        from celery_orchestration.scheduler import OrchestratedScheduler  # noqa: PLC0415
 
-        return OrchestratedScheduler
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

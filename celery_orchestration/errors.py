@@ -29,6 +29,12 @@ class Said(OrchestrationError, click.ClickException):
         click.ClickException.__init__(self, message)
 
 
+class WrongUse(Said):
+    """What was asked for makes no sense; a shell hears 2."""
+
+    exit_code = 2
+
+
 class LedgerError(OrchestrationError):
     """The ledger answered with an error."""
 
@@ -41,19 +47,23 @@ class LedgerRefused(LedgerError, Said):
     """The ledger must not be used by this process: wrong owner or schema."""
 
 
-class UnknownJob(Said):
+class UnknownJob(WrongUse):
     """Nobody has brought a job of this name."""
 
 
-class UnknownEntry(Said):
+class UnknownEntry(WrongUse):
     """The schedule has no entry of this name."""
 
 
-class UnknownRun(Said):
+class UnknownRun(WrongUse):
     """The ledger has no run, or no dead letter, of this id."""
 
 
-class BadCall(Said):
+class AmbiguousRun(UnknownRun):
+    """The ids of several runs begin like that."""
+
+
+class BadCall(WrongUse):
     """What was asked for cannot be done: arguments that exclude each other, or that a job does not take."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_orchestration.errors import LedgerError
+from celery_orchestration.errors import ConfigurationError, OrchestrationError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 @click.group(name="orchestration")
 def orchestration() -> None:
     """See and steer jobs that wait for each other."""
+    _write_anything()
 
 
 def command(group: click.Group, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
@@ -38,12 +40,37 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
                     function(client, as_json, **kwargs)
                 finally:
                     client.close()
-            except LedgerError as exc:
-                raise click.ClickException(str(exc)) from None
+            except OrchestrationError as exc:
+                raise _trouble(exc, ctx) from None
 
         return group.command(name, cls=CeleryCommand)(with_client)
 
     return decorate
+
+
+class _Trouble(click.ClickException):
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+def _write_anything() -> None:
+    """What the encoding of a terminal or a file does not have is written as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")
+
+
+def _trouble(error: OrchestrationError, ctx: click.Context) -> click.ClickException:
+    """In one line; mistakes in an app's configuration one each."""
+    from celery_orchestration.policy import printable  # noqa: PLC0415
+
+    root = ctx.find_root()
+    is_mistake = isinstance(error, ConfigurationError)
+    if is_mistake and "app" in root.params and root.params["app"] is None:
+        return click.UsageError("name the app: celery -A app orchestration …", ctx)
+    lines = str(error).split("\n") if is_mistake else [str(error)]
+    return _Trouble("\n".join(map(printable, lines)), getattr(error, "exit_code", 1))
 
 
 def print_json(found: BaseModel | Sequence[BaseModel]) -> None:
@@ -54,16 +81,18 @@ def print_json(found: BaseModel | Sequence[BaseModel]) -> None:
 
 
 def say(found: BaseModel, as_json: bool, text: str) -> None:
+    from celery_orchestration.policy import printable  # noqa: PLC0415
+
     if as_json:
         print_json(found)
     else:
-        click.echo(text)
+        click.echo(printable(text))
 
 
 def read_json(option: str, text: str, kind: type) -> Any:
     try:
         value = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise click.BadParameter(str(exc), param_hint=option) from None
     if not isinstance(value, kind):
         raise click.BadParameter(f"a JSON {'list' if kind is list else 'object'} is needed", param_hint=option)

@@ -18,9 +18,11 @@ def dlq() -> None:
     """Dead letters: runs that failed for good, kept with their messages."""
 
 
-def _which(run_id: str | None, job: str | None, everything: bool) -> None:
+def _which(client: Orchestration, run_id: str | None, job: str | None, everything: bool) -> str | None:
+    """The id of the run that is meant, if one is."""
     if sum((run_id is not None, job is not None, everything)) != 1:
         raise click.UsageError("name a run, or give --job JOB or --all")
+    return None if run_id is None else client.find_run(run_id, dead=True)
 
 
 @command(dlq, "list")
@@ -40,7 +42,7 @@ def list_letters(client: Orchestration, as_json: bool, job: str | None, count: i
 @click.argument("run_id")
 def show(client: Orchestration, as_json: bool, run_id: str) -> None:
     """Show a dead letter with its error, traceback and what is known of its message."""
-    found = client.dead_letter(run_id)
+    found = client.dead_letter(client.find_run(run_id, dead=True))
     if as_json:
         return print_json(found)
     from celery_orchestration.cli.show.letters import print_letter  # noqa: PLC0415
@@ -54,7 +56,7 @@ def show(client: Orchestration, as_json: bool, run_id: str) -> None:
 @click.option("--all", "everything", is_flag=True, help="All there are.")
 def requeue(client: Orchestration, as_json: bool, run_id: str | None, job: str | None, everything: bool) -> None:
     """Run a dead letter again, those of a job, or all."""
-    _which(run_id, job, everything)
+    run_id = _which(client, run_id, job, everything)
     found = client.requeue(run_id, job=job, everything=everything)
     say(found, as_json, f"{len(found.runs)} dead letters were requeued")
     for id, why in found.left.items():
@@ -70,6 +72,6 @@ def requeue(client: Orchestration, as_json: bool, run_id: str | None, job: str |
 @click.confirmation_option("--yes", prompt="Remove them for good?")
 def purge(client: Orchestration, as_json: bool, run_id: str | None, job: str | None, everything: bool) -> None:
     """Remove a dead letter, those of a job, or all."""
-    _which(run_id, job, everything)
+    run_id = _which(client, run_id, job, everything)
     found = client.purge(run_id, job=job, everything=everything)
     say(found, as_json, f"{found.count} dead letters were removed")

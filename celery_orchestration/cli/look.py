@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_orchestration.cli.base import command, orchestration, print_json
+from celery_orchestration.errors import AmbiguousRun, UnknownJob, UnknownRun
 
 if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
+    from celery_orchestration.operate.explanation import Explanation
 
 
 @command(orchestration)
@@ -32,7 +34,7 @@ def explain(client: Orchestration, as_json: bool, job_or_run: str) -> None:
     Or what it is doing, what it did last and when it runs next; each option's value and where it comes from. Exits with
     1 if somebody should see to it.
     """
-    found = client.explain(job_or_run)
+    found = _explained(client, job_or_run)
     if as_json:
         print_json(found)
     else:
@@ -41,6 +43,20 @@ def explain(client: Orchestration, as_json: bool, job_or_run: str) -> None:
         print_explanation(found, sys.stdout)
     if found.root.wrong:
         sys.exit(1)
+
+
+def _explained(client: Orchestration, about: str) -> Explanation:
+    """The beginning of a run's id will do."""
+    try:
+        return client.explain(about)
+    except UnknownJob as unknown:
+        try:
+            run = client.find_run(about)
+        except AmbiguousRun:
+            raise
+        except UnknownRun:
+            raise unknown from None
+        return client.explain(run)
 
 
 @command(orchestration)

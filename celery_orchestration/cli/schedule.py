@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from celery_orchestration.cli.base import command, orchestration, print_json, read_json, say
+from celery_orchestration.errors import BadCall, ConfigurationError
 
 if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
@@ -18,15 +21,27 @@ def schedule() -> None:
     """What fires when: the entries of the code, and those that people add."""
 
 
-@command(schedule, "list")
-def list_entries(client: Orchestration, as_json: bool) -> None:
-    """List the entries of the schedule, by name."""
-    found = client.schedule.list()
-    if as_json:
-        return print_json(found)
-    from celery_orchestration.cli.show.schedule import print_schedule  # noqa: PLC0415
+@contextmanager
+def _given() -> Iterator[None]:
+    """What is wrong with an entry is wrong with the command."""
+    try:
+        yield
+    except ConfigurationError as exc:
+        raise BadCall("; ".join(str(exc).split("\n"))) from None
 
-    return print_schedule(found, sys.stdout)
+
+@command(schedule, "list")
+@click.option("--job", help="Only those that fire this job or task.")
+@click.option("--name", default="", help="Only those with this in their names.")
+@click.option("--count", type=click.IntRange(min=1), help="How many at most; 200, as JSON all, if not given.")
+def list_entries(client: Orchestration, as_json: bool, job: str | None, name: str, count: int | None) -> None:
+    """List the entries of the schedule, by name."""
+    found = client.schedule.list(job, name)
+    if as_json:
+        return print_json(found[:count])
+    from celery_orchestration.cli.show.schedule import MOST, print_schedule  # noqa: PLC0415
+
+    return print_schedule(found, sys.stdout, most=count or MOST)
 
 
 @command(schedule, "add")
@@ -42,7 +57,8 @@ def add_entry(
     """Add the entry NAME: TASK is fired WHEN, a number of seconds or a crontab such as '*/5 * * * *'."""
     options = {} if queue is None else {"queue": queue}
     given = read_json("--args", args, list), read_json("--kwargs", kwargs, dict), options
-    found = client.schedule.add(name, task, when, *given)
+    with _given():
+        found = client.schedule.add(name, task, when, *given)
     say(found, as_json, f"entry {name!a} is added: {task!a} {found.every}")
 
 
@@ -64,14 +80,15 @@ def update_entry(
     queue: str | None,
 ) -> None:
     """Change the entry NAME; what is not given stays as it is."""
-    found = client.schedule.update(
-        name,
-        task=task,
-        schedule=when,
-        args=None if args is None else read_json("--args", args, list),
-        kwargs=None if kwargs is None else read_json("--kwargs", kwargs, dict),
-        options=None if queue is None else {**(client.schedule.get(name).options or {}), "queue": queue},
-    )
+    with _given():
+        found = client.schedule.update(
+            name,
+            task=task,
+            schedule=when,
+            args=None if args is None else read_json("--args", args, list),
+            kwargs=None if kwargs is None else read_json("--kwargs", kwargs, dict),
+            options=None if queue is None else {**(client.schedule.get(name).options or {}), "queue": queue},
+        )
     say(found, as_json, f"entry {name!a} is changed: {found.task!a} {found.every}")
 
 
@@ -79,7 +96,9 @@ def update_entry(
 @click.argument("name")
 def remove_entry(client: Orchestration, as_json: bool, name: str) -> None:
     """Remove the entry NAME; runs that it has made go on."""
-    say(client.schedule.remove(name), as_json, f"entry {name!a} is removed")
+    with _given():
+        found = client.schedule.remove(name)
+    say(found, as_json, f"entry {name!a} is removed")
 
 
 @command(schedule, "pause")
@@ -87,11 +106,15 @@ def remove_entry(client: Orchestration, as_json: bool, name: str) -> None:
 @click.option("--reason", default="", help="Shown to whoever asks why it does not fire.")
 def pause_entry(client: Orchestration, as_json: bool, name: str, reason: str) -> None:
     """Fire the entry NAME no more until it is resumed."""
-    say(client.schedule.pause(name, reason), as_json, f"entry {name!a} is paused")
+    with _given():
+        found = client.schedule.pause(name, reason)
+    say(found, as_json, f"entry {name!a} is paused")
 
 
 @command(schedule, "resume")
 @click.argument("name")
 def resume_entry(client: Orchestration, as_json: bool, name: str) -> None:
     """Fire the entry NAME again; what was due meanwhile is not made up for."""
-    say(client.schedule.resume(name), as_json, f"entry {name!a} is resumed")
+    with _given():
+        found = client.schedule.resume(name)
+    say(found, as_json, f"entry {name!a} is resumed")

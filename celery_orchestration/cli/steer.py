@@ -46,11 +46,11 @@ def resume(client: Orchestration, as_json: bool, reason: str) -> None:
 @click.argument("run_id")
 @click.option("--terminate", is_flag=True, help="Also if it is running: its process is killed.")
 def cancel(client: Orchestration, as_json: bool, run_id: str, terminate: bool) -> None:
-    """Call off the run RUN_ID."""
-    found = client.cancel(run_id, terminate)
+    """Call off the run RUN_ID; the beginning of its id will do."""
+    found = client.cancel(client.find_run(run_id), terminate)
     left = f"is {found.state}, and left alone (--terminate ends a running one)"
     text = "is called off" if found.called_off else "is told to end" if found.terminated else left
-    say(found, as_json, f"run {run_id} {text}")
+    say(found, as_json, f"run {found.run_id} {text}")
     if not (found.called_off or found.terminated):
         sys.exit(1)
 

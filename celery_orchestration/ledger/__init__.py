@@ -359,7 +359,8 @@ class Ledger:
 
     def check(self, owner: str) -> None:
         """Raises :class:`LedgerRefused` if the ledger is another app's, or of a version we do not know."""
-        found, schema = _read(lambda: self._wire.command("HMGET", f"{self.prefix}g", "owner", "schema"))
+        ask = partial(self._wire.command, "HMGET", f"{self.prefix}g", "owner", "schema")
+        found, schema = self._quick(ask)
         self._refuse(None if found is None else _text(found), None if schema is None else int(schema), owner)
 
     def _refuse(self, found: str | None, schema: int | None, owner: str) -> None:
@@ -371,10 +372,13 @@ class Ledger:
     def health(self, owner: str, worker: str = "") -> dict[str, Any]:
         """In one round trip: see ``lua/health.lua``. Raises :class:`LedgerRefused` as :meth:`check` does."""
         ask = partial(self._call, "health", (worker,))
-        # A connection that was there may have died since; if none can be made, a second try is only time.
-        found: dict[str, Any] = json.loads(_text(ask() if self._wire.socket is None else _read(ask)))
+        found: dict[str, Any] = json.loads(_text(self._quick(ask)))
         self._refuse(found.get("owner") or None, found.get("schema"), owner)
         return found
+
+    def _quick(self, ask: Callable[[], Any]) -> Any:
+        """A connection that was there may have died since; if none can be made, a second try is only time."""
+        return ask() if self._wire.socket is None else _read(ask)
 
     def eviction(self) -> str:
         """Redis's ``maxmemory-policy``, or '' if it may not be asked."""
@@ -616,6 +620,10 @@ class Ledger:
         """Of a 'job' or a 'run': a JSON document, see ``lua/explain.lua``; None if there is none that has not ended."""
         found = self._call("explain", (kind, keys.encode_job(name) if kind == "job" else name, int(exists)))
         return None if found is None else _text(found)
+
+    def find(self, word: str, letters: bool, least: int, most_running: int, most: int) -> list[str]:
+        """Ids of runs, or of dead letters, that are this or, at `least` so long, begin with it."""
+        return [_text(one) for one in self._call("find", (word, int(letters), least, most_running, most))]
 
     def is_current(self, id: str, fence: str) -> bool:
         return bool(_read(lambda: self._call("current", (id, fence))))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from celery import Celery
+from celery.result import denied_join_result
 from celery.utils.log import get_logger
 from celery.utils.nodenames import default_nodename, host_format
 from kombu.exceptions import EncodeError, KombuError, OperationalError
@@ -16,6 +17,7 @@ from kombu.exceptions import EncodeError, KombuError, OperationalError
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import (
+    AmbiguousRun,
     BadCall,
     BrokerUnavailable,
     LedgerError,
@@ -55,6 +57,9 @@ _UNREACHABLE = (KombuError, OSError, LedgerError)
 
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
+#: The beginning of a run's id has so many characters at least, and is looked for among so many that wait or are dead;
+#: of those that it may mean so many are named.
+SHORTEST, MOST_FOUND, NAMED = 4, 1000, 5
 #: How many runs or letters are dealt with at a time.
 PART = 100
 
@@ -109,6 +114,22 @@ class Orchestration:
             return health.no_answer(f"the ledger at {address} does not answer: {exc}", address, namespace, name)
         return health.health(found, address, namespace, name, scheduler)
 
+    def find_run(self, id_or_prefix: str, *, dead: bool = False) -> str:
+        """The id of a run that has not ended, or of a dead letter, for people: by its beginning, too, if a status lists
+        the run or it is one of the latest dead letters."""
+        found = self._ask(lambda: self._ledger.find(id_or_prefix, dead, SHORTEST, MOST_RUNNING, MOST_FOUND))
+        if not found:
+            raise UnknownRun(
+                f"there is no dead letter {show(id_or_prefix)}"
+                if dead
+                else f"there is no run {show(id_or_prefix)}, or it is over"
+            )
+        if len(found) > 1:
+            shown = ", ".join(show(one) for one in sorted(found)[:NAMED])
+            more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+            raise AmbiguousRun(f"{show(id_or_prefix)} may mean {shown}{more}: give more of its id")
+        return found[0]
+
     def history(self, job: str, count: int = 100) -> list[Ended]:
         """How the last runs of a job ended, the latest first."""
         found = self._ask(lambda: self._ledger.history(job, count))
@@ -130,14 +151,19 @@ class Orchestration:
         task = self._app.tasks.get(job) if job in jobs_of(self._app) else None
         if task is None:
             raise UnknownJob(f"there is no job {show(job)} in this app{suggest(job, jobs_of(self._app))}")
+        self._ask(lambda: None)  # or else Celery tries for long to reach a Redis that is not there
         headers = {queues.FORCE_HEADER: True} if force else {}
         try:
-            result = task.apply_async(args, dict(kwargs or {}), headers=headers)
+            with denied_join_result():  # nobody waits for the result here: its store is not asked for it
+                result = task.apply_async(args, dict(kwargs or {}), headers=headers)
         except (TypeError, EncodeError) as exc:
             raise BadCall(f"job {show(job)} cannot be called like that: {exc}") from exc
         except (OperationalError, OSError) as exc:
-            raise BrokerUnavailable(f"the broker does not take the call: {exc}") from exc
-        self._ask(lambda: self._ledger.note(me(), "trigger", keys.encode_job(job), "forced" if force else ""))
+            raise BrokerUnavailable(f"{self._broker()} does not take the call: {exc}") from exc
+        try:
+            self._ask(lambda: self._ledger.note(me(), "trigger", keys.encode_job(job), "forced" if force else ""))
+        except LedgerUnavailable as exc:
+            raise LedgerUnavailable(f"run {result.id} was sent, but is not in the audit: {exc}") from exc
         return Triggered(run_id=result.id, job=job, forced=force)
 
     def enable(self, job: str) -> JobStatus:
@@ -170,7 +196,10 @@ class Orchestration:
         terminated = terminate and not called_off
         if terminated:
             self._ask(lambda: self._ledger.note(me(), "cancel", run_id, "terminated"))
-            self._app.control.revoke(run_id, terminate=True)
+            try:
+                self._app.control.revoke(run_id, terminate=True)
+            except _UNREACHABLE as exc:
+                raise BrokerUnavailable(f"{self._broker()} does not take it, the run goes on: {exc}") from exc
         return Cancelled(run_id=run_id, called_off=called_off, terminated=terminated, state=state)
 
     def release_all(self) -> Released:
@@ -187,7 +216,7 @@ class Orchestration:
                 self._publish([(queue, Envelope.unpack(message), "") for _, queue, message in part])
             except _UNREACHABLE as exc:
                 raise BrokerUnavailable(
-                    f"the broker does not take them: {exc}; {count} runs were published, the others wait on"
+                    f"{self._broker()} does not take them: {exc}; {count} runs were published, the others wait on"
                 ) from exc
             count += self._ask(lambda part=part: self._ledger.released([id for id, _, _ in part]))  # type: ignore[misc]
 
@@ -259,6 +288,10 @@ class Orchestration:
         return what, new
 
     # -- inside -------------------------------------------------------------------------------------
+
+    def _broker(self) -> str:
+        """Where messages go, without secrets."""
+        return f"the broker at {self._app.connection_for_write().as_uri()}"
 
     def _is_scheduled(self, entries: int) -> bool:
         return self.schedule.is_ours() and bool(entries or self.schedule.in_code())

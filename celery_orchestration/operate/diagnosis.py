@@ -17,7 +17,7 @@ class Check(Model):
 
     name: str = Field(description="what was looked at; several checks may be about the same")
     state: CheckState = Field(description="'unknown': it could not be asked")
-    found: str
+    found: str = Field(description="what it is like")
     why: str = Field(description="why it matters")
     mend: str | None = Field(
         default=None, description="a command or a line of configuration that mends it; of what is fine: that betters it"
@@ -25,18 +25,20 @@ class Check(Model):
 
 
 class Diagnosis(Model):
-    at: datetime
-    checks: list[Check]
+    """What bites, or could."""
+
+    at: datetime = Field(description="this machine's time")
+    checks: list[Check] = Field(description="all that were made")
     ok: bool = Field(description="nothing is a problem")
 
 
 class Health(Model):
     """For probes: from one question to the ledger."""
 
-    ok: bool
+    ok: bool = Field(description="nothing is wrong")
     problem: str | None = Field(description="what is wrong")
     ledger: str = Field(description="where it is")
-    namespace: str
+    namespace: str = Field(description="of the ledger")
     at: datetime | None = Field(default=None, description="by Redis's clock; None, as the rest: it does not answer")
     workers: int | None = Field(default=None, description="how many live")
     leader: str | None = Field(default=None, description="the scheduler that leads")

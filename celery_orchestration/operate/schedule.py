@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_orchestration.errors import BadCall, ConfigurationError, UnknownEntry
+from celery_orchestration.errors import BadCall, ConfigurationError, UnknownEntry, UnknownJob
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.models import EntryStatus, Paused
@@ -111,8 +111,15 @@ class Schedule:
     def get(self, name: str) -> EntryStatus:
         return self._status(keys.entry(name), self._find(name), jobs_of(self._app))
 
-    def list(self) -> builtins.list[EntryStatus]:
-        """By name. One that is broken says so."""
+    def list(self, task: str | None = None, part: str = "") -> builtins.list[EntryStatus]:
+        """By name; only those of a task, or with this part in their names. One that is broken says so."""
+        found = self._all()
+        if task is not None and task not in self._app.tasks and all(entry.task != task for entry in found):
+            hint = suggest(task, {entry.task for entry in found} | set(jobs_of(self._app)))
+            raise UnknownJob(f"no entry fires {show(task)}{hint}")
+        return [entry for entry in found if part in entry.name and task in (None, entry.task)]
+
+    def _all(self) -> builtins.list[EntryStatus]:
         jobs, found = jobs_of(self._app), {}
         skip = 0
         while part := self._ask(lambda skip=skip: self._ledger.entries(skip, PART)):  # type: ignore[misc]

@@ -89,6 +89,16 @@ def test_a_schedule_without_entries_says_so(shown):
     assert table(shown) == "the schedule has no entries\n"
 
 
+def test_of_very_many_entries_the_first_are_shown_and_all_that_cannot_be_fired(shown):
+    entries = [entry(f"entry-{number:05}") for number in range(9_999)] + [entry("last", problem="it is broken")]
+    text = table(shown, *entries)
+    assert "entry-00199" in text
+    assert "entry-00200" not in text
+    assert "\n … 9,800 more\n" in text
+    assert "\n! last: it is broken\n" in text
+    assert "entry-00002" not in shown(print_schedule, entries, most=2)
+
+
 @pytest.mark.parametrize("columns", [80, 250])
 @pytest.mark.parametrize("name", [*TEXTS, "long", "dotted", "wide", "newlines"])
 def test_the_table_keeps_to_the_width_of_the_terminal(shown, name, columns):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import IO
 
+import click
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -35,7 +36,13 @@ _COLOURS = {
 
 
 def print_to(found: RenderableType, file: IO[str]) -> None:
-    Console(file=file, highlight=False).print(found)
+    Console(file=file, highlight=False, no_color=_no_colour()).print(found)
+
+
+def _no_colour() -> bool | None:
+    """Whether the command was told so; None leaves it to NO_COLOR."""
+    context = click.get_current_context(silent=True)
+    return True if getattr(context and context.obj, "no_color", False) else None
 
 
 #: Columns that give way in a narrow terminal: by wrapping, or by being cut.
@@ -61,7 +68,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text
 
 
 def rest(total: int, most: int) -> list[Text]:
-    return [Text(f" … {total - most} more")] if total > most else []
+    return [Text(f" … {total - most:,} more")] if total > most else []
 
 
 def plain(text: str, style: str = "") -> Text:

@@ -9,18 +9,24 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import ago, duration, plain, print_to, state, table
+from celery_orchestration.cli.show.base import ago, duration, plain, print_to, rest, state, table
 from celery_orchestration.operate.models import (
     EntryStatus,
 )
 
+#: Entries of a table, if nobody asks for more: a large one takes rich half a millisecond for each.
+MOST = 200
 
-def print_schedule(entries: Sequence[EntryStatus], file: IO[str], now: datetime | None = None) -> None:
+
+def print_schedule(
+    entries: Sequence[EntryStatus], file: IO[str], now: datetime | None = None, most: int = MOST
+) -> None:
     now = now or datetime.now(timezone.utc)
-    print_to(_schedule(entries, now) if entries else Text("the schedule has no entries"), file)
+    print_to(_schedule(entries, now, most) if entries else Text("the schedule has no entries"), file)
 
 
-def _schedule(entries: Sequence[EntryStatus], now: datetime) -> RenderableType:
+def _schedule(found: Sequence[EntryStatus], now: datetime, most: int) -> RenderableType:
+    entries = found[:most]
     rows = [
         (
             _lines(_name(entry.name), _name(f"  {entry.task}") if entry.task != entry.name else None),
@@ -40,8 +46,10 @@ def _schedule(entries: Sequence[EntryStatus], now: datetime) -> RenderableType:
         for entry in entries
         if entry.paused is not None
     ]
-    notes += [plain(f"! {entry.name}: {entry.problem}", "bold red") for entry in entries if entry.problem]
-    return Group(table("schedule", ("entry", "when", "last", "next", "fires"), rows), *notes)
+    wrong = [entry for entry in found if entry.problem]  # of those that are not shown, too
+    notes += [plain(f"! {entry.name}: {entry.problem}", "bold red") for entry in wrong[:most]]
+    shown = table("schedule", ("entry", "when", "last", "next", "fires"), rows)
+    return Group(shown, *rest(len(found), most), *notes, *rest(len(wrong), most))
 
 
 def _next(entry: EntryStatus, now: datetime) -> Text:
