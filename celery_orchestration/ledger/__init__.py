@@ -617,6 +617,10 @@ class Ledger:
         found = self._call("explain", (kind, keys.encode_job(name) if kind == "job" else name, int(exists)))
         return None if found is None else _text(found)
 
+    def graph(self) -> str:
+        """A JSON document: see ``lua/graph.lua``."""
+        return _text(self._call("graph", ()))
+
     def is_current(self, id: str, fence: str) -> bool:
         return bool(_read(lambda: self._call("current", (id, fence))))
 

@@ -24,23 +24,28 @@ from celery_orchestration.operate.models import (
     Triggered,
     WorkerStatus,
 )
+from celery_orchestration.operate.picture import Conflict, Drawn, Needs, Picture
 from celery_orchestration.operate.schedule import Schedule
 
 __all__ = [
     "Cancelled",
     "Change",
     "Check",
+    "Conflict",
     "DeadLetter",
     "Death",
     "Diagnosis",
     "Disabled",
+    "Drawn",
     "Ended",
     "EntryStatus",
     "Health",
     "JobStatus",
     "Letter",
+    "Needs",
     "Orchestration",
     "Paused",
+    "Picture",
     "Progress",
     "Purged",
     "QueueStatus",

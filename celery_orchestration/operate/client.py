@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -30,6 +31,7 @@ from celery_orchestration.operate.diagnosis import Diagnosis, Health
 from celery_orchestration.operate.explainer import Explainer
 from celery_orchestration.operate.explanation import Explanation
 from celery_orchestration.operate.models import (
+    OUTCOMES,
     Cancelled,
     Change,
     DeadLetter,
@@ -42,6 +44,8 @@ from celery_orchestration.operate.models import (
     Status,
     Triggered,
 )
+from celery_orchestration.operate.narrow import narrowed
+from celery_orchestration.operate.picture import Picture, about, picture
 from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.who import me
 from celery_orchestration.policy import show, suggest
@@ -55,6 +59,8 @@ _UNREACHABLE = (KombuError, OSError, LedgerError)
 
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
+#: As many ended runs of a job as may be kept.
+MOST_HISTORY = 10_000
 #: How many runs or letters are dealt with at a time.
 PART = 100
 
@@ -78,14 +84,24 @@ class Orchestration:
     def close(self) -> None:
         self._ledger.close()
 
-    def status(self) -> Status:
-        """Jobs, runs, workers and queues, as one script saw them."""
+    def status(
+        self, *, jobs: Collection[str] = (), states: Collection[str] = (), pools: Collection[str] = ()
+    ) -> Status:
+        """Jobs, runs, workers and queues, as one script saw them.
+
+        `jobs` (patterns, or parts of names), `states` and `pools` narrow it to jobs of which all that is given holds.
+        """
+        whole, sent = self._status()
+        return narrowed(whole, jobs, states, pools, sent)
+
+    def _status(self) -> tuple[Status, dict[str, list[str]]]:
+        """And the queues that jobs are sent to, each with its jobs."""
         document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         jobs = jobs_of(self._app)
         sent = queues.destinations(self._app, jobs)
         found = json.loads(document)
         scheduled = partial(self._is_scheduled, found["entries"])
-        return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled, jobs)
+        return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled, jobs), sent
 
     def explain(self, job_or_run: str) -> Explanation:
         """Why a job or a run does not run, down to the root; or what it is doing, did last, and when it runs next."""
@@ -109,12 +125,27 @@ class Orchestration:
             return health.no_answer(f"the ledger at {address} does not answer: {exc}", address, namespace, name)
         return health.health(found, address, namespace, name, scheduler)
 
-    def history(self, job: str, count: int = 100) -> list[Ended]:
-        """How the last runs of a job ended, the latest first."""
-        found = self._ask(lambda: self._ledger.history(job, count))
+    def graph(self, job: str | None = None) -> Picture:
+        """Which jobs wait for which, and which never run together; of one job, what it has to do with."""
+        found = picture(
+            self._settings.namespace, json.loads(self._ask(self._ledger.graph)), jobs_of(self._app)
+        )
+        if job is None:
+            return found
+        known = [one.name for one in found.jobs]
+        if job not in known:
+            raise UnknownJob(f"there is no job {show(job)}{suggest(job, known)}")
+        return about(found, job)
+
+    def history(self, job: str, count: int = 100, outcomes: Collection[str] = ()) -> list[Ended]:
+        """How the last runs of a job ended, the latest first; `outcomes`: only those that ended so."""
+        if unknown := [one for one in outcomes if one not in OUTCOMES]:
+            raise BadCall(f"no run ends as {show(unknown[0])}{suggest(unknown[0], OUTCOMES)}: {', '.join(OUTCOMES)}")
+        found = self._ask(lambda: self._ledger.history(job, MOST_HISTORY if outcomes else count))
         if found is None:
             raise self._unknown(job)
-        return [reading.ended(job, one) for one in found]
+        runs = (reading.ended(job, one) for one in found)
+        return list(islice((run for run in runs if not outcomes or run.outcome in outcomes), count))
 
     def audit(self, count: int = 100) -> list[Change]:
         """Who changed what, the latest first."""

@@ -58,12 +58,19 @@ class Purged(Model):
     count: int
 
 
+#: How a run may end; the last two also tell of fires that made no run.
+OUTCOMES = (
+    *("succeeded", "failed", "crashed", "revoked", "expired", "rejected", "ignored", "requeued", "released"),
+    *("skipped", "missed"),
+)
+
+
 class Ended(Model):
     """How a run ended; or that so many fires of an entry made none."""
 
     id: str
     job: str
-    outcome: str
+    outcome: str = Field(description=f"one of {', '.join(OUTCOMES)}")
     retries: int
     key: str
     arrived: datetime

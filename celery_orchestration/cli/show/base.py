@@ -21,6 +21,7 @@ _COLOURS = {
     "queued": "cyan",
     "disabled": "red",
     "draining": "yellow",
+    "unknown": "dim",
     "dead": "red",
     "failed": "red",
     "timed out": "red",
@@ -34,8 +35,12 @@ _COLOURS = {
 }
 
 
+def console_to(file: IO[str]) -> Console:
+    return Console(file=file, highlight=False)
+
+
 def print_to(found: RenderableType, file: IO[str]) -> None:
-    Console(file=file, highlight=False).print(found)
+    console_to(file).print(found)
 
 
 #: Columns that give way in a narrow terminal: by wrapping, or by being cut.
