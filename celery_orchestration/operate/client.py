@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from celery import Celery
@@ -26,10 +26,7 @@ from celery_orchestration.errors import (
     UnknownRun,
 )
 from celery_orchestration.ledger import Grant, Ledger, keys
-from celery_orchestration.operate import doctor, health, reading
-from celery_orchestration.operate.diagnosis import Diagnosis, Health
-from celery_orchestration.operate.explainer import Explainer
-from celery_orchestration.operate.explanation import Explanation
+from celery_orchestration.operate import reading
 from celery_orchestration.operate.models import (
     OUTCOMES,
     Cancelled,
@@ -45,11 +42,15 @@ from celery_orchestration.operate.models import (
     Triggered,
 )
 from celery_orchestration.operate.narrow import narrowed
-from celery_orchestration.operate.picture import Picture, about, picture
-from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.who import me
 from celery_orchestration.policy import show, suggest
-from celery_orchestration.task import jobs_of, limits_of, owner_of, read_settings
+from celery_orchestration.task import SCHEDULER, jobs_of, limits_of, owner_of, read_settings
+
+if TYPE_CHECKING:  # loaded when they are asked for: a status comes quicker without
+    from celery_orchestration.operate.diagnosis import Diagnosis, Health
+    from celery_orchestration.operate.explanation import Explanation
+    from celery_orchestration.operate.picture import Picture
+    from celery_orchestration.operate.schedule import Schedule
 
 T = TypeVar("T")
 logger = get_logger(__name__)
@@ -78,11 +79,16 @@ class Orchestration:
         self._app = app
         self._settings = read_settings(app)
         self._ledger = Ledger.of(app, self._settings)
-        #: What fires when, and how people change that.
-        self.schedule = Schedule(app, self._settings, self._ledger, self._ask)
 
     def close(self) -> None:
         self._ledger.close()
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What fires when, and how people change that."""
+        from celery_orchestration.operate.schedule import Schedule  # noqa: PLC0415
+
+        return Schedule(self._app, self._settings, self._ledger, self._ask)
 
     def status(
         self, *, jobs: Collection[str] = (), states: Collection[str] = (), pools: Collection[str] = ()
@@ -105,16 +111,22 @@ class Orchestration:
 
     def explain(self, job_or_run: str) -> Explanation:
         """Why a job or a run does not run, down to the root; or what it is doing, did last, and when it runs next."""
+        from celery_orchestration.operate.explainer import Explainer  # noqa: PLC0415
+
         return Explainer(self._app, self._ledger, self._ask, self.schedule).explain(job_or_run)
 
     def doctor(self) -> Diagnosis:
         """What bites, or could: each with why it matters and the line that mends it. Asks ledger, broker and workers,
         and takes a second or two. Raises nothing about them: what does not answer is a finding."""
+        from celery_orchestration.operate import doctor  # noqa: PLC0415
+
         return doctor.diagnose(self._app, self._settings, self._ledger, self.schedule)
 
     def health(self, worker: str | None = None, scheduler: bool = False) -> Health:
         """Does the ledger answer, and may runs start? Of a worker (its name as given with ``-n``): does its lease
         hold? Of schedulers: does one lead? In one round trip."""
+        from celery_orchestration.operate import health  # noqa: PLC0415
+
         name = None if worker is None else host_format(default_nodename(worker))
         address, namespace = str(self._ledger.address), self._settings.namespace
         try:
@@ -127,9 +139,10 @@ class Orchestration:
 
     def graph(self, job: str | None = None) -> Picture:
         """Which jobs wait for which, and which never run together; of one job, what it has to do with."""
-        found = picture(
-            self._settings.namespace, json.loads(self._ask(self._ledger.graph)), jobs_of(self._app)
-        )
+        from celery_orchestration.operate.picture import about, picture  # noqa: PLC0415
+
+        document = self._ask(self._ledger.graph)
+        found = picture(self._settings.namespace, json.loads(document), jobs_of(self._app))
         if job is None:
             return found
         known = [one.name for one in found.jobs]
@@ -292,7 +305,8 @@ class Orchestration:
     # -- inside -------------------------------------------------------------------------------------
 
     def _is_scheduled(self, entries: int) -> bool:
-        return self.schedule.is_ours() and bool(entries or self.schedule.in_code())
+        ours = self._settings.mode != "off" and self._app.conf.beat_scheduler == SCHEDULER
+        return ours and bool(entries or self.schedule.in_code())
 
     def _switch(self, job: str, on: bool, why: str) -> JobStatus:
         grants = self._ask(lambda: self._ledger.switch(job, on, me(), why))

@@ -12,7 +12,8 @@ RunState = Literal["later", "waiting", "granted", "queued", "running", "ending",
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    #: Built when it is used first: no command uses all of them.
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
 
 class Disabled(Model):
