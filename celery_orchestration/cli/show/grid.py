@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -111,18 +111,22 @@ class Section:
     head: list[Text]
     blocks: list[list[Text]]
     total: int
-    foot: list[Text] = field(default_factory=list)
 
     @property
     def wants(self) -> int:
-        return sum(map(len, self.blocks)) + (self.total > len(self.blocks)) + len(self.foot)
+        return sum(map(len, self.blocks)) + (self.total > len(self.blocks))
+
+    @property
+    def least(self) -> int:
+        """The first row, and how many more there are."""
+        return sum(map(len, self.blocks[:1])) + (self.total > 1)
 
     def lines(self, most: int) -> list[Text]:
         """As many whole rows as fit, and how many more there are; always one."""
         if self.wants <= most:
             rest = self.total - len(self.blocks)
-            return [*self.head, *(line for block in self.blocks for line in block), *_more(rest), *self.foot]
-        room = max(1, most - 1 - len(self.foot))
+            return [*self.head, *(line for block in self.blocks for line in block), *_more(rest)]
+        room = max(1, most - 1)
         shown: list[Text] = []
         count = 0
         for block in self.blocks:
@@ -130,11 +134,19 @@ class Section:
                 break
             shown += block
             count += 1
-        return [*self.head, *shown, *_more(self.total - count), *self.foot]
+        return [*self.head, *shown, *_more(self.total - count)]
 
 
 def _more(count: int) -> list[Text]:
     return [Text(f"… {count} more", "dim")] if count else []
+
+
+def most_important(sections: Sequence[Section], height: int) -> list[Section]:
+    """Those that have a place in so few lines: the last go first."""
+    kept = list(sections)
+    while len(kept) > 1 and sum(len(one.head) + one.least for one in kept) > height:
+        kept.pop()
+    return kept
 
 
 def shared(sections: Sequence[Section], height: int) -> list[int]:
@@ -143,6 +155,6 @@ def shared(sections: Sequence[Section], height: int) -> list[int]:
     found = [0] * len(sections)
     order = sorted(range(len(sections)), key=lambda at: sections[at].wants)
     for place, at in enumerate(order):
-        found[at] = max(2, min(sections[at].wants, room // (len(sections) - place)))
+        found[at] = max(sections[at].least, min(sections[at].wants, room // (len(sections) - place)))
         room -= found[at]
     return found

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
 from celery_orchestration.cli.show.base import ago, console_to, duration, plain, state
-from celery_orchestration.cli.show.grid import Column, Section, grid, shared, short, wrapped
+from celery_orchestration.cli.show.grid import Column, Section, grid, most_important, shared, short, wrapped
 from celery_orchestration.operate.attention import by_urgency, is_failing, wrong
 from celery_orchestration.operate.models import (
     JobStatus,
@@ -47,27 +47,30 @@ def render(status: Status, rows: int = ROWS) -> View:
 
 @dataclass(frozen=True)
 class View:
-    """As wide as the window is when it is drawn. `height`: that of the window, which shall do for all of it; `bars`:
-    progress is drawn, not written; `note`: instead of that all is well."""
+    """As wide as the window is when it is drawn. `height`: that of the window, which shall do for all of it. `live`: it
+    must do, and progress is drawn. `note`: instead of that all is well."""
 
     status: Status
     rows: int = ROWS
     height: int | None = None
-    bars: bool = False
+    live: bool = False
     note: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Group(*self.lines(options.max_width))
 
     def lines(self, width: int) -> list[Text]:
-        top = [*self._head(width), *_problems(self.status, width), *_scheduler(self.status.scheduler, self.status.at)]
-        deaths = _deaths(self.status)
+        status, tall = self.status, self.height or ALL
+        problems = _problems(status, width, max(1, min(MOST_PROBLEMS, tall // 6)))
+        deaths = _deaths(status, max(1, min(MOST_DEATHS, tall // 12)))
+        top = [*self._head(width), *problems, *_scheduler(status.scheduler, status.at)]
         most = self.rows if self.height is None else self.height
-        sections = [one for one in self._sections(width, most) if one.blocks or one.foot]
+        sections = [one for one in self._sections(width, most) if one.blocks]
         if self.height is None:
             parts = [one.lines(one.wants) for one in sections]
         else:
             room = self.height - len(top) - len(deaths)
+            sections = most_important(sections, room) if self.live else sections
             parts = [one.lines(lines) for one, lines in zip(sections, shared(sections, room), strict=True)]
         return [short(line, width) for line in (*top, *(line for part in parts for line in part), *deaths)]
 
@@ -88,7 +91,7 @@ class View:
     def _sections(self, width: int, most: int) -> Iterator[Section]:
         status = self.status
         yield _jobs(status, width, most)
-        yield _runs(status, width, most, self.bars)
+        yield _runs(status, width, most, self.live)
         yield _waits(status, width, most)
         yield _queues(status, width, most)
         yield _workers(status, width, most)
@@ -98,10 +101,10 @@ def wrapped_all(text: Text, width: int) -> list[Text]:
     return [text] if text.cell_len <= width else wrapped(text, width, 0, 3)
 
 
-def _problems(status: Status, width: int) -> list[Text]:
+def _problems(status: Status, width: int, most: int) -> list[Text]:
     found = wrong(status)
-    lines = [line for one in found[:MOST_PROBLEMS] for line in _problem(one, width)]
-    more = len(found) - MOST_PROBLEMS
+    lines = [line for one in found[:most] for line in _problem(one, width)]
+    more = len(found) - most
     return [*lines, Text(f"… {more} more problems", "bold red")] if more > 0 else lines
 
 
@@ -122,13 +125,13 @@ def _scheduler(scheduler: SchedulerStatus, now: datetime) -> list[Text]:
     return [plain(f"scheduler: {', '.join(said)}")] if said else []
 
 
-def _deaths(status: Status) -> list[Text]:
+def _deaths(status: Status, most: int) -> list[Text]:
     recent = [one for one in status.died if (status.at - one.at).total_seconds() < SHOW_DEATHS]
     lines = [
         plain(f"worker {one.name} died {ago(status.at, one.at)}, with {one.runs} runs", "red")
-        for one in recent[:MOST_DEATHS]
+        for one in recent[:most]
     ]
-    more = len(recent) - MOST_DEATHS
+    more = len(recent) - most
     return [*lines, Text(f"… {more} more died within the hour", "red")] if more > 0 else lines
 
 

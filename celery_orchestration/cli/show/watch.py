@@ -104,7 +104,7 @@ class Asking:
         note = ""
         if self.away_since is not None:
             note = f"no answer for {duration(time.monotonic() - self.away_since)}, this is what was; {self.problem}"
-        lines = View(self.status, height=height, bars=True, note=note).lines(width)
+        lines = View(self.status, height=height, live=True, note=note).lines(width)
         if len(lines) > height:
             lines = [*lines[: height - 1], Text("…", "dim")]
         yield Text("\n").join(short(line, width) for line in lines)
