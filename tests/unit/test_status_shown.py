@@ -221,7 +221,12 @@ def test_runs_tell_their_progress_and_why_they_wait():
 
 @pytest.mark.parametrize(
     ("done", "total", "bar"),
-    [(0, 0, "█" * 20 + " 0/0"), (5, 4, "█" * 20 + " 5/4"), (1500, None, "1500"), (0.5, 1.0, "█" * 10 + "░" * 10 + " 50 %")],
+    [
+        (0, 0, "█" * 20 + " 0/0"),
+        (5, 4, "█" * 20 + " 5/4"),
+        (1500, None, "1500"),
+        (0.5, 1.0, "█" * 10 + "░" * 10 + " 50 %"),
+    ],
 )
 def test_bars_of_odd_progress(done, total, bar):
     found = status(runs=[run("a", progress=Progress(done=done, total=total, note="", at=NOW))])
