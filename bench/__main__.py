@@ -1,4 +1,4 @@
-"""``python -m bench [--quick] [--only a,b,c,d,e] [--rounds N] [--tasks N] [--variants plain,job]``"""
+"""``python -m bench [--quick] [--only a,b,c,d,e,f] [--rounds N] [--tasks N] [--variants plain,job]``"""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import signal
 import sys
 from typing import Any
 
-from bench import PROJECT, exclusive, figures, ledger, report, schedule, throughput, times
+from bench import PROJECT, exclusive, figures, ledger, look, report, schedule, throughput, times
 from bench.stage import FULL, QUICK, Size, Stage, machine, stage
 
-PARTS = {"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times", "e": "schedule"}
+PARTS = {"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times", "e": "schedule", "f": "look"}
 
 
 def main() -> None:
@@ -40,8 +40,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--only",
         type=parts,
         default=list(PARTS),
-        metavar="a,b,c,d,e",
-        help="a: throughput, b: exclusive runs, c: ledger, d: times, e: schedule",
+        metavar="a,b,c,d,e,f",
+        help="a: throughput, b: exclusive runs, c: ledger, d: times, e: schedule, f: commands of operators",
     )
     parser.add_argument("--rounds", type=positive, help="rounds of each part")
     parser.add_argument("--tasks", type=positive, help="tasks of each throughput measurement")
@@ -97,6 +97,8 @@ def run(where: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
         results["times"] = times.measure(where)
     if "e" in arguments.only:
         results["schedule"] = schedule.measure(where)
+    if "f" in arguments.only:
+        results["look"] = look.measure(where)
     results["problems"] = where.problems
     return results
 

@@ -1,4 +1,4 @@
-"""The app of (f): as many jobs as in (c), none of which ever runs."""
+"""The jobs of (c) and (f): 1,000 in one ring of blocks. An app of its own, that (f) gives to Celery's commands."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from celery_orchestration import OrchestratedTask
 
 JOBS = 1000
 
-app = Celery("bench", broker=os.environ.get("BENCH_BROKER", "memory://"), set_as_current=False)
-app.conf.task_ignore_result = True
-
 
 def ring(number: int) -> str:
     return f"bench.ring{number % JOBS}"
@@ -22,5 +19,8 @@ def nothing() -> None:
     pass
 
 
+app = Celery("bench", broker=os.environ.get("BENCH_BROKER", "memory://"), set_as_current=False)
+app.conf.broker_connection_retry_on_startup = True
 for number in range(JOBS):
-    app.task(name=ring(number), base=OrchestratedTask, max_running=1, blocks=[ring(number + 1)])(nothing)
+    options = {"max_running": 1, "blocks": [ring(number + 1)]}
+    app.task(name=ring(number), base=OrchestratedTask, shared=False, **options)(nothing)

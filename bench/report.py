@@ -32,6 +32,8 @@ def sheets(results: dict[str, Any]) -> list[Sheet]:
         found.append(_times(results["times"]))
     if "schedule" in results:
         found += _schedule(results["schedule"])
+    if "look" in results:
+        found.append(_look(results["look"], results["size"]))
     goals = figures.goals(results)
     if goals:
         rows = [(goal.part, goal.what, goal.found, goal.must, goal.verdict) for goal in goals]
@@ -193,6 +195,20 @@ def _schedule(part: dict[str, Any]) -> list[Sheet]:
             ),
         ),
     ]
+
+
+def _look(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
+    rows = [
+        (one["title"], f"{one['seconds']:.2f} ({one['best']:.2f} to {one['worst']:.2f})", f"{one['cpu']:.2f}")
+        for one in part["commands"].values()
+    ]
+    return Sheet(
+        f"(f) Commands on {part['jobs']:,} jobs, {part['workers']} workers and {part['waiting']:,} waiting runs, "
+        f"medians of {size['looks']}",
+        ("whole process", "s", "CPU s"),
+        rows,
+        ("Celery loads no app for --help; inspect ping waits for a second whether others answer, too.",),
+    )
 
 
 def _lateness(spread: dict[str, float] | None) -> str:

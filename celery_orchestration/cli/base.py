@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -30,6 +31,7 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
         @handle_preload_options  # type: ignore[untyped-decorator]
         @wraps(function)
         def with_client(ctx: click.Context, as_json: bool, **kwargs: Any) -> None:
+            gc.freeze()  # what is loaded by now stays: collections of what a command makes need not look at it
             from celery_orchestration.operate import Orchestration  # noqa: PLC0415
 
             try:

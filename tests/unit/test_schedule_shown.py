@@ -217,9 +217,8 @@ def ended(**more: Any) -> Ended:
 
 
 def test_a_run_is_told_in_full(shown):
-    run = ended(
-        outcome="failed", retries=1, recoveries=2, key="7", waited_for="room of fetch", error="ValueError: no", entry="often"
-    )
+    more = {"waited_for": "room of fetch", "error": "ValueError: no", "entry": "often"}
+    run = ended(outcome="failed", retries=1, recoveries=2, key="7", **more)
     clock = NOW.astimezone().strftime("%m-%d %H:%M:%S")
     assert shown(print_history, [run]) == (
         f"01234567-89ab-cdef-0123-456789abcdef  {clock}  failed\n"
@@ -242,7 +241,7 @@ def test_no_run_is_said(shown):
 @pytest.mark.parametrize("text", [*TEXTS.values(), "x" * 2000, "数据 " * 100])
 def test_history_keeps_to_the_window(shown, text, columns):
     none = {"made_run": False, "outcome": "skipped", "fires": 3}
-    runs = [ended(error=text, waited_for=text, worker=text, key=text, entry=text), ended(error=text, entry=text, **none)]
-    found = shown(print_history, runs, columns)
+    run = ended(error=text, waited_for=text, worker=text, key=text, entry=text)
+    found = shown(print_history, [run, ended(error=text, entry=text, **none)], columns)
     assert harmless(found)
     assert [line for line in found.splitlines() if cell_len(line) > columns] == []

@@ -150,11 +150,12 @@ def most_important(sections: Sequence[Section], height: int) -> list[Section]:
 
 
 def shared(sections: Sequence[Section], height: int) -> list[int]:
-    """How many lines each gets: who wants few gets them, the others share what is left."""
-    room = height - sum(len(one.head) for one in sections)
-    found = [0] * len(sections)
-    order = sorted(range(len(sections)), key=lambda at: sections[at].wants)
+    """How many lines each gets below its head: who wants few gets them, the others share what is left."""
+    found = [min(one.least, one.wants) for one in sections]
+    room = height - sum(len(one.head) for one in sections) - sum(found)
+    order = sorted(range(len(sections)), key=lambda at: sections[at].wants - found[at])
     for place, at in enumerate(order):
-        found[at] = max(sections[at].least, min(sections[at].wants, room // (len(sections) - place)))
-        room -= found[at]
+        more = max(0, min(sections[at].wants - found[at], room // (len(sections) - place)))
+        found[at] += more
+        room -= more
     return found

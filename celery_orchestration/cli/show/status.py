@@ -248,8 +248,10 @@ BAR = 20
 
 
 def _runs(status: Status, width: int, most: int, bars: bool) -> Section:
+    """Those that have taken longest first."""
     far = _bar if bars else _progress
-    return _section(_RUN_COLUMNS, status.runs, lambda run: _run(run, far), width, most)
+    order = sorted(status.runs, key=lambda run: (run.timed_out is None, -run.seconds))
+    return _section(_RUN_COLUMNS, order, lambda run: _run(run, far), width, most)
 
 
 def _run(run: RunStatus, far: Callable[[Progress | None], str]) -> Sequence[Text]:
