@@ -224,7 +224,7 @@ def test_the_picture_tells_states_conditions_and_what_never_runs_together():
         {**told("shop.process", running=1), "deps": [dep]},
     )
     assert shown(whole) == (
-        "shop: 3 jobs; indented: waits for the one above (1); ✕: never at the same time \n(1)\n"
+        "shop: 3 jobs; below each what waits for it; ✕ never at the same time\n"
         "shop.cleanup  ✕ shop.process\n"
         "shop.fetch  disabled  last run failed\n"
         "└─ shop.process (finish, fresh)  running  ✕ shop.cleanup\n"

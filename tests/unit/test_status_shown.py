@@ -165,7 +165,7 @@ BUSY = job(
 def test_a_job_is_told_in_a_row_and_what_is_wrong_with_it_below():
     lines = text_of(View(status(jobs=[BUSY])), 120).splitlines()[2:4]
     assert [re.split(r"\s{2,}", line) for line in lines] == [
-        ["job", "state", "priority", "running", "waiting", "for", "failures", "last run", "took", "next"],
+        ["job", "state", "prio", "running", "waiting", "for", "fails", "last run", "took", "next"],
         ["shop.fetch_data", "running", "high", "1/1", "4", "12 min", "2/5", "3 min ago", "1.5 s", "in 45 s"],
     ]
     assert "\n    last error: ConnectionError: nobody listens" in text_of(View(status(jobs=[BUSY])), 120)

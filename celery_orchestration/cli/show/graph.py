@@ -45,10 +45,9 @@ def picture_lines(picture: Picture, width: int) -> list[Text]:
 
 
 def _head(picture: Picture) -> Text:
-    many, deps, pairs = len(picture.jobs), len(picture.dependencies), len(picture.conflicts)
-    said = [f"{many} job{'s' * (many != 1)}"]
-    said += [f"indented: waits for the one above ({deps})"] if deps else []
-    said += [f"✕: never at the same time ({pairs})"] if pairs else []
+    said = [f"{len(picture.jobs)} job{'s' * (len(picture.jobs) != 1)}"]
+    said += ["below each what waits for it"] if picture.dependencies else []
+    said += ["✕ never at the same time"] if picture.conflicts else []
     return plain(f"{picture.namespace}: {'; '.join(said)}", "bold")
 
 

@@ -66,6 +66,7 @@ def _line(columns: Sequence[Column], widths: dict[int, int], cells: Sequence[Tex
         line.append_text(Text(space) + shown if column.right else shown)
         if not column.right and not last:
             line.append(space)
+    line.rstrip()
     return short(line, width)
 
 

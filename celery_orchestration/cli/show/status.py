@@ -63,7 +63,7 @@ class View:
         status, tall = self.status, self.height or ALL
         problems = _problems(status, width, max(1, min(MOST_PROBLEMS, tall // 6)))
         deaths = _deaths(status, max(1, min(MOST_DEATHS, tall // 12)))
-        top = [*self._head(width), *problems, *_scheduler(status.scheduler, status.at)]
+        top = [*self._head(width), *problems, *_scheduler(status.scheduler, status.at, width)]
         most = self.rows if self.height is None else self.height
         sections = [one for one in self._sections(width, most) if one.blocks]
         if self.height is None:
@@ -86,7 +86,7 @@ class View:
         elif not wrong(status):
             failing = sum(map(is_failing, status.jobs))
             head += Text(f"; {failing} failing", "yellow") if failing else Text("; everything is all right", "green")
-        return wrapped_all(head, width)
+        return wrapped(head, width, 0, 3)
 
     def _sections(self, width: int, most: int) -> Iterator[Section]:
         status = self.status
@@ -95,10 +95,6 @@ class View:
         yield _waits(status, width, most)
         yield _queues(status, width, most)
         yield _workers(status, width, most)
-
-
-def wrapped_all(text: Text, width: int) -> list[Text]:
-    return [text] if text.cell_len <= width else wrapped(text, width, 0, 3)
 
 
 def _problems(status: Status, width: int, most: int) -> list[Text]:
@@ -113,7 +109,7 @@ def _problem(problem: str, width: int) -> list[Text]:
     return [Text("! ", "bold red") + first[2:], *others]
 
 
-def _scheduler(scheduler: SchedulerStatus, now: datetime) -> list[Text]:
+def _scheduler(scheduler: SchedulerStatus, now: datetime, width: int) -> list[Text]:
     said = []
     if scheduler.leader is not None and scheduler.since is not None:
         said.append(f"{scheduler.leader} has led for {duration((now - scheduler.since).total_seconds())}")
@@ -122,7 +118,7 @@ def _scheduler(scheduler: SchedulerStatus, now: datetime) -> list[Text]:
         said.append(f"{many} stands by" if many == 1 else f"{many} stand by")
     if scheduler.entries:
         said.append(f"{scheduler.entries} entries" if scheduler.entries != 1 else "1 entry")
-    return [plain(f"scheduler: {', '.join(said)}")] if said else []
+    return wrapped(plain(f"scheduler: {', '.join(said)}"), width, 0) if said else []
 
 
 def _deaths(status: Status, most: int) -> list[Text]:
@@ -156,11 +152,11 @@ def _section(
 _JOB_COLUMNS = (
     Column("job", cut="left"),
     Column("state"),
-    Column("priority", goes=8),
+    Column("prio", goes=8),
     Column("running", goes=2, right=True),
     Column("waiting", goes=1, right=True),
     Column("for", goes=5, right=True),
-    Column("failures", goes=4, right=True),
+    Column("fails", goes=4, right=True),
     Column("last run", goes=6, right=True),
     Column("took", goes=7, right=True),
     Column("next", goes=3, right=True),
@@ -360,7 +356,7 @@ def _workers(status: Status, width: int, most: int) -> Section:
     said = [Text(f"{counts[one]} ") + state(one) for one in reversed(_WORKER_STATES)]
     slots = f"; {sum(one.running for one in alive)} of {sum(one.slots for one in alive)} slots at work"
     line = Text.assemble("workers: ", Text(", ").join(said), slots)
-    section.head = [Text(), line, section.head[-1]]
+    section.head = [Text(), *wrapped(line, width, 0), section.head[-1]]
     return section
 
 
