@@ -41,8 +41,8 @@ def _mermaid(picture: Picture) -> Iterator[str]:
         yield f"    classDef {state} fill:{fill},stroke:{border},color:#18181b{dashed}"
 
 
-#: Within these, dots and underscores are only that: at the edge of a word they could be Markdown.
-_PLAIN = re.compile(r"(?<=[^\W_])[._](?=[^\W_])|[^\W\d_]|(?<!^)\d")
+#: Within a word or between two, dots, underscores and spaces are only that: at its edge they could be Markdown.
+_PLAIN = re.compile(r"(?<=[^\W_])[._ ](?=[^\W_])|[^\W\d_]|(?<!^)\d")
 
 
 def _mermaid_text(text: str) -> str:

@@ -257,11 +257,11 @@ def test_mermaid_has_every_job_and_every_relation_once(whole):
     labels: dict[str, str] = {}
     found: list[Any] = []
     for line in lines:
-        if node := re.fullmatch(r'    (n\d+)\["([\w.#;]*)"\]:::(\w+)', line):
+        if node := re.fullmatch(r'    (n\d+)\["([\w .#;]*)"\]:::(\w+)', line):
             assert node[1] not in labels
             labels[node[1]] = decoded(node[2])
             found.append((decoded(node[2]), node[3]))
-        elif edge := re.fullmatch(r'    (n\d+) -->(?:\|"([\w.#;]+)"\|)? (n\d+)', line):
+        elif edge := re.fullmatch(r'    (n\d+) -->(?:\|"([\w .#;]+)"\|)? (n\d+)', line):
             found.append((labels[edge[1]], labels[edge[3]], decoded(edge[2] or "")))
         elif pair := re.fullmatch(r"    (n\d+) -\.- (n\d+)", line):
             found.append(("never", *sorted((labels[pair[1]], labels[pair[2]]))))

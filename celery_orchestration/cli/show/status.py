@@ -152,13 +152,12 @@ def _section(
 _JOB_COLUMNS = (
     Column("job", cut="left"),
     Column("state"),
-    Column("prio", goes=8),
+    Column("prio", goes=7),
     Column("running", goes=2, right=True),
     Column("waiting", goes=1, right=True),
-    Column("for", goes=5, right=True),
     Column("fails", goes=4, right=True),
-    Column("last run", goes=6, right=True),
-    Column("took", goes=7, right=True),
+    Column("last run", goes=5, right=True),
+    Column("took", goes=6, right=True),
     Column("next", goes=3, right=True),
 )
 
@@ -174,14 +173,15 @@ def _job(job: JobStatus, now: datetime) -> Sequence[Text]:
     busy = job.running or job.max_running is not None
     cap = "" if job.max_running is None else f"/{job.max_running}{' a key' if job.keyed else ''}"
     limit = "" if job.max_consecutive_failures is None else f"/{job.max_consecutive_failures}"
-    oldest = "" if job.oldest_arrival is None else duration(max(0, (now - job.oldest_arrival).total_seconds()))
+    waiting = str(job.waiting + job.later) if job.waiting or job.later else ""
+    if job.oldest_arrival is not None:
+        waiting += f" ({duration(max(0, _seconds(now, job.oldest_arrival)))})"
     return (
         plain(job.name),
         Text("overdue", "red") if job.overdue and job.state == "idle" else state(job.state),
         Text("" if job.priority in (None, "normal") else str(job.priority)),
         Text(f"{job.running}{cap}" if busy else ""),
-        Text(str(job.waiting + job.later) if job.waiting or job.later else ""),
-        Text(oldest),
+        Text(waiting),
         Text(f"{job.failures}{limit}" if job.failures else "", "red"),
         Text(ago(now, job.last_end), "red" if job.last_outcome == "failed" else ""),
         Text("" if job.last_seconds is None else took(job.last_seconds)),
@@ -219,8 +219,8 @@ def _about(job: JobStatus, now: datetime, width: int) -> list[Text]:
     return [line for one in said for line in wrapped(one, width, 4)]
 
 
-def _seconds(then: datetime, now: datetime) -> float:
-    return (then - now).total_seconds()
+def _seconds(later: datetime, earlier: datetime) -> float:
+    return (later - earlier).total_seconds()
 
 
 # -- runs
