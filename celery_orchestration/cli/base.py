@@ -6,7 +6,8 @@ import gc
 import json
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from io import TextIOWrapper
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
@@ -53,6 +54,13 @@ def print_json(found: BaseModel | Sequence[BaseModel]) -> None:
     many = isinstance(found, Sequence)
     document = [one.model_dump(mode="json") for one in found] if many else found.model_dump(mode="json")  # type: ignore[union-attr]
     click.echo(json.dumps(document, indent=2))
+
+
+def forgiving(file: IO[str]) -> IO[str]:
+    """What a terminal has no characters for is shown as a question mark."""
+    if isinstance(file, TextIOWrapper) and file.errors == "strict":
+        file.reconfigure(errors="replace")
+    return file
 
 
 def say(found: BaseModel, as_json: bool, text: str) -> None:

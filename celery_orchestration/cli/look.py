@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_orchestration.cli.base import command, orchestration, print_json
+from celery_orchestration.cli.base import command, forgiving, orchestration, print_json
 
 if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
@@ -82,12 +82,12 @@ def watch(
 
     Without a terminal, or with --json, it is printed again and again: as JSON, one document a line.
     """
-    from celery_orchestration.cli.show.watch import follow, watch_live  # noqa: PLC0415
+    from celery_orchestration.cli.show.watch import follow, is_window, watch_live  # noqa: PLC0415
 
     def look() -> Any:
         return client.status(jobs=jobs, states=states, pools=pools)
 
-    if sys.stdout.isatty() and not as_json:
+    if is_window(sys.stdout) and not as_json:
         watch_live(look, interval, count)
     else:
         follow(look, interval, count, as_json, everything, sys.stdout)
@@ -149,7 +149,8 @@ def graph(client: Orchestration, as_json: bool, job: str | None, form: str) -> N
         return print_graph(found, sys.stdout)
     from celery_orchestration.operate import formats  # noqa: PLC0415
 
-    return click.echo(formats.mermaid(found) if form == "mermaid" else formats.dot(found), nl=False)
+    text = formats.mermaid(found) if form == "mermaid" else formats.dot(found)
+    return click.echo(text, forgiving(sys.stdout), nl=False)
 
 
 @command(orchestration)

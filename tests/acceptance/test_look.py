@@ -41,9 +41,9 @@ def look(stage: Stage, *arguments: str, columns: int = 100) -> CompletedProcess[
     return run_celery(APP, "orchestration", *arguments, broker=stage.broker, env=env)
 
 
-def terminal(stage: Stage, *arguments: str, rows: int = 40, columns: int = 100) -> Terminal:
+def terminal(stage: Stage, *arguments: str, **options: Any) -> Terminal:
     env = {**environment(), **stage.broker.env(), **stage.env}
-    return Terminal(celery_command(APP, "orchestration", *arguments), env, rows, columns)
+    return Terminal(celery_command(stage.module, "orchestration", *arguments), env, **options)
 
 
 def harmless(text: str) -> bool:
@@ -166,13 +166,26 @@ def test_running_runs_have_bars(stage_on, redis_broker):
     stage.worker()
     stage.send(stage.jobs.telling, "end", (45, 100, "pages"))
     until(lambda: any(run.progress for run in status_of(stage.app).runs))
-    env = {**environment(), **stage.broker.env(), **stage.env}
-    command = celery_command(stage.module, "orchestration", "watch", "--count", "1")
-    with Terminal(command, env, columns=140) as window:
+    with terminal(stage, "watch", "--count", "1", columns=140) as window:
         assert window.ends(20) == 0
         assert "█████████░░░░░░░░░░░ 45/100 pages" in window.written.decode()
     stage.release("end")
     stage.all_well()
+
+
+def test_a_terminal_without_our_characters_shows_others(stage):
+    env = {**stage.env, "PYTHONIOENCODING": "ascii"}
+    for arguments in (("graph",), ("graph", "--format", "dot")):
+        done = run_celery(APP, "orchestration", *arguments, broker=stage.broker, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.isascii()
+
+
+def test_in_a_dumb_terminal_the_status_is_printed_too(stage):
+    with terminal(stage, "watch", "--count", "1", term="dumb") as window:
+        assert window.ends(20) == 0
+        assert b"releases: 0 running" in window.written
+        assert b"\x1b" not in window.written
 
 
 def test_without_a_terminal_the_status_is_printed_again_and_again(stage):

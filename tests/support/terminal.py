@@ -24,9 +24,12 @@ _ALTERNATE = re.compile(rb"\x1b\[\?1049([hl])")
 class Terminal:
     """``with Terminal(command, env) as terminal: terminal.shows("text")``"""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], rows: int = 40, columns: int = 100) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], rows: int = 40, columns: int = 100, term: str = "xterm"
+    ) -> None:
         self.command = command
-        self.env = {key: value for key, value in env.items() if key not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+        shaped = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+        self.env = {**{key: value for key, value in env.items() if key not in shaped}, "TERM": term}
         self.written = b""
         self._ours, self._theirs = pty.openpty()
         self.resize(rows, columns)

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from celery_orchestration.cli.base import forgiving
 from celery_orchestration.policy import printable
 
 _COLOURS = {
@@ -36,7 +37,7 @@ _COLOURS = {
 
 
 def console_to(file: IO[str]) -> Console:
-    return Console(file=file, highlight=False)
+    return Console(file=forgiving(file), highlight=False)
 
 
 def print_to(found: RenderableType, file: IO[str]) -> None:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 def print_status(status: Status, file: IO[str], everything: bool = False) -> None:
     """In a terminal it fits into the window."""
     console = console_to(file)
-    height = console.height - 1 if console.is_terminal and not everything else None
+    height = console.height - 1 if file.isatty() and not everything else None
     console.print(View(status, ALL if everything else ROWS, height))
 
 

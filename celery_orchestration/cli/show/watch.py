@@ -33,6 +33,11 @@ NOTICE = 0.1
 _ENDING = ("q", "Q", "\x04")
 
 
+def is_window(file: IO[str]) -> bool:
+    """Whether something can be drawn there again and again."""
+    return file.isatty() and not Console().is_dumb_terminal
+
+
 def follow(look: Look, interval: float, count: int | None, as_json: bool, everything: bool, file: IO[str]) -> None:
     """Prints it every interval. That the ledger does not answer is said once, on stderr."""
     console, seen, away = console_to(file), 0, False
