@@ -8,9 +8,10 @@
 - ``times``: runs that are not to start at once
 - ``schedule``: the scheduler: Celery's own, celery-redbeat, ours
 - ``plugin``: what any ``celery`` command takes longer with the extension installed
+- ``look``: what an operator waits for: ``status`` and other commands on a large ledger, beside Celery's own
 
-``apps`` holds the tasks that are measured, ``fill`` queues them, ``figures`` says what each figure must reach and
-``report`` shows them. Nothing here judges by its exit code: a figure is a fact of a machine, not a test.
+``apps`` and ``crowd`` hold the tasks that are measured, ``fill`` queues them, ``figures`` says what each figure must
+reach and ``report`` shows them. Nothing here judges by its exit code: a figure is a fact of a machine, not a test.
 """
 
 import sys

@@ -9,10 +9,13 @@ import signal
 import sys
 from typing import Any
 
-from bench import PROJECT, exclusive, figures, ledger, plugin, report, schedule, throughput, times
+from bench import PROJECT, exclusive, figures, ledger, look, plugin, report, schedule, throughput, times
 from bench.stage import FULL, QUICK, Size, Stage, machine, stage
 
-PARTS = {"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times", "e": "schedule", "f": "plugin"}
+PARTS = {
+    **{"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times"},
+    **{"e": "schedule", "f": "plugin", "g": "look"},
+}
 
 
 def main() -> None:
@@ -40,8 +43,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--only",
         type=parts,
         default=list(PARTS),
-        metavar="a,b,c,d,e,f",
-        help="a: throughput, b: exclusive runs, c: ledger, d: times, e: schedule, f: plugin",
+        metavar="a,b,c,d,e,f,g",
+        help="a: throughput, b: exclusive runs, c: ledger, d: times, e: schedule, f: plugin, g: commands of operators",
     )
     parser.add_argument("--rounds", type=positive, help="rounds of each part")
     parser.add_argument("--tasks", type=positive, help="tasks of each throughput measurement")
@@ -99,6 +102,8 @@ def run(where: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
         results["schedule"] = schedule.measure(where)
     if "f" in arguments.only:
         results["plugin"] = plugin.measure(where)
+    if "g" in arguments.only:
+        results["look"] = look.measure(where)
     results["problems"] = where.problems
     return results
 

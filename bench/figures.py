@@ -35,6 +35,7 @@ def goals(results: dict[str, Any]) -> list[Goal]:
         *_times(results.get("times", {})),
         *_schedule(results.get("schedule", {})),
         *_plugin(results.get("plugin", {})),
+        *_look(results.get("look", {})),
     ]
 
 
@@ -144,6 +145,14 @@ def _plugin(part: dict[str, Any]) -> list[Goal]:
     return found
 
 
+def _look(part: dict[str, Any]) -> list[Goal]:
+    if not part:
+        return []
+    seconds, sure = part["commands"]["status"]["seconds"], part["others"] <= QUIET
+    size = f"{part['jobs']:,} jobs, {part['workers']} workers and {part['waiting']:,} waiting runs"
+    return [Goal("g", f"status with {size}, from the shell, median", f"{seconds:.2f} s", "< 1 s", seconds < 1, sure)]
+
+
 def busiest(results: dict[str, Any]) -> float:
     """The largest share of a core that other programs took while something was measured."""
     parts = ("throughput", "exclusive", "times", "plugin")
@@ -151,4 +160,4 @@ def busiest(results: dict[str, Any]) -> float:
     schedule = results.get("schedule", {})
     measured = (schedule.get("fires", {}).get("cases", {}), schedule.get("cpu", {}), schedule.get("late", {}))
     shares += [one["others"] for part in measured for one in part.values()]
-    return max([*shares, results.get("ledger", {}).get("others", 0.0)])
+    return max([*shares, *(results.get(name, {}).get("others", 0.0) for name in ("ledger", "look"))])

@@ -26,6 +26,7 @@ from typing import Any
 import redis
 from celery import Celery
 
+from bench.crowd import JOBS, ring
 from bench.stage import Others, Stage
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn
@@ -35,7 +36,6 @@ from celery_orchestration.task import jobs_of
 from celery_orchestration.worker import policies
 from support.servers import RedisServer
 
-JOBS = 1000
 PAIRS = JOBS // 3
 FREE = "bench.free"
 WORKER = "bench"
@@ -45,10 +45,6 @@ WARM, SLICE = 20, 100
 #: Arrivals of one call while the waiting runs are brought in.
 AT_ONCE = 50
 MESSAGE = json.dumps({"message": "x" * 485}).encode()
-
-
-def ring(number: int) -> str:
-    return f"bench.ring{number % JOBS}"
 
 
 def _jobs() -> Any:
@@ -90,26 +86,28 @@ class Book:
         book._register()
         return book
 
-    def _register(self) -> None:
+    @property
+    def presence(self) -> Presence:
         release = policies.release(self.jobs, None)
-        live = self.ledger.register(
-            Presence(
-                worker=WORKER,
-                name="bench@localhost",
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                slots=JOBS,
-                kind="prefork",
-                queues=(QUEUE,),
-                release=release.name,
-                mode="enforce",
-                lease_ms=3_600_000,
-                owner="bench",
-                done_ms=7_200_000,
-                policies=release.document,
-                jobs=tuple(encode_job(name) for name in self.jobs),
-            )
-        ).live
+        return Presence(
+            worker=WORKER,
+            name="bench@localhost",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slots=JOBS,
+            kind="prefork",
+            queues=(QUEUE,),
+            release=release.name,
+            mode="enforce",
+            lease_ms=3_600_000,
+            owner="bench",
+            done_ms=7_200_000,
+            policies=release.document,
+            jobs=tuple(encode_job(name) for name in self.jobs),
+        )
+
+    def _register(self) -> None:
+        live = self.ledger.register(self.presence).live
         merged = policies.merged(self.ledger.releases(live))
         if not self.ledger.install(live, merged.cap, merged.jobs):
             raise RuntimeError("the policies could not be installed")

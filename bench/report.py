@@ -34,6 +34,8 @@ def sheets(results: dict[str, Any]) -> list[Sheet]:
         found += _schedule(results["schedule"])
     if "plugin" in results:
         found.append(_plugin(results["plugin"], results["size"]))
+    if "look" in results:
+        found.append(_look(results["look"], results["size"]))
     goals = figures.goals(results)
     if goals:
         rows = [(goal.part, goal.what, goal.found, goal.must, goal.verdict) for goal in goals]
@@ -213,6 +215,20 @@ def _plugin(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
         ("command", "without", "with", "added", "CPU added"),
         rows,
         ("Added: with the entry point less without it, of the same round, median (lowest to highest).",),
+    )
+
+
+def _look(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
+    rows = [
+        (one["title"], f"{one['seconds']:.2f} ({one['best']:.2f} to {one['worst']:.2f})", f"{one['cpu']:.2f}")
+        for one in part["commands"].values()
+    ]
+    return Sheet(
+        f"(g) Commands on {part['jobs']:,} jobs, {part['workers']} workers and {part['waiting']:,} waiting runs, "
+        f"medians of {size['looks']}",
+        ("whole process", "s", "CPU s"),
+        rows,
+        ("Celery loads no app for --help; inspect ping waits for a second whether others answer, too.",),
     )
 
 

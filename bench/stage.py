@@ -55,6 +55,8 @@ class Size:
     late_runs: int
     put_off_runs: int
     put_off_seconds: int
+    #: (g): how often each command is run.
+    looks: int
     schedule: ScheduleSize
     #: (f): of each command.
     plugin_rounds: int
@@ -62,8 +64,8 @@ class Size:
 
 _WAITING = (10, 10_000, 100_000)
 _HELD = 1000
-FULL = Size(9, 5000, 200, _WAITING, 1000, 20_000, _HELD, 200, 10_000, 60, ScheduleSize(3, 3, 20, 5, 3), 31)
-QUICK = Size(1, 1500, 100, _WAITING, 300, 5_000, _HELD, 50, 2_000, 15, ScheduleSize(1, 1, 8, 2, 1), 5)
+FULL = Size(9, 5000, 200, _WAITING, 1000, 20_000, _HELD, 200, 10_000, 60, 15, ScheduleSize(3, 3, 20, 5, 3), 31)
+QUICK = Size(1, 1500, 100, _WAITING, 300, 5_000, _HELD, 50, 2_000, 15, 4, ScheduleSize(1, 1, 8, 2, 1), 5)
 
 
 @dataclass

@@ -50,6 +50,9 @@ class LedgerRefused(LedgerError, Said):
 class UnknownJob(WrongUse):
     """Nobody has brought a job of this name."""
 
+    #: A word of the command line was wrong, not the world.
+    exit_code = 2
+
 
 class UnknownEntry(WrongUse):
     """The schedule has no entry of this name."""

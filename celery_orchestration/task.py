@@ -74,13 +74,15 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     #: Attributes of this very class that were not written but follow from its options.
     _implied: ClassVar[frozenset[str]] = frozenset()
     _written_by_users: ClassVar[dict[str, Any]]
+    #: What was last resolved, and to what.
+    _resolved: ClassVar[tuple[dict[str, Any], dict[str, Any], Policy]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._lift_priority()
         # Celery wraps `run` for automatic retries before it binds a class-based task, so this cannot wait.
         try:
-            implied = cls._resolve("?", cls._written()).celery_options()
+            implied = cls._resolve("?", cls._written(), {}).celery_options()
         except ConfigurationError:
             return  # binding says it, with the job's name
         undone = {name: value for name, value in _CELERYS_RETRIES.items() if cls._inherits_implied(name)}
@@ -117,10 +119,19 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             written["priority"] = written.pop("orchestration_priority")
         return written
 
-    @staticmethod
-    def _resolve(name: str, written: dict[str, Any], configured: dict[str, Any] | None = None) -> Policy:
-        of_celery = {option: written[option] for option in _CELERY_OPTIONS if option in written}
-        return Policy.resolve(name, read_options(name, written), {**(configured or {}), **of_celery})
+    @classmethod
+    def _resolve(cls, name: str, written: dict[str, Any], configured: dict[str, Any]) -> Policy:
+        """Celery binds a task twice or more often: what was given before comes to the same."""
+        given = {option: value for option, value in written.items() if not option.startswith("_")}
+        before = cls.__dict__.get("_resolved")
+        if before is not None and _is_same(given, before[0]) and _is_same(configured, before[1]):
+            policy: Policy = before[2]
+            policy = policy if policy.name == name else policy.model_copy(update={"name": name})
+        else:
+            of_celery = {option: written[option] for option in _CELERY_OPTIONS if option in written}
+            policy = Policy.resolve(name, read_options(name, written), {**configured, **of_celery})
+        cls._resolved = given, configured, policy
+        return policy
 
     @classmethod
     def bind(cls, app: Celery) -> Any:
@@ -275,6 +286,11 @@ def read_settings(app: Celery) -> Settings:
         if name.startswith("orchestration_"):
             conf[name] = app.conf[key]
     return Settings.read(conf, os.environ, app.main)
+
+
+def _is_same(these: dict[str, Any], those: dict[str, Any]) -> bool:
+    """By identity: a lazy task that is compared would be bound there and then."""
+    return these.keys() == those.keys() and all(value is those[name] for name, value in these.items())
 
 
 def owner_of(app: Celery) -> str:

@@ -180,7 +180,7 @@ class Stage:
         return next((one for one in self.schedulers if one.leads and one.alive), None)
 
     def is_idle(self) -> bool:
-        status = self.orchestration.status()
+        status = self.orchestration.status(depths=False)
         return not status.runs and not status.waiting and not status.later
 
     def is_all_seen(self) -> bool:

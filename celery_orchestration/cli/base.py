@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from io import TextIOWrapper
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 @click.group(name="orchestration")
 def orchestration() -> None:
     """See and steer jobs that wait for each other."""
-    _write_anything()
+    forgiving(sys.stdout)
+    forgiving(sys.stderr)
 
 
 def command(group: click.Group, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
@@ -32,6 +35,7 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
         @handle_preload_options  # type: ignore[untyped-decorator]
         @wraps(function)
         def with_client(ctx: click.Context, as_json: bool, **kwargs: Any) -> None:
+            gc.freeze()  # what is loaded by now stays: collections of what a command makes need not look at it
             from celery_orchestration.operate import Orchestration  # noqa: PLC0415
 
             try:
@@ -54,13 +58,6 @@ class _Trouble(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
 
-def _write_anything() -> None:
-    """What the encoding of a terminal or a file does not have is written as an escape."""
-    for stream in (sys.stdout, sys.stderr):
-        if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="backslashreplace")
-
-
 def _trouble(error: OrchestrationError, ctx: click.Context) -> click.ClickException:
     """In one line; mistakes in an app's configuration one each."""
     from celery_orchestration.policy import printable  # noqa: PLC0415
@@ -78,6 +75,13 @@ def print_json(found: BaseModel | Sequence[BaseModel]) -> None:
     many = isinstance(found, Sequence)
     document = [one.model_dump(mode="json") for one in found] if many else found.model_dump(mode="json")  # type: ignore[union-attr]
     click.echo(json.dumps(document, indent=2))
+
+
+def forgiving(file: IO[str]) -> IO[str]:
+    """What the encoding of a terminal or a file does not have is written as an escape."""
+    if isinstance(file, TextIOWrapper) and file.errors == "strict":
+        file.reconfigure(errors="backslashreplace")
+    return file
 
 
 def say(found: BaseModel, as_json: bool, text: str) -> None:

@@ -35,7 +35,7 @@ def list_letters(client: Orchestration, as_json: bool, job: str | None, count: i
         return print_json(found)
     from celery_orchestration.cli.show.letters import print_letters  # noqa: PLC0415
 
-    return print_letters(found, client.status().dead_letters if job is None else len(found), sys.stdout)
+    return print_letters(found, client.status(depths=False).dead_letters if job is None else len(found), sys.stdout)
 
 
 @command(dlq)

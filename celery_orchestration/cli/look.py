@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,16 +15,84 @@ if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
     from celery_orchestration.operate.explanation import Explanation
 
+#: As operate/narrow.py and operate/models.py have them; those take long to import.
+STATES = ("idle", "running", "waiting", "disabled", "overdue")
+OUTCOMES = (
+    *("succeeded", "failed", "crashed", "revoked", "expired", "rejected", "ignored", "requeued", "released"),
+    *("skipped", "missed"),
+)
+
+
+def filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of what shows a status."""
+    for option in (
+        click.option("--all", "everything", is_flag=True, help="Show every row, however many there are."),
+        click.option("--pool", "pools", multiple=True, help="Only jobs of this pool; may be repeated."),
+        click.option(
+            "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs like this; may be repeated."
+        ),
+        click.option("--job", "jobs", multiple=True, help="Only jobs like this: a glob or a part; may be repeated."),
+    ):
+        function = option(function)
+    return function
+
 
 @command(orchestration)
-def status(client: Orchestration, as_json: bool) -> None:
-    """Show jobs, what runs, what waits and why, and the workers."""
-    found = client.status()
-    if as_json:
-        return print_json(found)
-    from celery_orchestration.cli.show.status import print_status  # noqa: PLC0415
+@filters
+def status(
+    client: Orchestration,
+    as_json: bool,
+    jobs: tuple[str, ...],
+    states: tuple[str, ...],
+    pools: tuple[str, ...],
+    everything: bool,
+) -> None:
+    """Show jobs, what runs, what waits and why, queues and workers.
 
-    return print_status(found, sys.stdout)
+    What needs attention comes first. Exits with 1 if there is a problem, a job was disabled by failures, or one is
+    overdue.
+    """
+    from celery_orchestration.operate.attention import wrong  # noqa: PLC0415
+
+    found = client.status(jobs=jobs, states=states, pools=pools)
+    if as_json:
+        print_json(found)
+    else:
+        from celery_orchestration.cli.show.status import print_status  # noqa: PLC0415
+
+        print_status(found, sys.stdout, everything)
+    sys.exit(1 if wrong(found) else 0)
+
+
+@command(orchestration)
+@filters
+@click.option(
+    "--interval", default=1.0, show_default=True, type=click.FloatRange(min=0.2), help="Seconds between two looks."
+)
+@click.option("--count", type=click.IntRange(min=1), help="End after so many looks.")
+def watch(
+    client: Orchestration,
+    as_json: bool,
+    jobs: tuple[str, ...],
+    states: tuple[str, ...],
+    pools: tuple[str, ...],
+    everything: bool,
+    interval: float,
+    count: int | None,
+) -> None:
+    """Show the status as it changes; q or Ctrl-C ends it.
+
+    Without a terminal, or with --json, it is printed again and again: as JSON, one document a line.
+    """
+    from celery_orchestration.cli.show.watch import follow, is_window, watch_live  # noqa: PLC0415
+
+    def look() -> Any:
+        return client.status(jobs=jobs, states=states, pools=pools)
+
+    if is_window(sys.stdout) and not as_json:
+        watch_live(look, interval, count)
+    else:
+        follow(look, interval, count, as_json, everything, sys.stdout)
 
 
 @command(orchestration)
@@ -62,14 +131,42 @@ def _explained(client: Orchestration, about: str) -> Explanation:
 @command(orchestration)
 @click.argument("job")
 @click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
-def history(client: Orchestration, as_json: bool, job: str, count: int) -> None:
-    """Show how the last runs of JOB ended."""
-    found = client.history(job, count)
+@click.option(
+    "--outcome",
+    "outcomes",
+    multiple=True,
+    type=click.Choice(OUTCOMES),
+    help="Only what ended like this; may be repeated.",
+)
+def history(client: Orchestration, as_json: bool, job: str, count: int, outcomes: tuple[str, ...]) -> None:
+    """Show how the last runs of JOB ended, the latest first."""
+    found = client.history(job, count, outcomes)
     if as_json:
         return print_json(found)
     from celery_orchestration.cli.show.history import print_history  # noqa: PLC0415
 
     return print_history(found, sys.stdout)
+
+
+@command(orchestration)
+@click.argument("job", required=False)
+@click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "mermaid", "dot"]))
+def graph(client: Orchestration, as_json: bool, job: str | None, form: str) -> None:
+    """Show which jobs wait for which, and which never run together.
+
+    With JOB: what that one waits for, what waits for it, and what it never runs together with.
+    """
+    found = client.graph(job)
+    if as_json:
+        return print_json(found)
+    if form == "text":
+        from celery_orchestration.cli.show.graph import print_graph  # noqa: PLC0415
+
+        return print_graph(found, sys.stdout)
+    from celery_orchestration.operate import formats  # noqa: PLC0415
+
+    text = formats.mermaid(found) if form == "mermaid" else formats.dot(found)
+    return click.echo(text, nl=False)
 
 
 @command(orchestration)

@@ -625,6 +625,10 @@ class Ledger:
         """Ids of runs, or of dead letters, that are this or, at `least` so long, begin with it."""
         return [_text(one) for one in self._call("find", (word, int(letters), least, most_running, most))]
 
+    def graph(self) -> str:
+        """A JSON document: see ``lua/graph.lua``."""
+        return _text(self._call("graph", ()))
+
     def is_current(self, id: str, fence: str) -> bool:
         return bool(_read(lambda: self._call("current", (id, fence))))
 

@@ -5,6 +5,7 @@ prefix (one hash tag, so one slot of a cluster), a job's encoded name and a room
 """
 
 import hashlib
+import re
 from urllib.parse import quote, unquote
 
 from celery_orchestration.errors import ConfigurationError
@@ -50,9 +51,16 @@ def entry(name: str) -> str:
     return f"{encoded[: LONGEST_NAME - 33]}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
+#: The beginning without an escape that was cut in two, and a digest.
+_CUT_ENTRY = re.compile(rf"(?=.{{{LONGEST_NAME}}}$)(.*?)(?:%[0-9A-F]?)?~[0-9a-f]{{32}}", re.DOTALL)
+
+
 def decode_entry(encoded: str) -> str:
-    """The name of an entry, as far as it is in its key."""
-    return unquote(encoded)
+    """The name of an entry, as far as it is in its key: of a long one the beginning."""
+    cut = _CUT_ENTRY.fullmatch(encoded)
+    if cut is None:
+        return unquote(encoded)
+    return unquote(cut[1]).rstrip("\N{REPLACEMENT CHARACTER}") + "…"
 
 
 def room_key(value: str) -> str:

@@ -1,5 +1,8 @@
 """The ledger from outside: a client for operators, and the models of what it shows."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from celery_orchestration.operate.client import Orchestration
 from celery_orchestration.operate.diagnosis import Check, Diagnosis, Health
 from celery_orchestration.operate.models import (
@@ -24,23 +27,30 @@ from celery_orchestration.operate.models import (
     Triggered,
     WorkerStatus,
 )
-from celery_orchestration.operate.schedule import Schedule
+
+if TYPE_CHECKING:
+    from celery_orchestration.operate.picture import Conflict, Drawn, Needs, Picture
+    from celery_orchestration.operate.schedule import Schedule
 
 __all__ = [
     "Cancelled",
     "Change",
     "Check",
+    "Conflict",
     "DeadLetter",
     "Death",
     "Diagnosis",
     "Disabled",
+    "Drawn",
     "Ended",
     "EntryStatus",
     "Health",
     "JobStatus",
     "Letter",
+    "Needs",
     "Orchestration",
     "Paused",
+    "Picture",
     "Progress",
     "Purged",
     "QueueStatus",
@@ -53,3 +63,12 @@ __all__ = [
     "Triggered",
     "WorkerStatus",
 ]
+
+#: Loaded when they are asked for: most commands need none of them.
+_LATER = {"Conflict": "picture", "Drawn": "picture", "Needs": "picture", "Picture": "picture", "Schedule": "schedule"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from celery import Celery
@@ -27,11 +28,9 @@ from celery_orchestration.errors import (
     UnknownRun,
 )
 from celery_orchestration.ledger import Grant, Ledger, keys
-from celery_orchestration.operate import doctor, health, reading
-from celery_orchestration.operate.diagnosis import Diagnosis, Health
-from celery_orchestration.operate.explainer import Explainer
-from celery_orchestration.operate.explanation import Explanation
+from celery_orchestration.operate import reading
 from celery_orchestration.operate.models import (
+    OUTCOMES,
     Cancelled,
     Change,
     DeadLetter,
@@ -44,10 +43,16 @@ from celery_orchestration.operate.models import (
     Status,
     Triggered,
 )
-from celery_orchestration.operate.schedule import Schedule
+from celery_orchestration.operate.narrow import narrowed
 from celery_orchestration.operate.who import me
 from celery_orchestration.policy import show, suggest
-from celery_orchestration.task import jobs_of, limits_of, owner_of, read_settings
+from celery_orchestration.task import SCHEDULER, jobs_of, limits_of, owner_of, read_settings
+
+if TYPE_CHECKING:  # loaded when they are asked for: a status comes quicker without
+    from celery_orchestration.operate.diagnosis import Diagnosis, Health
+    from celery_orchestration.operate.explanation import Explanation
+    from celery_orchestration.operate.picture import Picture
+    from celery_orchestration.operate.schedule import Schedule
 
 T = TypeVar("T")
 logger = get_logger(__name__)
@@ -60,6 +65,8 @@ MOST_RUNNING, MOST_WAITING = 1000, 100
 #: The beginning of a run's id has so many characters at least, and is looked for among so many that wait or are dead;
 #: of those that it may mean so many are named.
 SHORTEST, MOST_FOUND, NAMED = 4, 1000, 5
+#: As many ended runs of a job as may be kept.
+MOST_HISTORY = 10_000
 #: How many runs or letters are dealt with at a time.
 PART = 100
 
@@ -77,33 +84,69 @@ class Orchestration:
         self._app = app
         self._settings = read_settings(app)
         self._ledger = Ledger.of(app, self._settings)
-        #: What fires when, and how people change that.
-        self.schedule = Schedule(app, self._settings, self._ledger, self._ask)
 
     def close(self) -> None:
         self._ledger.close()
 
-    def status(self) -> Status:
-        """Jobs, runs, workers and queues, as one script saw them."""
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What fires when, and how people change that."""
+        from celery_orchestration.operate.schedule import Schedule  # noqa: PLC0415
+
+        return Schedule(self._app, self._settings, self._ledger, self._ask)
+
+    def status(
+        self,
+        *,
+        jobs: Collection[str] = (),
+        states: Collection[str] = (),
+        pools: Collection[str] = (),
+        depths: bool = True,
+    ) -> Status:
+        """Jobs, runs, workers and queues, as one script saw them.
+
+        `jobs` (patterns, or parts of names), `states` and `pools` narrow it to jobs of which all that is given holds.
+        `depths`: whether the broker is asked how much is in the queues.
+        """
+        whole, sent = self._status()
+        found = narrowed(whole, jobs, states, pools, sent)
+        return self._with_depths(found) if depths else found
+
+    def _with_depths(self, status: Status) -> Status:
+        from celery_orchestration.operate import broker  # noqa: PLC0415
+
+        told = broker.depths(self._app, [queue.name for queue in status.queues])
+        counted = [queue.model_copy(update={"depth": told.messages[queue.name]}) for queue in status.queues]
+        problems = [*status.problems, *([told.problem] if told.problem else [])]
+        return status.model_copy(update={"queues": counted, "problems": problems})
+
+    def _status(self) -> tuple[Status, dict[str, list[str]]]:
+        """And the queues that jobs are sent to, each with its jobs."""
         document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         jobs = jobs_of(self._app)
         sent = queues.destinations(self._app, jobs)
         found = json.loads(document)
         scheduled = partial(self._is_scheduled, found["entries"])
-        return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled, jobs)
+        return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled, jobs), sent
 
     def explain(self, job_or_run: str) -> Explanation:
         """Why a job or a run does not run, down to the root; or what it is doing, did last, and when it runs next."""
+        from celery_orchestration.operate.explainer import Explainer  # noqa: PLC0415
+
         return Explainer(self._app, self._ledger, self._ask, self.schedule).explain(job_or_run)
 
     def doctor(self) -> Diagnosis:
         """What bites, or could: each with why it matters and the line that mends it. Asks ledger, broker and workers,
         and takes a second or two. Raises nothing about them: what does not answer is a finding."""
+        from celery_orchestration.operate import doctor  # noqa: PLC0415
+
         return doctor.diagnose(self._app, self._settings, self._ledger, self.schedule)
 
     def health(self, worker: str | None = None, scheduler: bool = False) -> Health:
         """Does the ledger answer, and may runs start? Of a worker (its name as given with ``-n``): does its lease
         hold? Of schedulers: does one lead? In one round trip."""
+        from celery_orchestration.operate import health  # noqa: PLC0415
+
         name = None if worker is None else host_format(default_nodename(worker))
         address, namespace = str(self._ledger.address), self._settings.namespace
         try:
@@ -130,12 +173,28 @@ class Orchestration:
             raise AmbiguousRun(f"{show(id_or_prefix)} may mean {shown}{more}: give more of its id")
         return found[0]
 
-    def history(self, job: str, count: int = 100) -> list[Ended]:
-        """How the last runs of a job ended, the latest first."""
-        found = self._ask(lambda: self._ledger.history(job, count))
+    def graph(self, job: str | None = None) -> Picture:
+        """Which jobs wait for which, and which never run together; of one job, what it has to do with."""
+        from celery_orchestration.operate.picture import about, picture  # noqa: PLC0415
+
+        document = self._ask(self._ledger.graph)
+        found = picture(self._settings.namespace, json.loads(document), jobs_of(self._app))
+        if job is None:
+            return found
+        known = [one.name for one in found.jobs]
+        if job not in known:
+            raise UnknownJob(f"there is no job {show(job)}{suggest(job, known)}")
+        return about(found, job)
+
+    def history(self, job: str, count: int = 100, outcomes: Collection[str] = ()) -> list[Ended]:
+        """How the last runs of a job ended, the latest first; `outcomes`: only those that ended so."""
+        if unknown := [one for one in outcomes if one not in OUTCOMES]:
+            raise BadCall(f"no run ends as {show(unknown[0])}{suggest(unknown[0], OUTCOMES)}: {', '.join(OUTCOMES)}")
+        found = self._ask(lambda: self._ledger.history(job, MOST_HISTORY if outcomes else count))
         if found is None:
             raise self._unknown(job)
-        return [reading.ended(job, one) for one in found]
+        runs = (reading.ended(job, one) for one in found)
+        return list(islice((run for run in runs if not outcomes or run.outcome in outcomes), count))
 
     def audit(self, count: int = 100) -> list[Change]:
         """Who changed what, the latest first."""
@@ -177,11 +236,11 @@ class Orchestration:
     def pause(self, reason: str = "") -> Status:
         """No run of any job starts until somebody resumes. What runs goes on."""
         self._ask(lambda: self._ledger.pause(True, me(), reason))
-        return self.status()
+        return self.status(depths=False)
 
     def resume(self, reason: str = "") -> Status:
         self._hand_over(self._ask(lambda: self._ledger.pause(False, me(), reason)))
-        return self.status()
+        return self.status(depths=False)
 
     def cancel(self, run_id: str, terminate: bool = False) -> Cancelled:
         """Calls a run off that has not started: it ends as revoked. A running one only if `terminate`.
@@ -294,17 +353,18 @@ class Orchestration:
         return f"the broker at {self._app.connection_for_write().as_uri()}"
 
     def _is_scheduled(self, entries: int) -> bool:
-        return self.schedule.is_ours() and bool(entries or self.schedule.in_code())
+        ours = self._settings.mode != "off" and self._app.conf.beat_scheduler == SCHEDULER
+        return ours and bool(entries or self.schedule.in_code())
 
     def _switch(self, job: str, on: bool, why: str) -> JobStatus:
         grants = self._ask(lambda: self._ledger.switch(job, on, me(), why))
         if grants is None:
             raise self._unknown(job)
         self._hand_over(grants)
-        return next(one for one in self.status().jobs if one.name == job)
+        return next(one for one in self.status(depths=False).jobs if one.name == job)
 
     def _unknown(self, job: str) -> UnknownJob:
-        known = [one.name for one in self.status().jobs]
+        known = [one.name for one in self.status(depths=False).jobs]
         return UnknownJob(f"no worker has brought a job {show(job)} yet{suggest(job, known)}")
 
     def _ask(self, call: Callable[[], T]) -> T:

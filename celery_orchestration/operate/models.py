@@ -12,7 +12,8 @@ RunState = Literal["later", "waiting", "granted", "queued", "running", "ending",
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    #: Built when it is used first: no command uses all of them.
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
 
 class Disabled(Model):
@@ -58,14 +59,20 @@ class Purged(Model):
     count: int = Field(description="dead letters that were removed")
 
 
+#: How a run may end; the last two also tell of fires that made no run.
+OUTCOMES = (
+    *("succeeded", "failed", "crashed", "revoked", "expired", "rejected", "ignored", "requeued", "released"),
+    *("skipped", "missed"),
+)
+
+
 class Ended(Model):
     """How a run ended; or that so many fires of an entry made none."""
 
     id: str = Field(description="of the run")
     job: str = Field(description="its job")
     outcome: str = Field(
-        description="succeeded, failed, crashed, revoked, expired, rejected, ignored, requeued, released; skipped and "
-        "missed are fires that made no run"
+        description=f"one of {', '.join(OUTCOMES)}; the last two also tell of fires that made no run"
     )
     retries: int = Field(description="how often it was tried before")
     key: str = Field(description="room key; '' if the job has none")

@@ -46,13 +46,11 @@ def status(
     limits: Mapping[str, Limit],
     scheduled: Callable[[], bool] = lambda: False,
     policies: Mapping[str, Policy] = MappingProxyType({}),
-    depths: Mapping[str, int | None] = MappingProxyType({}),
 ) -> Status:
     """The ledger's document as a model. Lua's empty tables come as {} where a list is meant.
 
     `sent`: the queues that jobs are sent to, each with its jobs. `limits`: of jobs, hard and soft. `scheduled`:
-    whether a scheduler of ours should fire something; asked if none leads. `policies`: of the app's jobs. `depths`:
-    messages in the broker, by queue.
+    whether a scheduler of ours should fire something; asked if none leads. `policies`: of the app's jobs.
     """
     now = found["now"]
     members = found["workers"] or ()
@@ -87,7 +85,6 @@ def status(
     all_queues = [
         QueueStatus(
             name=name,
-            depth=depths.get(name),
             slots=slots.get(name, 0),
             under_way=under_way.get(name, 0),
             waiting=to_queue[name],

@@ -30,14 +30,17 @@ from celery_orchestration.operate.models import (
     Status,
     Triggered,
 )
+from celery_orchestration.operate.picture import Picture
 
 #: Each command, and what it prints.
 COMMANDS: tuple[tuple[str, Any], ...] = (
     ("status", Status),
+    ("watch", Status),
     ("explain", Explanation),
     ("doctor", Diagnosis),
     ("health", Health),
     ("history", list[Ended]),
+    ("graph", Picture),
     ("audit", list[Change]),
     ("enable", JobStatus),
     ("disable", JobStatus),

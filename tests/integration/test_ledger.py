@@ -145,6 +145,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.explain("run", "a") is None
     assert json.loads(shop.ledger.explain("job", "one") or "")["chain"] == [{"job": "one"}]
     assert shop.ledger.find("b", False, 4, 10, 10) == []
+    assert [job["name"] for job in json.loads(shop.ledger.graph())["jobs"]] == ["one"]
     assert shop.ledger.releases("r1") == [shop.document]
     assert shop.ledger.health("shop", "w1@host")["workers"] == 1
     assert [(member.name, member.release) for member in shop.ledger.members().members] == [("w1@host", "r1")]

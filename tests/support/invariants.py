@@ -41,7 +41,7 @@ def prefix_of(app: Celery) -> str:
 def status_of(app: Celery) -> Status:
     ledger = Orchestration(app)
     try:
-        return ledger.status()
+        return ledger.status(depths=False)
     finally:
         ledger.close()
 

@@ -55,3 +55,25 @@ def test_a_note_is_short_and_can_be_sent():
     assert keys.note("as it is") == "as it is"
     assert keys.note("half a pair: \ud800") == "half a pair: ?"
     assert keys.note("x" * MEGABYTE) == "x" * (keys.LONGEST_NOTE - 1) + "…"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["shop.tasks.fetch_data", "x" * 200, "数据" * 11, "a%3Ab: c"],
+    ids=["ordinary", "long", "encoded", "escaped"],
+)
+def test_the_name_of_an_entry_comes_back(name):
+    assert keys.decode_entry(keys.entry(name)) == name
+
+
+@given(st.text(min_size=201, max_size=400) | st.text("数\u202e%~ é", min_size=67, max_size=400))
+def test_of_the_name_of_an_entry_that_is_too_long_the_beginning_comes_back(name):
+    encoded = keys.entry(name)
+    shown = keys.decode_entry(encoded)
+    if shown == name:
+        assert len(encoded) < keys.LONGEST_NAME
+    else:
+        assert len(encoded) == keys.LONGEST_NAME
+        assert shown.endswith("…")
+        assert name.startswith(shown[:-1].rstrip("\N{REPLACEMENT CHARACTER}"))
+        assert len(shown) > 12

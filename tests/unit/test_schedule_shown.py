@@ -16,7 +16,7 @@ from celery_orchestration.cli.show.history import print_history
 from celery_orchestration.cli.show.schedule import print_schedule
 from celery_orchestration.cli.show.status import print_status
 from celery_orchestration.ledger import keys
-from celery_orchestration.operate import EntryStatus, Paused, SchedulerStatus, Status, reading
+from celery_orchestration.operate import Ended, EntryStatus, Paused, SchedulerStatus, Status, reading
 from support.hostile import TEXTS
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -211,3 +211,47 @@ def test_history_shows_hostile_entries_harmlessly(shown):
     for text in TEXTS.values():
         one = told(shown, record(keys.entry(text), NOW_MS), none("skipped", "x", 2, keys.entry(text)), columns=250)
         assert harmless(one), one
+
+
+# -- history in full
+
+
+def ended(**more: Any) -> Ended:
+    common: dict[str, Any] = {
+        "id": "01234567-89ab-cdef-0123-456789abcdef", "job": "fetch", "outcome": "succeeded", "retries": 0, "key": "",
+        "arrived": NOW - timedelta(seconds=100), "started": NOW - timedelta(seconds=10), "ended": NOW, "seconds": 10.0,
+        "waited_seconds": 90.0, "waited_for": None, "worker": "w1@host", "fence": 1763299000000000, "recoveries": 0,
+        "error": None,
+    }  # fmt: skip
+    return Ended(**{**common, **more})
+
+
+def test_a_run_is_told_in_full(shown):
+    more = {"waited_for": "room of fetch", "error": "ValueError: no", "entry": "often"}
+    run = ended(outcome="failed", retries=1, recoveries=2, key="7", **more)
+    clock = NOW.astimezone().strftime("%m-%d %H:%M:%S")
+    assert shown(print_history, [run]) == (
+        f"01234567-89ab-cdef-0123-456789abcdef  {clock}  failed\n"
+        "    w1@host  key '7'  fence 1763299000000000  1 retry  2 recoveries  took 10.0 s\n"
+        "    waited 2 min for room of fetch  fired by often\n"
+        "    ValueError: no\n"
+    )
+
+
+def test_a_run_that_never_started_says_so(shown):
+    run = ended(outcome="revoked", started=None, seconds=None, worker=None, fence=None)
+    assert shown(print_history, [run]).endswith("  revoked\n    not started  waited 2 min\n")
+
+
+def test_no_run_is_said(shown):
+    assert shown(print_history, []) == "no such run has ended yet\n"
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 250])
+@pytest.mark.parametrize("text", [*TEXTS.values(), "x" * 2000, "数据 " * 100])
+def test_history_keeps_to_the_window(shown, text, columns):
+    none = {"made_run": False, "outcome": "skipped", "fires": 3}
+    run = ended(error=text, waited_for=text, worker=text, key=text, entry=text)
+    found = shown(print_history, [run, ended(error=text, entry=text, **none)], columns)
+    assert harmless(found)
+    assert [line for line in found.splitlines() if cell_len(line) > columns] == []

@@ -354,7 +354,7 @@ def test_a_job_of_which_nothing_was_written_is_a_plain_task(new_app):
     names = visible(plain).keys()
     assert {name: visible(ours)[name] for name in names} == visible(plain)
     added = visible(ours).keys() - names
-    assert added == {"orchestration_priority", "_implied", "_written_by_users", "mistake"}
+    assert added == {"orchestration_priority", "_implied", "_written_by_users", "_resolved", "mistake"}
     assert ours.app.conf.beat_schedule == {}
 
 

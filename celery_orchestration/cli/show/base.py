@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from celery_orchestration.cli.base import forgiving
 from celery_orchestration.policy import printable
 
 _COLOURS = {
@@ -22,6 +23,7 @@ _COLOURS = {
     "queued": "cyan",
     "disabled": "red",
     "draining": "yellow",
+    "unknown": "dim",
     "dead": "red",
     "failed": "red",
     "timed out": "red",
@@ -35,8 +37,12 @@ _COLOURS = {
 }
 
 
+def console_to(file: IO[str]) -> Console:
+    return Console(file=forgiving(file), highlight=False, no_color=_no_colour())
+
+
 def print_to(found: RenderableType, file: IO[str]) -> None:
-    Console(file=file, highlight=False, no_color=_no_colour()).print(found)
+    console_to(file).print(found)
 
 
 def _no_colour() -> bool | None:

@@ -8,43 +8,71 @@ from typing import IO
 from rich.console import Group
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import clock, duration, plain, print_to, state
-from celery_orchestration.operate.models import (
-    Change,
-    Ended,
-)
+from celery_orchestration.cli.show.base import clock, console_to, duration, plain, print_to, state
+from celery_orchestration.cli.show.grid import wrapped
+from celery_orchestration.operate.models import Change, Ended
+
+#: Characters of an entry's name.
+_ENTRY = 80
 
 
 def print_history(runs: Sequence[Ended], file: IO[str]) -> None:
-    """Two lines each: ids are long, and are needed whole."""
-    lines = []
-    for run in runs:
-        if not run.made_run:
-            lines += _no_run(run)
-            continue
-        took = "" if run.seconds is None else f"  took {run.seconds:.1f} s"
-        waited = f"  waited {duration(run.waited_seconds)}" + (f" for {run.waited_for}" if run.waited_for else "")
-        lines.append(Text.assemble(plain(f"{run.id}  {clock(run.ended)}  "), state(run.outcome)))
-        lines.append(plain(f"    {run.worker or 'not started'}{took}{waited}{_fire(run)}"))
-        if run.error:
-            lines.append(plain(f"    {run.error}", "red"))
-    print_to(Group(*lines) if lines else Text("no run has ended yet"), file)
+    """Two lines each or more: ids are long, and are needed whole."""
+    console = console_to(file)
+    lines = [line for run in runs for line in (_run if run.made_run else _no_run)(run, console.width)]
+    console.print(Group(*lines) if lines else Text("no such run has ended yet"))
 
 
-def _no_run(fires: Ended) -> list[Text]:
-    many = f"{fires.fires} fires" if fires.fires > 1 else "a fire"
-    of = f" of entry {fires.entry}" if fires.entry not in (None, fires.job) else ""
+def _run(run: Ended, width: int) -> list[Text]:
+    said = [run.worker or "not started"]
+    said += [f"key {run.key!r}"] if run.key else []
+    said += [f"fence {run.fence}"] if run.fence is not None else []
+    said += [_many(run.retries, "retry", "retries")] if run.retries else []
+    said += [_many(run.recoveries, "recovery", "recoveries")] if run.recoveries else []
+    said += [f"took {run.seconds:.1f} s"] if run.seconds is not None else []
+    said.append(f"waited {duration(run.waited_seconds)}" + (f" for {run.waited_for}" if run.waited_for else ""))
+    said += _fire(run)
     return [
-        Text.assemble(plain(f"{'no run':36}  {clock(fires.ended)}  "), state(fires.outcome)),
-        plain(f"    {many}{of} {fires.outcome}: {fires.error or 'nobody knows why'}"),
+        Text.assemble(plain(f"{run.id}  {clock(run.ended)}  "), state(run.outcome)),
+        *_filled(said, width),
+        *(wrapped(plain(run.error, "red"), width, 4, 4) if run.error else ()),
     ]
 
 
-def _fire(run: Ended) -> str:
+def _no_run(fires: Ended, width: int) -> list[Text]:
+    many = f"{fires.fires} fires" if fires.fires > 1 else "a fire"
+    of = f" of entry {_entry(fires)}" if fires.entry not in (None, fires.job) else ""
+    return [
+        Text.assemble(plain(f"{'no run':36}  {clock(fires.ended)}  "), state(fires.outcome)),
+        *wrapped(plain(f"{many}{of} {fires.outcome}: {fires.error or 'nobody knows why'}"), width, 4, 4),
+    ]
+
+
+def _fire(run: Ended) -> list[str]:
     """Where it does not go without saying: the entry, and the due time of a run that came late."""
-    entry = f"  fired by {run.entry}" if run.entry not in (None, run.job) else ""
+    said = [f"fired by {_entry(run)}"] if run.entry not in (None, run.job) else []
     late = run.due is not None and (run.arrived - run.due).total_seconds() >= 1
-    return entry + (f"  due {clock(run.due)}" if run.due is not None and late else "")
+    return [*said, f"due {clock(run.due)}"] if run.due is not None and late else said
+
+
+def _entry(run: Ended) -> str:
+    name = run.entry or ""
+    return name if len(name) <= _ENTRY else f"{name[:_ENTRY]}…"
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
+
+
+def _filled(parts: Sequence[str], width: int) -> list[Text]:
+    """As many of them on a line as fit."""
+    lines: list[Text] = []
+    for part in map(plain, parts):
+        if lines and lines[-1].cell_len + 2 + part.cell_len <= width:
+            lines[-1] = Text("  ").join([lines[-1], part])
+        else:
+            lines += wrapped(part, width, 4, 4)
+    return lines
 
 
 def print_audit(changes: Sequence[Change], file: IO[str]) -> None:

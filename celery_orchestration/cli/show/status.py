@@ -1,54 +1,115 @@
-"""Status: is everything all right?"""
+"""Status: is everything all right? One screen, whatever there is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import IO
+from typing import IO, Literal, TypeVar
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import ago, duration, plain, print_to, rest, state, table
+from celery_orchestration.cli.show.base import ago, console_to, duration, plain, state
+from celery_orchestration.cli.show.grid import Column, Section, grid, most_important, shared, short, wrapped
+from celery_orchestration.operate.attention import by_urgency, is_failing, wrong
 from celery_orchestration.operate.models import (
+    JobStatus,
     Progress,
+    QueueStatus,
     RunStatus,
     SchedulerStatus,
     Status,
+    WorkerStatus,
 )
 
+#: Rows of a section where there is no window whose height would say so; and where all are wanted.
+ROWS, ALL = 20, 10**9
+#: Seconds that a death is shown, and how many of them.
+SHOW_DEATHS, MOST_DEATHS = 3600, 5
+#: Problems that are shown, and lines that each may take.
+MOST_PROBLEMS, PROBLEM_LINES = 10, 3
 
-def print_status(status: Status, file: IO[str]) -> None:
-    print_to(render(status), file)
-
-
-def render(status: Status, rows: int = 20) -> Group:
-    head = f"{status.namespace}: {status.running} running, {status.waiting} waiting"
-    if status.later:
-        head += f", {status.later} not due yet"
-    if status.dead_letters:
-        head += f", {status.dead_letters} dead letters"
-    if status.max_running is not None:
-        head += f", at most {status.max_running} at once"
-    parts: list[RenderableType] = [Text(head, style="bold")]
-    parts += [plain(f"! {problem}", "bold red") for problem in status.problems]
-    parts += _scheduler(status.scheduler, status.at)
-    parts.append(_jobs(status))
-    if status.runs:
-        parts.append(_runs(status.runs, rows))
-    if status.waits:
-        parts.append(_waits(status, rows))
-    if status.workers:
-        parts.append(_workers(status))
-    parts += [
-        plain(f"worker {one.name} died {ago(status.at, one.at)}, with {one.runs} runs", "red")
-        for one in status.died
-        if (status.at - one.at).total_seconds() < SHOW_DEATHS
-    ]
-    return Group(*parts)
+T = TypeVar("T")
 
 
-def _scheduler(scheduler: SchedulerStatus, now: datetime) -> list[Text]:
+def print_status(status: Status, file: IO[str], everything: bool = False) -> None:
+    """In a terminal it fits into the window."""
+    console = console_to(file)
+    height = console.height - 1 if file.isatty() and not everything else None
+    console.print(View(status, ALL if everything else ROWS, height))
+
+
+def render(status: Status, rows: int = ROWS) -> View:
+    return View(status, rows)
+
+
+@dataclass(frozen=True)
+class View:
+    """As wide as the window is when it is drawn. `height`: that of the window, which shall do for all of it. `live`: it
+    must do, and progress is drawn. `note`: instead of that all is well."""
+
+    status: Status
+    rows: int = ROWS
+    height: int | None = None
+    live: bool = False
+    note: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Group(*self.lines(options.max_width))
+
+    def lines(self, width: int) -> list[Text]:
+        status, tall = self.status, self.height or ALL
+        problems = _problems(status, width, max(1, min(MOST_PROBLEMS, tall // 6)))
+        deaths = _deaths(status, max(1, min(MOST_DEATHS, tall // 12)))
+        top = [*self._head(width), *problems, *_scheduler(status.scheduler, status.at, width)]
+        most = self.rows if self.height is None else self.height
+        sections = [one for one in self._sections(width, most) if one.blocks]
+        if self.height is None:
+            parts = [one.lines(one.wants) for one in sections]
+        else:
+            room = self.height - len(top) - len(deaths)
+            sections = most_important(sections, room) if self.live else sections
+            parts = [one.lines(lines) for one, lines in zip(sections, shared(sections, room), strict=True)]
+        return [short(line, width) for line in (*top, *(line for part in parts for line in part), *deaths)]
+
+    def _head(self, width: int) -> list[Text]:
+        status = self.status
+        said = [f"{status.running} running", f"{status.waiting} waiting"]
+        said += [f"{status.later} not due yet"] if status.later else []
+        said += [f"{status.dead_letters} dead letters"] if status.dead_letters else []
+        said += [f"at most {status.max_running} at once"] if status.max_running is not None else []
+        head = plain(f"{status.namespace}: {', '.join(said)}", "bold")
+        if self.note:
+            head = Text(": ").join([head, plain(self.note, "bold red")])
+        elif not wrong(status):
+            failing = sum(map(is_failing, status.jobs))
+            head += Text(f"; {failing} failing", "yellow") if failing else Text("; everything is all right", "green")
+        return wrapped(head, width, 0, 3)
+
+    def _sections(self, width: int, most: int) -> Iterator[Section]:
+        status = self.status
+        yield _jobs(status, width, most)
+        yield _runs(status, width, most, self.live)
+        yield _waits(status, width, most)
+        yield _queues(status, width, most)
+        yield _workers(status, width, most)
+
+
+def _problems(status: Status, width: int, most: int) -> list[Text]:
+    found = wrong(status)
+    lines = [line for one in found[:most] for line in _problem(one, width)]
+    more = len(found) - most
+    return [*lines, Text(f"… {more} more problems", "bold red")] if more > 0 else lines
+
+
+def _problem(problem: str, width: int) -> list[Text]:
+    first, *others = wrapped(plain(problem, "bold red"), width, 2, PROBLEM_LINES)
+    return [Text("! ", "bold red") + first[2:], *others]
+
+
+def _scheduler(scheduler: SchedulerStatus, now: datetime, width: int) -> list[Text]:
     said = []
     if scheduler.leader is not None and scheduler.since is not None:
         said.append(f"{scheduler.leader} has led for {duration((now - scheduler.since).total_seconds())}")
@@ -57,55 +118,165 @@ def _scheduler(scheduler: SchedulerStatus, now: datetime) -> list[Text]:
         said.append(f"{many} stands by" if many == 1 else f"{many} stand by")
     if scheduler.entries:
         said.append(f"{scheduler.entries} entries" if scheduler.entries != 1 else "1 entry")
-    return [plain(f"scheduler: {', '.join(said)}")] if said else []
+    return wrapped(plain(f"scheduler: {', '.join(said)}"), width, 0) if said else []
 
 
-#: Seconds that a death is shown.
-SHOW_DEATHS = 3600
+def _deaths(status: Status, most: int) -> list[Text]:
+    recent = [one for one in status.died if (status.at - one.at).total_seconds() < SHOW_DEATHS]
+    lines = [
+        plain(f"worker {one.name} died {ago(status.at, one.at)}, with {one.runs} runs", "red")
+        for one in recent[:most]
+    ]
+    more = len(recent) - most
+    return [*lines, Text(f"… {more} more died within the hour", "red")] if more > 0 else lines
 
 
-def _jobs(status: Status) -> RenderableType:
-    rows = []
-    for job in status.jobs:
-        cap = "" if job.max_running is None else f"/{job.max_running}{' per key' if job.keyed else ''}"
-        rows.append(
-            (
-                plain(job.name),
-                state(job.state),
-                f"{job.running}{cap}",
-                str(job.waiting),
-                ago(status.at, job.last_end),
-                state(job.last_outcome or ""),
-            )
-        )
-    observed = [
-        plain(f"{job.name} would have waited {count} times for {reason}")
-        for job in status.jobs
+def _section(
+    columns: Sequence[Column],
+    found: Sequence[T],
+    row: Callable[[T], Sequence[Text]],
+    width: int,
+    most: int,
+    below: Callable[[T], list[Text]] = lambda _: [],
+    total: int | None = None,
+) -> Section:
+    """Of the first ones as many rows as there may be lines."""
+    shown = found[:most]
+    head, *lines = grid(columns, [row(one) for one in shown], width)
+    blocks = [[line, *below(one)] for line, one in zip(lines, shown, strict=True)]
+    return Section([Text(), head], blocks, len(found) if total is None else total)
+
+
+# -- jobs
+
+_JOB_COLUMNS = (
+    Column("job", cut="left"),
+    Column("state"),
+    Column("prio", goes=7),
+    Column("running", goes=2, right=True),
+    Column("waiting", goes=1, right=True),
+    Column("fails", goes=4, right=True),
+    Column("last run", goes=5, right=True),
+    Column("took", goes=6, right=True),
+    Column("next", goes=3, right=True),
+)
+
+
+def _jobs(status: Status, width: int, most: int) -> Section:
+    jobs = by_urgency(status.jobs)
+    return _section(
+        _JOB_COLUMNS, jobs, lambda job: _job(job, status.at), width, most, lambda job: _about(job, status.at, width)
+    )
+
+
+def _job(job: JobStatus, now: datetime) -> Sequence[Text]:
+    busy = job.running or job.max_running is not None
+    cap = "" if job.max_running is None else f"/{job.max_running}{' a key' if job.keyed else ''}"
+    limit = "" if job.max_consecutive_failures is None else f"/{job.max_consecutive_failures}"
+    waiting = str(job.waiting + job.later) if job.waiting or job.later else ""
+    if job.oldest_arrival is not None:
+        waiting += f" ({duration(max(0, _seconds(now, job.oldest_arrival)))})"
+    return (
+        plain(job.name),
+        Text("overdue", "red") if job.overdue and job.state == "idle" else state(job.state),
+        Text("" if job.priority in (None, "normal") else str(job.priority)),
+        Text(f"{job.running}{cap}" if busy else ""),
+        Text(waiting),
+        Text(f"{job.failures}{limit}" if job.failures else "", "red"),
+        Text(ago(now, job.last_end), "red" if job.last_outcome == "failed" else ""),
+        Text("" if job.last_seconds is None else took(job.last_seconds)),
+        _next(job, now),
+    )
+
+
+def _next(job: JobStatus, now: datetime) -> Text:
+    if job.next_fire is None:
+        return Text("")
+    seconds = (job.next_fire - now).total_seconds()
+    return Text(f"in {duration(seconds)}") if seconds >= 0 else Text(f"{duration(-seconds)} late", "yellow")
+
+
+def took(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)
+
+
+def _about(job: JobStatus, now: datetime, width: int) -> list[Text]:
+    """Where there is something to tell."""
+    said = []
+    if job.disabled is not None:
+        why = f"disabled {ago(now, job.disabled.at)}: {job.disabled.why or 'no reason given'} ({job.disabled.by})"
+        probe = "" if job.next_probe is None else f", tried again in {duration(max(0, _seconds(job.next_probe, now)))}"
+        said.append(plain(why + probe, "red"))
+    if job.overdue:
+        last = "it never succeeded" if job.last_success is None else f"last success {ago(now, job.last_success)}"
+        said.append(plain(f"overdue: {last}", "red"))
+    if job.last_error and is_failing(job):
+        said.append(plain(f"last error: {job.last_error}", "red"))
+    said += [
+        plain(f"would have waited {count} times for {reason}")
         for reason, count in sorted(job.would_have_waited.items())
     ]
-    observed += [
-        plain(f"{job.name} is disabled: {job.disabled.why} ({job.disabled.by})", "red")
-        for job in status.jobs
-        if job.disabled is not None
-    ]
-    return Group(table("jobs", ("job", "state", "running", "waiting", "last ended", "outcome"), rows), *observed)
+    return [line for one in said for line in wrapped(one, width, 4)]
 
 
-def _runs(runs: Sequence[RunStatus], most: int) -> RenderableType:
-    rows = [
-        (
-            plain(run.id[:8]),
-            plain(run.job),
-            state("timed out" if run.timed_out else run.state),
-            plain(run.worker or f"queue {run.queue}"),
-            duration(run.seconds),
-            plain(_progress(run.progress)),
-        )
-        for run in runs[:most]
-    ]
-    columns = ("run", "job", "state", "worker", "for", "progress")
-    shown = len(columns) if any(run.progress for run in runs[:most]) else len(columns) - 1
-    return Group(table("running", columns[:shown], [row[:shown] for row in rows]), *rest(len(runs), most))
+def _seconds(later: datetime, earlier: datetime) -> float:
+    return (later - earlier).total_seconds()
+
+
+# -- runs
+
+_RUN_COLUMNS = (
+    Column("running"),
+    Column("job", cut="left"),
+    Column("state", goes=3),
+    Column("worker", goes=4, cut="right"),
+    Column("for", goes=1, right=True),
+    Column("progress", goes=2, cut="right"),
+)
+_WAIT_COLUMNS = (
+    Column("waiting"),
+    Column("job", cut="left"),
+    Column("for", goes=1, right=True),
+    Column("why"),
+)
+#: Characters of a bar.
+BAR = 20
+
+
+def _runs(status: Status, width: int, most: int, bars: bool) -> Section:
+    """Those that have taken longest first."""
+    far = _bar if bars else _progress
+    order = sorted(status.runs, key=lambda run: (run.timed_out is None, -run.seconds))
+    return _section(_RUN_COLUMNS, order, lambda run: _run(run, far), width, most)
+
+
+def _run(run: RunStatus, far: Callable[[Progress | None], str]) -> Sequence[Text]:
+    return (
+        plain(run.id[:8]),
+        plain(run.job),
+        state("timed out" if run.timed_out else run.state),
+        plain(run.worker or f"queue {run.queue}"),
+        Text(duration(run.seconds)),
+        plain(far(run.progress)),
+    )
+
+
+def _waits(status: Status, width: int, most: int) -> Section:
+    """The reason beside the run where it fits, else below it."""
+    shown = status.waits[:most]
+    total = max(status.waiting + status.later, len(status.waits))
+    beside = [(*_wait(run), plain(run.reason or "")) for run in shown]
+    natural = sum(max((row[at].cell_len for row in beside), default=0) for at in range(4)) + 6
+    if natural <= width:
+        head, *lines = grid(_WAIT_COLUMNS, beside, width)
+        return Section([Text(), head], [[line] for line in lines], total)
+    return _section(
+        _WAIT_COLUMNS[:3], shown, _wait, width, most, lambda run: wrapped(plain(run.reason or ""), width, 4), total
+    )
+
+
+def _wait(run: RunStatus) -> tuple[Text, Text, Text]:
+    return plain(run.id[:8]), plain(run.job), Text(duration(run.seconds))
 
 
 #: Up to so many, "3/10" says more than "30 %"; characters of a note that fit into a table.
@@ -115,35 +286,87 @@ _COUNTED, _NOTE = 100, 60
 def _progress(progress: Progress | None) -> str:
     if progress is None:
         return ""
-    done, total, note = progress.done, progress.total, progress.note
+    return f"{_far(progress)} {_noted(progress)}".strip()
+
+
+def _far(progress: Progress) -> str:
+    done, total = progress.done, progress.total
     if total is None:
-        far = f"{done:g}" if isinstance(done, float) else str(done)
-    elif isinstance(done, int) and isinstance(total, int) and total <= _COUNTED:
-        far = f"{done}/{total}"
-    else:
-        far = f"{100 * done / total:.0f} %" if total else "100 %"
-    return f"{far} {note if len(note) <= _NOTE else note[:_NOTE] + '…'}".strip()
+        return f"{done:g}" if isinstance(done, float) else str(done)
+    if isinstance(done, int) and isinstance(total, int) and total <= _COUNTED:
+        return f"{done}/{total}"
+    return f"{100 * done / total:.0f} %" if total else "100 %"
 
 
-def _waits(status: Status, most: int) -> RenderableType:
-    rows = [
-        (plain(run.id[:8]), plain(run.job), duration(run.seconds), plain(run.reason or ""))
-        for run in status.waits[:most]
-    ]
-    return Group(table("waiting", ("run", "job", "for", "why"), rows), *rest(status.waiting, most))
+def _noted(progress: Progress) -> str:
+    return progress.note if len(progress.note) <= _NOTE else progress.note[:_NOTE] + "…"
 
 
-def _workers(status: Status) -> RenderableType:
-    rows = [
-        (
-            plain(worker.name),
-            state(worker.state),
-            f"{worker.running}/{worker.slots}",
-            str(worker.done),
-            str(worker.failed),
-            worker.execution_pool,
-            plain(", ".join(worker.queues)),
-        )
-        for worker in status.workers
-    ]
-    return table("workers", ("worker", "state", "running", "done", "failed", "pool", "queues"), rows)
+def _bar(progress: Progress | None) -> str:
+    """Without a total there is nothing to draw: how many are done is said."""
+    if progress is None or progress.total is None:
+        return _progress(progress)
+    share = min(1.0, max(0.0, progress.done / progress.total)) if progress.total else 1.0
+    full = int(share * BAR)
+    return f"{'█' * full}{'░' * (BAR - full)} {_progress(progress)}"
+
+
+# -- queues and workers
+
+_QUEUE_COLUMNS = (
+    Column("queue", cut="right"),
+    Column("depth", right=True),
+    Column("served by", goes=1),
+    Column("under way", goes=3, right=True),
+    Column("waiting", goes=2, right=True),
+)
+_WORKER_COLUMNS = (
+    Column("worker", cut="right"),
+    Column("state"),
+    Column("slots", goes=1, right=True),
+    Column("done", goes=2, right=True),
+    Column("failed", goes=3, right=True),
+    Column("pool", goes=4),
+    Column("queues", goes=5, cut="right"),
+)
+_WORKER_STATES: tuple[Literal["dead", "draining", "busy", "idle"], ...] = ("dead", "draining", "busy", "idle")
+
+
+def _queues(status: Status, width: int, most: int) -> Section:
+    """Those that nobody serves first, then those with something in them."""
+    order = sorted(status.queues, key=lambda one: (one.slots > 0, not (one.depth or one.under_way), one.name))
+    return _section(_QUEUE_COLUMNS, order, _queue, width, most)
+
+
+def _queue(queue: QueueStatus) -> Sequence[Text]:
+    return (
+        plain(queue.name),
+        Text("?" if queue.depth is None else str(queue.depth)),
+        Text(f"{queue.slots} slots") if queue.slots else Text("nobody", "red"),
+        Text(str(queue.under_way or "")),
+        Text(str(queue.waiting or "")),
+    )
+
+
+def _workers(status: Status, width: int, most: int) -> Section:
+    order = sorted(status.workers, key=lambda one: (_WORKER_STATES.index(one.state), one.name))
+    section = _section(_WORKER_COLUMNS, order, _worker, width, most)
+    counts = Counter(one.state for one in order)
+    alive = [one for one in order if one.state != "dead"]
+    said = [Text(f"{counts[one]} ") + state(one) for one in reversed(_WORKER_STATES)]
+    slots = f"; {sum(one.running for one in alive)} of {sum(one.slots for one in alive)} slots at work"
+    line = Text.assemble("workers: ", Text(", ").join(said), slots)
+    section.head = [Text(), *wrapped(line, width, 0), section.head[-1]]
+    return section
+
+
+def _worker(worker: WorkerStatus) -> Sequence[Text]:
+    return (
+        plain(worker.name),
+        state(worker.state),
+        Text(f"{worker.running}/{worker.slots}"),
+        Text(str(worker.done)),
+        Text(str(worker.failed)),
+        Text(worker.execution_pool),
+        plain(", ".join(worker.queues)),
+    )

@@ -1,0 +1,101 @@
+"""The graph in a terminal: what depends on nothing first, what depends on it below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from rich.console import Group
+from rich.text import Text
+
+from celery_orchestration.cli.show.base import console_to, plain, state
+from celery_orchestration.operate.picture import Drawn, Picture
+from celery_orchestration.operate.tree import DEEPEST, Line, tree
+
+#: Of jobs that one never runs together with, how many are named.
+NAMED = 3
+#: Jobs of a cycle that are named.
+_CYCLE = 20
+_ELSEWHERE = {"above": "  ↑ see above", "below": "  ↓ see below"}
+
+
+def print_graph(picture: Picture, file: IO[str]) -> None:
+    console = console_to(file)
+    lines = picture_lines(picture, console.width)
+    console.print(Group(*lines) if picture.jobs else Text("there are no jobs"))
+
+
+def picture_lines(picture: Picture, width: int) -> list[Text]:
+    jobs = {one.name: one for one in picture.jobs}
+    conditions = picture.conditions()
+    against = _against(picture)
+    circular = {name for cycle in picture.cycles for name in cycle}
+    found = [_head(picture)]
+    for line in tree(picture, max(2, min(DEEPEST, width // 6))):
+        said = conditions.get((line.under or "", line.job), "")
+        text = Text(_branch(line), "dim", no_wrap=False, overflow="fold")
+        text.append_text(_job(jobs[line.job], line, said, line.job in circular))
+        marks = _marks(against.get(line.job, ())) if line.drawn == "here" else Text()
+        if marks and text.cell_len + marks.cell_len > width:
+            found += [text, Text(_branch(line, below=True), "dim", overflow="fold") + marks]
+        else:
+            found.append(text + marks)
+    found += [plain(f"! these wait for each other: {_cycle(cycle)}", "bold red") for cycle in picture.cycles]
+    return found
+
+
+def _head(picture: Picture) -> Text:
+    said = [f"{len(picture.jobs)} job{'s' * (len(picture.jobs) != 1)}"]
+    said += ["below each what waits for it"] if picture.dependencies else []
+    said += ["✕ never at the same time"] if picture.conflicts else []
+    return plain(f"{picture.namespace}: {'; '.join(said)}", "bold")
+
+
+def _branch(line: Line, below: bool = False) -> str:
+    """`below`: of what is said under a job rather than of the job."""
+    if not line.lasts:
+        return "   " if below else ""
+    *before, last = ("   " if one else "│  " for one in line.lasts)
+    turn = last + "   " if below else "└─ " if line.lasts[-1] else "├─ "
+    return "".join(before) + turn
+
+
+def _job(job: Drawn, line: Line, condition: str, circular: bool) -> Text:
+    elsewhere = line.drawn != "here"
+    text = plain(job.name)
+    text.stylize("dim" if elsewhere else state(job.state).style or "bold")
+    if condition:
+        text.append(f" ({condition})", "cyan")
+    if circular:
+        text.append(" ↻", "bold red")
+    if elsewhere:
+        return text.append(_ELSEWHERE[line.drawn], "dim")
+    if job.state == "unknown":
+        text.append("  unknown to the ledger", "dim")
+    elif job.state != "idle":
+        text.append("  ").append_text(state(job.state))
+    if job.failed:
+        text.append("  last run failed", "red")
+    return text
+
+
+def _against(picture: Picture) -> Mapping[str, Sequence[str]]:
+    found: dict[str, list[str]] = {}
+    for pair in picture.conflicts:
+        found.setdefault(pair.one, []).append(pair.other)
+        found.setdefault(pair.other, []).append(pair.one)
+    return found
+
+
+def _marks(others: Sequence[str]) -> Text:
+    if not others:
+        return Text()
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return plain(f"  ✕ {', '.join(others[:NAMED])}{more}", "magenta")
+
+
+def _cycle(cycle: Sequence[str]) -> str:
+    half = _CYCLE // 2
+    if len(cycle) <= _CYCLE:
+        return " → ".join(cycle)
+    return " → ".join([*cycle[:half], f"… {len(cycle) - _CYCLE} more …", *cycle[-half:]])

@@ -1,0 +1,162 @@
+"""Columns that keep to a width, and sections that keep to a height. Rich's own tables wrap; a screen must not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+#: What is left of a column that gives way.
+_LEAST = 16
+_GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`goes`: in a narrow window the highest go first, 0 never does. `cut`: it gives way, at its left or right end."""
+
+    title: str
+    goes: int = 0
+    right: bool = False
+    cut: str = ""
+
+
+def grid(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> list[Text]:
+    """A head and a line for each row, none wider than `width`. Columns without any content are left out."""
+    kept = [at for at, one in enumerate(columns) if not one.goes or any(row[at].plain for row in rows)]
+    widths = {at: max([cell_len(columns[at].title), *(row[at].cell_len for row in rows)]) for at in kept}
+    while _taken(columns, widths) > width and (goes := max(widths, key=lambda at: columns[at].goes)):
+        if not columns[goes].goes:
+            break
+        del widths[goes]
+    _narrow(columns, widths, width)
+    head = [Text(columns[at].title, "dim") for at in widths]
+    return [_line(columns, widths, cells, width) for cells in (head, *([row[at] for at in widths] for row in rows))]
+
+
+def _taken(columns: Sequence[Column], widths: dict[int, int]) -> int:
+    """Once those that give way have done so."""
+    return sum(min(wide, _LEAST) if columns[at].cut else wide for at, wide in widths.items()) + _gaps(widths)
+
+
+def _gaps(widths: dict[int, int]) -> int:
+    return _GAP * (len(widths) - 1)
+
+
+def _narrow(columns: Sequence[Column], widths: dict[int, int], width: int) -> None:
+    """The widest of those that give way does so first."""
+    giving = [at for at in widths if columns[at].cut]
+    while giving and (over := sum(widths.values()) + _gaps(widths) - width) > 0:
+        first, *others = sorted(giving, key=lambda at: -widths[at])
+        step = min(over, max(1, widths[first] - (widths[others[0]] if others else 1)))
+        if widths[first] - step < 1:
+            return
+        widths[first] -= step
+
+
+def _line(columns: Sequence[Column], widths: dict[int, int], cells: Sequence[Text], width: int) -> Text:
+    line = Text(no_wrap=True)
+    for place, (at, cell) in enumerate(zip(widths, cells, strict=True)):
+        column, last = columns[at], place == len(widths) - 1
+        shown = short(cell, widths[at], column.cut == "left")
+        space = " " * (widths[at] - shown.cell_len)
+        line.append_text(Text("" if place == 0 else " " * _GAP))
+        line.append_text(Text(space) + shown if column.right else shown)
+        if not column.right and not last:
+            line.append(space)
+    line.rstrip()
+    return short(line, width)
+
+
+def short(text: Text, width: int, left: bool = False) -> Text:
+    """Cut to a width, at the end or at the beginning: the end of a dotted name tells more than its beginning."""
+    if text.cell_len <= width:
+        return text
+    if not left:
+        cut = text.copy()
+        cut.truncate(max(1, width), overflow="ellipsis")
+        return cut
+    plain = text.plain
+    start = len(plain)
+    taken = 1
+    while start > 0 and taken + cell_len(plain[start - 1]) <= width:
+        start -= 1
+        taken += cell_len(plain[start])
+    return Text(set_cell_size("…", min(1, width)) + plain[start:], style=text.style)
+
+
+def wrapped(text: Text, width: int, indent: int, most: int = 2) -> list[Text]:
+    """Below a row: at most so many lines."""
+    room = max(8, width - indent)
+    if text.cell_len <= room:
+        found = [text]
+    else:
+        found, rest = [], text.plain
+        while rest and len(found) < most - 1 and cell_len(rest) > room:
+            part = set_cell_size(rest, room).rstrip()
+            at = part.rfind(" ")
+            part = part[:at] if at > room // 2 else part
+            found.append(Text(part, style=text.style))
+            rest = rest[len(part) :].lstrip()
+        if rest:
+            found.append(short(Text(rest, style=text.style), room))
+    return [short(Text(" " * indent) + line, width) for line in found]
+
+
+@dataclass
+class Section:
+    """Rows of one kind: a head, a block of lines for each row that was made, and how many rows there are."""
+
+    head: list[Text]
+    blocks: list[list[Text]]
+    total: int
+
+    @property
+    def wants(self) -> int:
+        return sum(map(len, self.blocks)) + (self.total > len(self.blocks))
+
+    @property
+    def least(self) -> int:
+        """The first row, and how many more there are."""
+        return sum(map(len, self.blocks[:1])) + (self.total > 1)
+
+    def lines(self, most: int) -> list[Text]:
+        """As many whole rows as fit, and how many more there are; always one."""
+        if self.wants <= most:
+            rest = self.total - len(self.blocks)
+            return [*self.head, *(line for block in self.blocks for line in block), *_more(rest)]
+        room = max(1, most - 1)
+        shown: list[Text] = []
+        count = 0
+        for block in self.blocks:
+            if count and len(shown) + len(block) > room:
+                break
+            shown += block
+            count += 1
+        return [*self.head, *shown, *_more(self.total - count)]
+
+
+def _more(count: int) -> list[Text]:
+    return [Text(f"… {count} more", "dim")] if count else []
+
+
+def most_important(sections: Sequence[Section], height: int) -> list[Section]:
+    """Those that have a place in so few lines: the last go first."""
+    kept = list(sections)
+    while len(kept) > 1 and sum(len(one.head) + one.least for one in kept) > height:
+        kept.pop()
+    return kept
+
+
+def shared(sections: Sequence[Section], height: int) -> list[int]:
+    """How many lines each gets below its head: who wants few gets them, the others share what is left."""
+    found = [min(one.least, one.wants) for one in sections]
+    room = height - sum(len(one.head) for one in sections) - sum(found)
+    order = sorted(range(len(sections)), key=lambda at: sections[at].wants - found[at])
+    for place, at in enumerate(order):
+        more = max(0, min(sections[at].wants - found[at], room // (len(sections) - place)))
+        found[at] += more
+        room -= more
+    return found

@@ -1,0 +1,178 @@
+"""The status as it changes.
+
+A thread asks the ledger, so that keys are heard and the window is followed while Redis does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import IO
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from celery_orchestration.cli.show.base import console_to, duration
+from celery_orchestration.cli.show.grid import short
+from celery_orchestration.cli.show.status import ALL, ROWS, View
+from celery_orchestration.errors import LedgerError, LedgerRefused
+from celery_orchestration.operate.models import Status
+
+Look = Callable[[], Status]
+
+#: Seconds in which a key or a resized window is noticed.
+NOTICE = 0.1
+_ENDING = ("q", "Q", "\x04")
+
+
+def is_window(file: IO[str]) -> bool:
+    """Whether something can be drawn there again and again."""
+    return file.isatty() and not Console().is_dumb_terminal
+
+
+def follow(look: Look, interval: float, count: int | None, as_json: bool, everything: bool, file: IO[str]) -> None:
+    """Prints it every interval. That the ledger does not answer is said once, on stderr."""
+    console, seen, away = console_to(file), 0, False
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            began = time.monotonic()
+            try:
+                status = look()
+            except LedgerRefused:
+                raise
+            except LedgerError as exc:
+                if seen == 0:
+                    raise
+                if not away:
+                    print(exc, file=sys.stderr, flush=True)
+                away = True
+            else:
+                if as_json:
+                    file.write(json.dumps(status.model_dump(mode="json")) + "\n")
+                else:
+                    console.print(*([Text()] if seen else []), View(status, ALL if everything else ROWS), sep="\n")
+                file.flush()
+                seen, away = seen + 1, False
+            if seen == count:
+                return
+            time.sleep(max(0.0, began + interval - time.monotonic()))
+
+
+class Asking:
+    """What the ledger said last, and since when it does not answer."""
+
+    def __init__(self, look: Look, interval: float) -> None:
+        self._look = look
+        self._interval = interval
+        self._over = threading.Event()
+        self.status = look()
+        self.seen = 1
+        self.problem = ""
+        self.away_since: float | None = None
+        self.refused: LedgerRefused | None = None
+        self._thread = threading.Thread(target=self._ask, name="watch", daemon=True)
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Does not wait for an answer that may never come."""
+        self._over.set()
+        self._thread.join(NOTICE)
+
+    def _ask(self) -> None:
+        while not self._over.wait(self._interval):
+            try:
+                self.status = self._look()
+            except LedgerRefused as exc:
+                self.refused = exc
+                return
+            except Exception as exc:  # whatever it is, the screen goes on: it is shown
+                if self.away_since is None:
+                    self.away_since = time.monotonic()
+                self.problem = str(exc)
+            else:
+                self.away_since = None
+                self.seen += 1
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, console.height
+        note = ""
+        if self.away_since is not None:
+            note = f"no answer for {duration(time.monotonic() - self.away_since)}, this is what was; {self.problem}"
+        lines = View(self.status, height=height, live=True, note=note).lines(width)
+        if len(lines) > height:
+            lines = [*lines[: height - 1], Text("…", "dim")]
+        yield Text("\n").join(short(line, width) for line in lines)
+
+
+def watch_live(look: Look, interval: float, count: int | None = None) -> None:
+    """In the whole window, until q, Ctrl-C or a signal ends it; the terminal is left as it was."""
+    console, asking = console_to(sys.stdout), Asking(look, interval)
+    live = Live(asking, console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+    with contextlib.suppress(KeyboardInterrupt), _ending_by_signal(), asking, _keys() as pressed, live:
+        shown: tuple[object, ...] = ()
+        while asking.refused is None:
+            away = asking.away_since and int(time.monotonic() - asking.away_since)
+            now = (asking.seen, console.size, away)
+            if now != shown:
+                live.refresh()
+                shown = now
+            if asking.seen == count or pressed(NOTICE) in _ENDING:
+                break
+    if asking.refused is not None:
+        raise asking.refused
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Gives what to ask for a key that is pressed within so many seconds; '' if none is, or nobody can press one."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    import termios  # noqa: PLC0415 - not everywhere
+    import tty  # noqa: PLC0415
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield _key
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _key(seconds: float) -> str:
+    if not select.select([sys.stdin], [], [], seconds)[0]:
+        return ""
+    key = sys.stdin.read(1)
+    return key or "q"  # the terminal is gone
+
+
+@contextlib.contextmanager
+def _ending_by_signal() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does: the default would leave the terminal as it is."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+

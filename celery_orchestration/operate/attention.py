@@ -1,0 +1,45 @@
+"""What of a status an operator should look at first, and whether anything is wrong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celery_orchestration.operate.models import JobStatus, Status
+
+#: How many are named.
+_NAMED = 3
+
+
+def wrong(status: Status) -> list[str]:
+    """What is not as it should be: problems, and jobs that do not do what they are there for."""
+    failed = [job.name for job in status.jobs if job.disabled is not None and by_failures(job)]
+    late = [job.name for job in status.jobs if job.overdue and job.name not in failed]
+    found = [*status.problems]
+    if failed:
+        found.append(f"disabled by failures: {_named(failed)}")
+    if late:
+        found.append(f"overdue: {_named(late)}")
+    return found
+
+
+def by_failures(job: JobStatus) -> bool:
+    """Not only because a person wants it so."""
+    return job.disabled is not None and (job.disabled.by == "failures" or job.disabled.failures is not None)
+
+
+def is_failing(job: JobStatus) -> bool:
+    return job.failures > 0 or job.last_outcome == "failed"
+
+
+def by_urgency(jobs: Sequence[JobStatus]) -> list[JobStatus]:
+    return sorted(jobs, key=lambda job: (_urgency(job), job.name))
+
+
+def _urgency(job: JobStatus) -> int:
+    order = (job.state == "disabled", job.overdue, is_failing(job), job.state == "running", job.state == "waiting")
+    return next((place for place, holds in enumerate(order) if holds), len(order))
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,166 @@
+"""How jobs hang together, as a picture: who waits for whom, who never runs beside whom, and how each is doing.
+
+Pure: from what ``lua/graph.lua`` tells and the policies of the app's code. Nothing recurses, and cycles are allowed:
+releases that are live together may form one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from celery_orchestration import graph
+from celery_orchestration.ledger.keys import decode_job
+from celery_orchestration.operate.clock import when
+from celery_orchestration.operate.models import Model
+from celery_orchestration.policy import Policy
+
+
+class Drawn(Model):
+    """A job in the picture."""
+
+    name: str
+    state: Literal["idle", "running", "waiting", "disabled", "unknown"] = Field(
+        description="'unknown': the ledger does not know it, as no worker has brought it yet"
+    )
+    running: int = 0
+    waiting: int = Field(default=0, description="those that are not due yet included")
+    failed: bool = Field(default=False, description="its last run did")
+
+
+class Needs(Model):
+    """A dependency. Releases that are live together may bring several of one pair: all of them hold."""
+
+    job: str = Field(description="the job that waits")
+    needs: str = Field(description="the job that it waits for")
+    on: Literal["success", "finish", "idle"]
+    max_age_seconds: float | None = Field(default=None, description="and it ended not longer ago than that")
+    fresh: bool = Field(default=False, description="and it ended after the last start of the job that waits")
+
+    @property
+    def condition(self) -> str:
+        """In words, '' for the usual one: that its last run succeeded."""
+        said: list[str] = [] if self.on == "success" else [self.on]
+        if self.max_age_seconds is not None:
+            said.append(f"at most {self.max_age_seconds:g} s old")
+        return ", ".join([*said, "fresh"] if self.fresh else said)
+
+
+class Conflict(Model):
+    """Two jobs that never run at the same time. Each pair is there once."""
+
+    one: str
+    other: str
+
+
+class Picture(Model):
+    """All jobs and their relations, or those that have to do with one job."""
+
+    namespace: str
+    at: datetime
+    jobs: list[Drawn] = Field(description="by name")
+    dependencies: list[Needs]
+    conflicts: list[Conflict]
+    cycles: list[list[str]] = Field(
+        description="jobs that wait for each other in a circle, for as long as the releases that bring it are live "
+        "together: one for each knot, closed"
+    )
+
+    def conditions(self) -> dict[tuple[str, str], str]:
+        """Of each pair, who is waited for first: what is asked that is not the usual. Of several all hold."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for one in self.dependencies:
+            found.setdefault((one.needs, one.job), []).append(one.condition)
+        return {pair: "; ".join(filter(None, said)) for pair, said in found.items()}
+
+
+def picture(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Policy]) -> Picture:
+    """`found`: what the ledger tells; `policies`: of the app's jobs, of which the ledger may not know some."""
+    told = found["jobs"] or ()
+    names = [decode_job(one["name"]) for one in told]
+    drawn = {name: _drawn(name, one) for name, one in zip(names, told, strict=True)}
+    needs = [_needs(name, dep) for name, one in zip(names, told, strict=True) for dep in one["deps"] or ()]
+    pairs = {(name, names[at - 1]) for name, one in zip(names, told, strict=True) for at in one["conf"] or ()}
+    for name, policy in policies.items():
+        if name not in drawn:
+            document = policy.document()
+            needs += [_needs(name, dep, decode=False) for dep in document["deps"]]
+            pairs |= {(name, other) for other in document["blocks"]}
+    for name in (*policies, *(one.needs for one in needs), *(name for pair in pairs for name in pair)):
+        drawn.setdefault(name, Drawn(name=name, state="unknown"))
+    return _picture(namespace, when(found["now"]), drawn.values(), needs, pairs)
+
+
+def about(whole: Picture, job: str) -> Picture:
+    """What one job has to do with: what it waits for in the end, what waits for it, and whom it conflicts with."""
+    up = edges((one.job, one.needs) for one in whole.dependencies)
+    down = edges((one.needs, one.job) for one in whole.dependencies)
+    kept = {*_reached(up, job), *_reached(down, job)}
+    kept |= {name for one in whole.conflicts if job in (one.one, one.other) for name in (one.one, one.other)}
+    return _picture(
+        whole.namespace,
+        whole.at,
+        [one for one in whole.jobs if one.name in kept],
+        [one for one in whole.dependencies if one.job in kept and one.needs in kept],
+        {(one.one, one.other) for one in whole.conflicts if one.one in kept and one.other in kept},
+    )
+
+
+def _picture(
+    namespace: str, at: datetime, jobs: Iterable[Drawn], needs: Sequence[Needs], pairs: Collection[tuple[str, str]]
+) -> Picture:
+    waits_for = edges((one.job, one.needs) for one in needs)
+    every = sorted(jobs, key=lambda one: one.name)
+    documents = {one.name: {"deps": [{"job": other} for other in waits_for.get(one.name, ())]} for one in every}
+    return Picture(
+        namespace=namespace,
+        at=at,
+        jobs=every,
+        dependencies=sorted(
+            dict.fromkeys(needs), key=lambda one: (one.needs, one.job, one.on, one.max_age_seconds or 0, one.fresh)
+        ),
+        conflicts=[Conflict(one=one, other=other) for one, other in sorted({tuple(sorted(pair)) for pair in pairs})],
+        cycles=graph.cycles(documents),
+    )
+
+
+def _drawn(name: str, found: Mapping[str, Any]) -> Drawn:
+    state = "running" if found["running"] else "waiting" if found["waiting"] else "idle"
+    return Drawn(
+        name=name,
+        state="disabled" if found["off"] else state,
+        running=found["running"],
+        waiting=found["waiting"],
+        failed=found["failed"],
+    )
+
+
+def _needs(job: str, dep: Mapping[str, Any], decode: bool = True) -> Needs:
+    age = dep.get("max_age_ms")
+    return Needs(
+        job=job,
+        needs=decode_job(dep["job"]) if decode else dep["job"],
+        on=dep["on"],
+        max_age_seconds=None if age is None else age / 1000,
+        fresh=dep["fresh"],
+    )
+
+
+def edges(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Each once, in their order."""
+    found: dict[str, dict[str, None]] = {}
+    for start, end in pairs:
+        found.setdefault(start, {})[end] = None
+    return {start: [*ends] for start, ends in found.items()}
+
+
+def _reached(steps: Mapping[str, Sequence[str]], start: str) -> set[str]:
+    seen, todo = {start}, [start]
+    while todo:
+        fresh = [name for name in steps.get(todo.pop(), ()) if name not in seen]
+        seen.update(fresh)
+        todo += fresh
+    return seen

@@ -1,0 +1,198 @@
+"""Looking from the shell: status, watch, history and graph, in a terminal and without one."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from celery_orchestration.operate import Ended, Picture, Status
+from support.invariants import status_of
+from support.stage import Stage
+from support.terminal import Terminal
+from support.wait import until
+from support.workers import Broker, celery_command, environment, run_celery
+
+APP = "support.apps.releases"
+EVIL = 'evil\x1b[31m\x07"]; end\r\n\u202egnol'
+
+QUEUES = ["celery", "default.low", "images.normal"]
+POLICIES: dict[str, dict[str, Any]] = {
+    "shop.fetch": {"max_running": 1},
+    "shop.process": {"max_running": 1, "depends_on": ["shop.fetch"]},
+    "shop.report": {"depends_on": ["shop.process"]},
+    "shop.cleanup": {"blocks": ["shop.process"], "priority": "low"},
+    "shop.images": {"pool": "images"},
+    EVIL: {"blocks": ["shop.fetch"]},
+}
+
+
+@pytest.fixture
+def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
+    return stage_on(redis_broker, APP, env={"TEST_POLICIES": json.dumps(POLICIES)})
+
+
+def look(stage: Stage, *arguments: str, columns: int = 100) -> CompletedProcess[str]:
+    env = {**stage.env, "COLUMNS": str(columns)}
+    return run_celery(APP, "orchestration", *arguments, broker=stage.broker, env=env)
+
+
+def terminal(stage: Stage, *arguments: str, **options: Any) -> Terminal:
+    env = {**environment(), **stage.broker.env(), **stage.env}
+    return Terminal(celery_command(stage.module, "orchestration", *arguments), env, **options)
+
+
+def harmless(text: str) -> bool:
+    return all(char.isprintable() or char == "\n" for char in text)
+
+
+def test_jobs_are_looked_at_from_all_sides(stage):
+    stage.worker("threads", concurrency=3, queues=QUEUES)
+    fetching = stage.send(stage.jobs.jobs["shop.fetch"], "go")
+    stage.started(fetching)
+    stage.send(stage.jobs.jobs["shop.process"], "go")
+    stage.wait_waiting(1)
+
+    # Everything is all right; only some of it is asked for.
+    whole = look(stage, "status")
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert whole.stdout.startswith("releases: 1 running, 1 waiting; everything is all right\n")
+    narrow = look(stage, "status", "--job", "shop.f*", "--json")
+    assert narrow.returncode == 0
+    found = Status.model_validate_json(narrow.stdout)
+    assert ([one.name for one in found.jobs], found.running, found.waiting) == (["shop.fetch"], 1, 0)
+    assert ([one.id for one in found.runs], found.waits) == ([fetching.id], [])
+    waiting = look(stage, "status", "--state", "waiting", "--state", "disabled").stdout
+    assert "shop.process" in waiting
+    assert "\nshop.fetch" not in waiting
+    pool = Status.model_validate_json(look(stage, "status", "--pool", "images", "--json").stdout)
+    assert [one.name for one in pool.jobs] == ["shop.images"]
+    assert [one.name for one in pool.queues] == ["images.granted", "images.normal"]
+
+    # A picture of it.
+    text = look(stage, "graph")
+    assert (text.returncode, text.stderr) == (0, "")
+    assert harmless(text.stdout)
+    assert "\nshop.fetch  running  ✕ evil" in text.stdout
+    assert "\n└─ shop.process  waiting  ✕ shop.cleanup\n   └─ shop.report\n" in text.stdout
+    picture = Picture.model_validate_json(look(stage, "graph", "shop.report", "--json").stdout)
+    assert [one.name for one in picture.jobs] == ["shop.fetch", "shop.process", "shop.report"]
+    for form, head in (("mermaid", "flowchart TD\n"), ("dot", 'digraph "releases" {\n')):
+        done = look(stage, "graph", "--format", form)
+        assert (done.returncode, done.stdout[: len(head)]) == (0, head)
+        assert harmless(done.stdout)
+
+    # What became of it.
+    stage.release("go")
+    stage.all_well()
+    runs = look(stage, "history", "shop.process")
+    assert runs.returncode == 0
+    assert f"{stage.sent[1].id}  " in runs.stdout
+    assert "for shop.fetch" in runs.stdout
+    ended = [Ended(**one) for one in json.loads(look(stage, "history", "shop.fetch", "--json").stdout)]
+    assert [(one.id, one.outcome) for one in ended] == [(fetching.id, "succeeded")]
+    assert look(stage, "history", "shop.fetch", "--outcome", "failed").stdout == "no such run has ended yet\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("status", "--job", "shop.fech"), "Error: no job that a worker has brought is like 'shop.fech'"),
+        (("status", "--state", "runing"), "'runing' is not one of 'idle', 'running', 'waiting', 'disabled', 'overdue'"),
+        (("graph", "shop.fech"), "Error: there is no job 'shop.fech', did you mean 'shop.fetch'?"),
+        (("graph", "--format", "svg"), "'svg' is not one of 'text', 'mermaid', 'dot'"),
+        (("history", "shop.fetch", "--outcome", "lost"), "'lost' is not one of 'succeeded'"),
+        (("watch", "--interval", "0.1"), "0.1 is not in the range x>=0.2"),
+        (("watch", "--job", "shop.fech"), "like 'shop.fech'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_word_is_said_and_exits_with_2(stage, arguments, words):
+    done = look(stage, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_jobs_of_the_code_are_in_the_picture_before_a_worker_has_brought_them(stage):
+    found = look(stage, "graph", "shop.report")
+    assert found.returncode == 0
+    assert found.stdout.count("unknown to the ledger") == 3
+
+
+def test_in_a_window_the_status_changes_until_it_is_ended(stage):
+    """Its size is followed, Redis may go and come back, and nothing is left behind in the terminal."""
+    with terminal(stage, "watch", "--interval", "0.2") as window:
+        window.shows("^releases: 0 running, 0 waiting$")
+        window.shows("^! no worker is alive$")
+        stage.worker("threads", queues=QUEUES)
+        window.shows("^releases: 0 running, 0 waiting; everything is all right$")
+        assert any(line.startswith("shop.process") for line in window.screen())
+        window.resize(12, 50)
+        screen = until(lambda: len(found := window.screen()) <= 12 and found)
+        assert max(map(len, screen)) <= 50
+
+        window.resize(40, 140)
+        stage.broker.redis.kill()
+        window.shows(r"^releases: 0 running, 0 waiting: no answer for \d+ s, this is what was; the ledger at")
+        stage.broker.redis.start()
+        window.shows("^releases: 0 running, 0 waiting(; everything is all right)?$")
+
+        window.press("q")
+        assert window.ends() == 0
+        assert window.is_as_before()
+        assert b"Traceback" not in window.written
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
+def test_however_it_is_ended_the_terminal_is_as_before(stage, how):
+    with terminal(stage, "watch") as window:
+        window.shows("no worker is alive")
+        if how == "Ctrl-C":
+            window.press("\x03")
+        else:
+            window.process.send_signal(signal.SIGTERM)
+        assert window.ends() == (0 if how == "Ctrl-C" else 143)
+        assert window.is_as_before()
+        assert b"Traceback" not in window.written
+
+
+def test_running_runs_have_bars(stage_on, redis_broker):
+    stage = stage_on(redis_broker, "support.apps.limits")
+    stage.worker()
+    stage.send(stage.jobs.telling, "end", (45, 100, "pages"))
+    until(lambda: any(run.progress for run in status_of(stage.app).runs))
+    with terminal(stage, "watch", "--count", "1", columns=140) as window:
+        assert window.ends(20) == 0
+        assert "█████████░░░░░░░░░░░ 45/100 pages" in window.written.decode()
+    stage.release("end")
+    stage.all_well()
+
+
+def test_a_terminal_without_our_characters_shows_others(stage):
+    env = {**stage.env, "PYTHONIOENCODING": "ascii"}
+    for arguments in (("graph",), ("graph", "--format", "dot")):
+        done = run_celery(APP, "orchestration", *arguments, broker=stage.broker, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.isascii()
+
+
+def test_in_a_dumb_terminal_the_status_is_printed_too(stage):
+    with terminal(stage, "watch", "--count", "1", term="dumb") as window:
+        assert window.ends(20) == 0
+        assert b"releases: 0 running" in window.written
+        assert b"\x1b" not in window.written
+
+
+def test_without_a_terminal_the_status_is_printed_again_and_again(stage):
+    done = look(stage, "watch", "--count", "2", "--interval", "0.2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("releases: 0 running, 0 waiting\n! no worker is alive\n") == 2
+    assert "\x1b" not in done.stdout
+    done = look(stage, "watch", "--count", "2", "--interval", "0.2", "--json")
+    found = [Status.model_validate_json(line) for line in done.stdout.splitlines()]
+    assert found[0].at < found[1].at

@@ -1,0 +1,315 @@
+"""The graph as a picture: every job and every relation is in it once, whatever the names are and however they hang
+together."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from datetime import datetime, timezone
+from html import unescape
+from io import StringIO
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from celery_orchestration.cli.show.graph import picture_lines, print_graph
+from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.operate.formats import COLOURS, dot, mermaid
+from celery_orchestration.operate.picture import Conflict, Drawn, Needs, Picture, about, picture
+from celery_orchestration.operate.tree import DEEPEST, tree
+from celery_orchestration.policy import Dependency, JobOptions, Policy, printable
+from support.hostile import TEXTS
+
+NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
+NOW_MS = round(NOW.timestamp() * 1000)
+
+
+def told(name: str, deps: Any = (), conf: Any = (), **more: Any) -> dict[str, Any]:
+    """A job as the ledger tells it. Lua's empty tables come as {}."""
+    dependencies = [{"job": encode_job(dep), "on": "success", "fresh": False} for dep in deps]
+    common = {"off": False, "running": 0, "waiting": 0, "failed": False}
+    return {"name": encode_job(name), "deps": dependencies or {}, "conf": list(conf) or {}, **common, **more}
+
+
+def drawn_from(*jobs: dict[str, Any], policies: dict[str, Policy] | None = None) -> Picture:
+    return picture("shop", {"now": NOW_MS, "jobs": list(jobs) or {}}, policies or {})
+
+
+def of(edges: dict[str, list[str]], blocks: Any = (), **states: Any) -> Picture:
+    """Jobs, each with what it depends on."""
+    names = sorted({*edges, *(name for deps in edges.values() for name in deps), *(n for pair in blocks for n in pair)})
+    place = {name: at for at, name in enumerate(names, 1)}
+    conf = {name: [place[b] for a, b in map(sorted, blocks) if a == name] for name in names}
+    return drawn_from(*(told(n, edges.get(n, ()), conf[n], **states.get(n, {})) for n in names))
+
+
+NAMES = st.one_of(st.sampled_from([*TEXTS.values(), "a", "b", "c", "shop.fetch_data"]), st.text(min_size=1, max_size=8))
+NAMES = NAMES.filter(lambda name: not any("\ud800" <= char <= "\udfff" for char in name))
+
+
+@st.composite
+def pictures(draw: Any) -> Picture:
+    """Any graph at all: cycles, jobs that depend on themselves, several conditions of one pair."""
+    names = draw(st.lists(NAMES, min_size=1, max_size=10, unique=True))
+    name = st.sampled_from(names)
+    states = st.sampled_from(["idle", "running", "waiting", "disabled", "unknown"])
+    needs = st.builds(
+        Needs,
+        job=name,
+        needs=name,
+        on=st.sampled_from(["success", "finish", "idle"]),
+        max_age_seconds=st.none() | st.floats(0.001, 1e9),
+        fresh=st.booleans(),
+    )
+    pairs = draw(st.sets(st.tuples(name, name).filter(lambda pair: pair[0] < pair[1]), max_size=10))
+    dependencies = draw(st.lists(needs, max_size=20))
+    jobs = sorted(names)
+    # As picture() makes it: from its own function, so that order and cycles are those of a real one.
+    whole = drawn_from(*(told(n, [d.needs for d in dependencies if d.job == n]) for n in jobs))
+    return whole.model_copy(
+        update={
+            "jobs": [Drawn(name=n, state=draw(states), failed=draw(st.booleans())) for n in jobs],
+            "dependencies": dependencies,
+            "conflicts": [Conflict(one=a, other=b) for a, b in sorted(pairs)],
+        }
+    )
+
+
+def pairs_of(whole: Picture) -> set[tuple[str, str]]:
+    return {(one.needs, one.job) for one in whole.dependencies}
+
+
+# -- what the ledger and the code say
+
+
+def test_jobs_have_the_state_that_follows_from_what_they_do():
+    found = drawn_from(
+        told("disabled", off=True, running=1),
+        told("failed", failed=True),
+        told("idle"),
+        told("running", running=2, waiting=1),
+        told("waiting", waiting=3),
+    )
+    assert {one.name: one.state for one in found.jobs} == {
+        "disabled": "disabled", "failed": "idle", "idle": "idle", "running": "running", "waiting": "waiting"
+    }  # fmt: skip
+    assert {one.name: (one.running, one.waiting, one.failed) for one in found.jobs}["running"] == (2, 1, False)
+
+
+def test_conditions_that_are_not_the_usual_are_told():
+    dep = {"job": "a", "on": "finish", "max_age_ms": 90_000, "fresh": True}
+    found = drawn_from(told("a"), {**told("b"), "deps": [dep, {"job": "a", "on": "success", "fresh": False}]})
+    assert found.conditions() == {("a", "b"): "finish, at most 90 s old, fresh"}
+    assert [(one.on, one.max_age_seconds, one.fresh) for one in found.dependencies] == [
+        ("finish", 90, True),
+        ("success", None, False),
+    ]
+
+
+def test_jobs_of_the_code_that_no_worker_has_brought_are_marked():
+    new = Policy.resolve(
+        "new", JobOptions(max_running=1, depends_on=[Dependency("old", on="idle"), "elsewhere"], blocks=["old"])
+    )
+    changed = Policy.resolve("old", JobOptions(max_running=1, depends_on=["not.in.force.yet"]))
+    found = drawn_from(told("old"), policies={"new": new, "old": changed})
+    assert {one.name: one.state for one in found.jobs} == {"elsewhere": "unknown", "new": "unknown", "old": "idle"}
+    assert found.conditions() == {("elsewhere", "new"): "", ("old", "new"): "idle"}
+    assert found.conflicts == [Conflict(one="new", other="old")]
+
+
+def test_names_are_shown_as_they_were_written():
+    found = of({"a:b": ["c%d"]}, blocks=[("a:b", "x y")])
+    assert [one.name for one in found.jobs] == ["a:b", "c%d", "x y"]
+    assert pairs_of(found) == {("c%d", "a:b")}
+    assert [(one.one, one.other) for one in found.conflicts] == [("a:b", "x y")]
+
+
+def test_of_one_job_what_it_has_to_do_with_is_left():
+    whole = of({"b": ["a"], "c": ["b"], "d": ["c"], "side": ["a"], "far": ["other"]}, blocks=[("c", "x"), ("x", "y")])
+    found = about(whole, "c")
+    assert [one.name for one in found.jobs] == ["a", "b", "c", "d", "x"]
+    assert pairs_of(found) == {("a", "b"), ("b", "c"), ("c", "d")}
+    assert [(one.one, one.other) for one in found.conflicts] == [("c", "x")]
+    assert about(whole, "y").jobs == [one for one in whole.jobs if one.name in "xy"]
+
+
+# -- as a tree
+
+
+@given(pictures(), st.integers(1, DEEPEST))
+def test_every_dependency_and_every_head_is_one_line_and_every_job_is_drawn_once(whole, deepest):
+    lines = tree(whole, deepest)
+    assert Counter((line.under, line.job) for line in lines if line.under is not None) == Counter(pairs_of(whole))
+    heads = Counter(line.job for line in lines if line.under is None)
+    assert set(heads.values()) <= {1}
+    assert Counter(line.job for line in lines if line.drawn == "here") == Counter(one.name for one in whole.jobs)
+    assert all(len(line.lasts) <= deepest for line in lines)
+    # What is said to be above or below is.
+    place = {line.job: at for at, line in enumerate(lines) if line.drawn == "here"}
+    assert all(place[line.job] < at for at, line in enumerate(lines) if line.drawn == "above")
+    assert all(place[line.job] > at for at, line in enumerate(lines) if line.drawn == "below")
+
+
+@given(pictures(), st.integers(1, DEEPEST))
+def test_a_line_is_below_the_job_that_it_hangs_on(whole, deepest):
+    path: list[str] = []
+    for line in tree(whole, deepest):
+        del path[len(line.lasts) :]
+        assert (path[-1] if path else None) == line.under
+        path.append(line.job)
+
+
+def test_what_depends_on_nothing_comes_first_and_what_depends_on_it_below():
+    whole = of({"process": ["fetch"], "report": ["process", "fetch"], "alone": []})
+    assert [("  " * len(line.lasts) + line.job, line.drawn) for line in tree(whole)] == [
+        ("alone", "here"),
+        ("fetch", "here"),
+        ("  process", "here"),
+        ("    report", "here"),
+        ("  report", "above"),
+    ]
+
+
+def test_a_circle_is_drawn_and_marked():
+    whole = of({"a": ["c"], "b": ["a"], "c": ["b"], "end": ["c"]})
+    assert whole.cycles == [["a", "c", "b", "a"]]
+    assert [("  " * len(line.lasts) + line.job, line.drawn) for line in tree(whole)] == [
+        ("a", "here"), ("  b", "here"), ("    c", "here"), ("      a", "above"), ("      end", "here"),
+    ]  # fmt: skip
+    text = shown(whole)
+    assert text.count("↻") == 4
+    assert "! these wait for each other: a → c → b → a" in text
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        {f"j{n:05}": [f"j{n - 1:05}"] for n in range(1, 10_000)},
+        {f"j{n:05}": [f"j{(n - 1) % 10_000:05}"] for n in range(10_000)},
+        {f"j{n:05}": ["j00000"] for n in range(1, 10_000)},
+        {"z": [f"j{n:05}" for n in range(9_999)]},
+        {f"j{n:05}": [f"j{n // 2:05}", f"j{n // 3:05}"] for n in range(2, 10_000)},
+    ],
+    ids=["in a row", "in a circle", "on one", "one on all", "as a net"],
+)
+def test_ten_thousand_jobs_are_drawn_in_bounded_time(edges):
+    began = time.process_time()
+    whole = of(edges)
+    lines = picture_lines(whole, 80)
+    assert len(mermaid(whole).splitlines()) > len(whole.jobs) < len(dot(whole).splitlines())
+    assert time.process_time() - began < 20
+    assert max(len(line.plain) for line in lines[:-1]) < 200
+
+
+# -- in a terminal
+
+
+def shown(whole: Picture, columns: int = 80) -> str:
+    file = StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        print_graph(whole, file)
+    return file.getvalue()
+
+
+def test_the_picture_tells_states_conditions_and_what_never_runs_together():
+    dep = {"job": "shop.fetch", "on": "finish", "fresh": True}
+    whole = drawn_from(
+        told("shop.cleanup", conf=[3]),
+        told("shop.fetch", failed=True, off=True),
+        {**told("shop.process", running=1), "deps": [dep]},
+    )
+    assert shown(whole) == (
+        "shop: 3 jobs; below each what waits for it; ✕ never at the same time\n"
+        "shop.cleanup  ✕ shop.process\n"
+        "shop.fetch  disabled  last run failed\n"
+        "└─ shop.process (finish, fresh)  running  ✕ shop.cleanup\n"
+    )
+
+
+def test_of_many_conflicts_the_first_are_named():
+    whole = of({}, blocks=[("a", f"b{n}") for n in range(1000)])
+    assert "a  ✕ b0, b1, b10 and 997 more" in shown(whole)
+
+
+def test_without_jobs_that_is_said():
+    assert shown(drawn_from()) == "there are no jobs\n"
+
+
+@given(pictures(), st.integers(20, 200))
+def test_the_picture_is_harmless_and_keeps_to_the_window(whole, columns):
+    text = shown(whole, columns)
+    assert all(char.isprintable() or char == "\n" for char in text), text
+    assert [line for line in text.splitlines() if cell_len(line) > columns] == []
+
+
+# -- for other programs: read back
+
+
+@given(pictures())
+def test_mermaid_has_every_job_and_every_relation_once(whole):
+    head, *lines = mermaid(whole).splitlines()
+    assert head == "flowchart TD"
+    labels: dict[str, str] = {}
+    found: list[Any] = []
+    for line in lines:
+        if node := re.fullmatch(r'    (n\d+)\["([\w .#;]*)"\]:::(\w+)', line):
+            assert node[1] not in labels
+            labels[node[1]] = decoded(node[2])
+            found.append((decoded(node[2]), node[3]))
+        elif edge := re.fullmatch(r'    (n\d+) -->(?:\|"([\w .#;]+)"\|)? (n\d+)', line):
+            found.append((labels[edge[1]], labels[edge[3]], decoded(edge[2] or "")))
+        elif pair := re.fullmatch(r"    (n\d+) -\.- (n\d+)", line):
+            found.append(("never", *sorted((labels[pair[1]], labels[pair[2]]))))
+        else:
+            assert re.fullmatch(r"    classDef \w+ fill:#\w+,stroke:#\w+,color:#\w+(,stroke-dasharray:4)?", line), line
+    assert sorted(map(repr, found)) == sorted(map(repr, expected(whole)))
+
+
+def decoded(label: str) -> str:
+    return re.sub(r"#(\d+);", lambda number: chr(int(number[1])), label)
+
+
+@given(pictures())
+def test_dot_has_every_job_and_every_relation_once(whole):
+    head, *lines, end = dot(whole).splitlines()
+    assert (head, end) == ('digraph "shop" {', "}")
+    text = r'"((?:[^"\\]|\\["\\])*)"'
+    labels: dict[str, str] = {}
+    found: list[Any] = []
+    for line in lines:
+        if node := re.fullmatch(rf'    (n\d+) \[label={text}, class="(\w+)", [\w#",= ]+\];', line):
+            assert node[1] not in labels
+            labels[node[1]] = unquoted(node[2])
+            found.append((unquoted(node[2]), node[3]))
+        elif edge := re.fullmatch(rf"    (n\d+) -> (n\d+)(?: \[label={text}\])?;", line):
+            found.append((labels[edge[1]], labels[edge[2]], unquoted(edge[3] or "")))
+        elif pair := re.fullmatch(r"    (n\d+) -> (n\d+) \[dir=none, style=dashed, constraint=false\];", line):
+            found.append(("never", *sorted((labels[pair[1]], labels[pair[2]]))))
+        else:
+            assert re.fullmatch(r'    (node|edge) \[[\w="\-, ]+\];', line), line
+    assert sorted(map(repr, found)) == sorted(map(repr, expected(whole)))
+
+
+def unquoted(text: str) -> str:
+    assert "&" not in text.replace("&amp;", "")
+    return unescape(re.sub(r"\\(.)", r"\1", text))
+
+
+def expected(whole: Picture) -> list[Any]:
+    return [
+        *((printable(one.name), one.state) for one in whole.jobs),
+        *((printable(needs), printable(job), said) for (needs, job), said in whole.conditions().items()),
+        *(("never", *sorted((printable(one.one), printable(one.other)))) for one in whole.conflicts),
+    ]
+
+
+def test_ordinary_names_stay_legible():
+    text = mermaid(of({"shop.process_data": ["shop.fetch_data"]}))
+    assert 'n0["shop.fetch_data"]:::idle' in text
+    assert "n0 --> n1" in text
+    assert set(COLOURS) == set(re.findall(r"classDef (\w+)", text))
