@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +34,8 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
         @handle_preload_options  # type: ignore[untyped-decorator]
         @wraps(function)
         def with_client(ctx: click.Context, as_json: bool, **kwargs: Any) -> None:
+            import gc  # noqa: PLC0415
+
             gc.freeze()  # what is loaded by now stays: collections of what a command makes need not look at it
             from celery_orchestration.operate import Orchestration  # noqa: PLC0415
 

@@ -22,11 +22,11 @@ from celery_orchestration.policy import Policy
 class Drawn(Model):
     """A job in the picture."""
 
-    name: str
+    name: str = Field(description="its full name")
     state: Literal["idle", "running", "waiting", "disabled", "unknown"] = Field(
         description="'unknown': the ledger does not know it, as no worker has brought it yet"
     )
-    running: int = 0
+    running: int = Field(default=0, description="runs that hold room")
     waiting: int = Field(default=0, description="those that are not due yet included")
     failed: bool = Field(default=False, description="its last run did")
 
@@ -36,7 +36,7 @@ class Needs(Model):
 
     job: str = Field(description="the job that waits")
     needs: str = Field(description="the job that it waits for")
-    on: Literal["success", "finish", "idle"]
+    on: Literal["success", "finish", "idle"] = Field(description="what its last run must have come to")
     max_age_seconds: float | None = Field(default=None, description="and it ended not longer ago than that")
     fresh: bool = Field(default=False, description="and it ended after the last start of the job that waits")
 
@@ -52,18 +52,18 @@ class Needs(Model):
 class Conflict(Model):
     """Two jobs that never run at the same time. Each pair is there once."""
 
-    one: str
-    other: str
+    one: str = Field(description="a job")
+    other: str = Field(description="and another one")
 
 
 class Picture(Model):
     """All jobs and their relations, or those that have to do with one job."""
 
-    namespace: str
-    at: datetime
+    namespace: str = Field(description="of the ledger")
+    at: datetime = Field(description="when that was, by Redis's clock")
     jobs: list[Drawn] = Field(description="by name")
-    dependencies: list[Needs]
-    conflicts: list[Conflict]
+    dependencies: list[Needs] = Field(description="who waits for whom")
+    conflicts: list[Conflict] = Field(description="who never runs beside whom")
     cycles: list[list[str]] = Field(
         description="jobs that wait for each other in a circle, for as long as the releases that bring it are live "
         "together: one for each knot, closed"

@@ -48,7 +48,10 @@ WAITING, DEAD, ENTRY, NEW = "<waiting>", "<dead>", "<entry>", "<new>"
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("status",),
     ("explain", JOB),
+    ("watch", "--count", "1"),
     ("history", JOB),
+    ("graph",),
+    ("graph", JOB, "--format", "dot"),
     ("audit",),
     ("disable", JOB, "--reason", "why"),
     ("enable", JOB),
@@ -471,7 +474,10 @@ def test_a_broker_that_is_not_there_is_one_line(site, server, url):
         assert is_one_line(result, 1), result.output
         assert "127.0.0.1:1/" in result.stderr
         assert "geheim" not in result.stderr
-    assert call(app, "status").exit_code == 0
+    seen = call(app, "status", "--json")
+    assert seen.exit_code == 1
+    assert any("the broker at" in problem for problem in json.loads(seen.stdout)["problems"])
+    assert "geheim" not in seen.output
     close_app(app)
 
 

@@ -140,7 +140,7 @@ def test_status_tells_what_runs_what_waits_and_why(stage):
     # The command line shows the same.
     as_json = shown(stage, "--json")
     assert (as_json.returncode, as_json.stderr) == (0, "")
-    assert timeless(Status.model_validate_json(as_json.stdout)) == timeless(status_of(stage.app))
+    assert timeless(Status.model_validate_json(as_json.stdout)) == timeless(Orchestration(stage.app).status())
     table = shown(stage, columns=250)
     assert (table.returncode, table.stderr) == (0, "")
     for run in status.runs:
