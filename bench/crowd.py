@@ -1,4 +1,4 @@
-"""The jobs of (c) and (f): 1,000 in one ring of blocks. An app of its own, that (f) gives to Celery's commands."""
+"""The jobs of (c) and (g): 1,000 in one ring of blocks. An app of its own, that (g) gives to Celery's commands."""
 
 from __future__ import annotations
 

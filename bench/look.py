@@ -1,4 +1,4 @@
-"""(f) What an operator waits for: whole commands from the shell, the start of Python included.
+"""(g) What an operator waits for: whole commands from the shell, the start of Python included.
 
 1,000 jobs, 200 workers and many waiting runs, brought into the ledger by its own verbs as in (c). Beside ours Celery's
 own commands on the same app, in the same rounds: ``--help``, which does nothing, and ``inspect ping``, which is

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import IO
 
@@ -117,20 +117,29 @@ class Asking:
 
 def watch_live(look: Look, interval: float, count: int | None = None) -> None:
     """In the whole window, until q, Ctrl-C or a signal ends it; the terminal is left as it was."""
-    console, asking = console_to(sys.stdout), Asking(look, interval)
+    with contextlib.suppress(KeyboardInterrupt):
+        asking = Asking(look, interval)
+        with _signals() as caught:
+            _draw(asking, count, caught)
+        if asking.refused is not None:
+            raise asking.refused
+        if signal.SIGTERM in caught:
+            sys.exit(128 + signal.SIGTERM)
+
+
+def _draw(asking: Asking, count: int | None, caught: Collection[int]) -> None:
+    console = console_to(sys.stdout)
     live = Live(asking, console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
-    with contextlib.suppress(KeyboardInterrupt), _ending_by_signal(), asking, _keys() as pressed, live:
-        shown: tuple[object, ...] = ()
-        while asking.refused is None:
+    shown: tuple[object, ...] = ()
+    with asking, _keys() as pressed, live:
+        while asking.refused is None and not caught:
             away = asking.away_since and int(time.monotonic() - asking.away_since)
             now = (asking.seen, console.size, away)
             if now != shown:
                 live.refresh()
                 shown = now
             if asking.seen == count or pressed(NOTICE) in _ENDING:
-                break
-    if asking.refused is not None:
-        raise asking.refused
+                return
 
 
 @contextlib.contextmanager
@@ -163,16 +172,17 @@ def _key(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def _ending_by_signal() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does: the default would leave the terminal as it is."""
+def _signals() -> Iterator[Collection[int]]:
+    """Those that came meanwhile. They are noted, not raised: in the middle of drawing the terminal could not be put
+    right any more."""
+    caught: list[int] = []
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + signal.SIGTERM)
+    def note(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield caught
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
+        for number, handler in before.items():
+            signal.signal(number, handler)
