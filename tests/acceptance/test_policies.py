@@ -91,6 +91,8 @@ class Deployment:
             {"concurrency": 9} if serving else {"pool": "solo", "concurrency": 1, "queues": ["another"]}
         )
         process = self.stage.worker(name=name, env=release, **how)
+        # It may say that it is ready before it is in the ledger.
+        until(lambda: process.hostname in {one.name for one in status_of(self.stage.app).workers})
         until(lambda: self.in_force, message="its policies are in force")
         return process
 

@@ -148,7 +148,7 @@ def stored_results(story: Story) -> Iterator[Violation]:
 def ends(story: Story) -> Iterator[Violation]:
     """Everything sent has ended, as it may end; what has not is here or in ``stuck``."""
     sent = {run: entry["at"] for entry in story.kinds["sent"] for run in entry["runs"]}
-    lost = set(losses.lost_by_broker(story))
+    lost = {*losses.lost_by_broker(story), *losses.written_over(story)}
     for _, run in story.plan.runs():
         at, state = sent.get(run.id), story.states.get(run.id, "PENDING")
         if at is None:

@@ -1,4 +1,4 @@
-"""What the broker lost, and plain Celery loses as well: allowed for, counted, and not more than that. Pure."""
+"""What Celery loses, with plain tasks as well: allowed for, counted, and not more than that. Pure."""
 
 from __future__ import annotations
 
@@ -34,6 +34,29 @@ def lost_by_broker(story: Story) -> list[str]:
         if any(id in lost for id in run.after) or (unseen and harmed):
             lost[run.id] = None
     return list(lost)
+
+
+#: Seconds from the end of a task's code until Celery has stored how it ended.
+STORING = 0.5
+
+
+def written_over(story: Story) -> list[str]:
+    """Runs that succeeded, and whose result a zombie wrote over. Celery looks whether a success is stored, then stores
+    its own state: a worker that stands still in between, and loses its lease, stores it when it goes on."""
+    found = []
+    for run, spans in story.by_run.items():
+        accepted = [entry["at"] for span in spans for entry in story.settled[run, span.start.fence or 0]
+                    if entry["answer"] == "ok" and entry["outcome"] == "succeeded"]  # fmt: skip
+        stopped = any(
+            worker == span.start.worker and span.end.monotonic < begin < span.end.monotonic + STORING and at < end
+            for span in spans
+            if span.end and not story.accepted(span)
+            for worker, begin, end in story.stops
+            for at in accepted
+        )
+        if stopped and story.states.get(run, "PENDING") not in READY:
+            found.append(run)
+    return found
 
 
 def harms(story: Story) -> Iterator[tuple[float, float]]:

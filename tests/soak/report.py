@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from soak.checks import Violation
-from soak.losses import lost_by_broker
+from soak.losses import lost_by_broker, written_over
 from soak.story import PLAIN, READY, Story
 
 #: Seconds before and after a violation whose events are shown, and how many of them at most.
@@ -28,6 +28,8 @@ def summary(story: Story) -> Iterator[str]:
         yield f"killed executions that went again: {len(again)}, after {middle:.1f} s (at most {worst:.1f} s)"
     if lost := list(lost_by_broker(story)):
         yield f"lost by kombu's Redis transport, as plain tasks are: {len(lost)}: {', '.join(lost[:10])}"
+    if zombies := written_over(story):
+        yield f"results that a worker wrote over which stood still while it stored another: {', '.join(zombies)}"
     plain = [r.id for _, r in story.plan.runs() if r.job == PLAIN and story.states.get(r.id, "PENDING") not in READY]
     if plain:
         yield f"plain tasks that Celery lost: {len(plain)}"

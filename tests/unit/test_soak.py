@@ -214,6 +214,15 @@ def test_a_run_that_vanished(tale):
     tale.finds("I2 run a of free is PENDING and nowhere to be found")
 
 
+def test_a_result_that_a_zombie_wrote_over_is_allowed_for_only_if_it_stood_still_while_storing(tale):
+    for run, stop in (("1", 2.1), ("2", 4.0)):
+        tale.sent(run, "free", 1.0, state="RETRY")
+        tale.executed(run, "free", 1.5, 2.0, worker=f"w{run}", outcome="ValueError")
+        stopped(tale, f"w{run}", stop, 12.0)
+        tale.settled(run, tale.executed(run, "free", 8.0 + int(run), 8.5 + int(run), worker="w3", fence=9_000_000), 9.5)
+    tale.finds("I2 run 2 of free is RETRY and nowhere")
+
+
 def test_what_kombu_lost_is_allowed_for_only_where_it_loses_messages():
     for topology, what, allowed in [
         ("apart", "cut_broker", True),
