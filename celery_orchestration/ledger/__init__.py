@@ -25,6 +25,8 @@ from celery_orchestration.policy import Settings
 
 #: The kind of a member that is a scheduler.
 BEAT = "beat"
+#: How many jobs, and entries of the schedule, are told in one call: Redis serves nobody else meanwhile.
+JOBS_AT_ONCE, ENTRIES_AT_ONCE = 100, 200
 #: What may have been lost when a new epoch began, for people.
 FORGOTTEN = {
     "emptied": "was emptied: runs that waited in it are lost, and how jobs ended before",
@@ -371,8 +373,7 @@ class Ledger:
 
     def health(self, owner: str, worker: str = "") -> dict[str, Any]:
         """In one round trip: see ``lua/health.lua``. Raises :class:`LedgerRefused` as :meth:`check` does."""
-        ask = partial(self._call, "health", (worker,))
-        found: dict[str, Any] = json.loads(_text(self._quick(ask)))
+        found: dict[str, Any] = self._quick(partial(self._tell, "health", (worker,)))
         self._refuse(found.get("owner") or None, found.get("schema"), owner)
         return found
 
@@ -612,22 +613,50 @@ class Ledger:
         found = self._call("retrying", (id,))
         return (_text(found[0]), int(found[1]), found[2]) if found else None
 
-    def status(self, most_running: int, most_waiting: int) -> str:
-        """A JSON document: see ``lua/status.lua``."""
-        return _text(self._call("status", (most_running, most_waiting)))
+    def status(self, most_running: int, most_waiting: int) -> dict[str, Any]:
+        """See ``lua/status.lua``; with all jobs and, in fires, the entries of each job that has some."""
+        found = self._tell("status", (most_running, most_waiting, JOBS_AT_ONCE, ENTRIES_AT_ONCE))
+        more = found.pop("more") or []
+        rest = [self.jobs(more[at : at + JOBS_AT_ONCE]) for at in range(0, len(more), JOBS_AT_ONCE)]
+        found["jobs"] = [*(found["jobs"] or ()), *(job for part in rest for job in part)]
+        return self._with_fires(found)
 
-    def explain(self, kind: str, name: str, exists: bool = False) -> str | None:
-        """Of a 'job' or a 'run': a JSON document, see ``lua/explain.lua``; None if there is none that has not ended."""
-        found = self._call("explain", (kind, keys.encode_job(name) if kind == "job" else name, int(exists)))
-        return None if found is None else _text(found)
+    def jobs(self, encoded: Sequence[str]) -> list[dict[str, Any]]:
+        """Those that are there, as a status has them."""
+        return self._tell("jobs", encoded) or []
+
+    def fires(self, skip: int, count: int) -> list[dict[str, Any]]:
+        """Entries of the schedule that fire jobs, as a status has them."""
+        return self._tell("fires", (skip, count)) or []
+
+    def explain(self, kind: str, name: str, exists: bool = False, priority: int = 1) -> dict[str, Any] | None:
+        """Of a 'job' or a 'run': see ``lua/explain.lua``; with all entries, as a status has them. None if there is none
+        that has not ended."""
+        about = keys.encode_job(name) if kind == "job" else name
+        found = self._call("explain", (kind, about, int(exists), priority, ENTRIES_AT_ONCE))
+        return None if found is None else self._with_fires(json.loads(_text(found)))
+
+    def _with_fires(self, found: dict[str, Any]) -> dict[str, Any]:
+        told = {entry["id"]: entry for entry in found["fires"] or ()}
+        for skip in range(ENTRIES_AT_ONCE, found["entries"], ENTRIES_AT_ONCE):
+            told |= {entry["id"]: entry for entry in self.fires(skip, ENTRIES_AT_ONCE)}
+        by_job: dict[str, list[dict[str, Any]]] = {}
+        for entry in told.values():
+            by_job.setdefault(entry["job"], []).append(entry)
+        return {**found, "fires": by_job}
 
     def find(self, word: str, letters: bool, least: int, most_running: int, most: int) -> list[str]:
         """Ids of runs, or of dead letters, that are this or, at `least` so long, begin with it."""
         return [_text(one) for one in self._call("find", (word, int(letters), least, most_running, most))]
 
-    def graph(self) -> str:
-        """A JSON document: see ``lua/graph.lua``."""
-        return _text(self._call("graph", ()))
+    def graph(self) -> dict[str, Any]:
+        """See ``lua/graph.lua``."""
+        found = part = self._tell("graph", (JOBS_AT_ONCE,))
+        jobs, more = list(part["jobs"] or ()), part["more"] or []
+        for at in range(0, len(more), JOBS_AT_ONCE):
+            part = self._tell("graph", (JOBS_AT_ONCE, *more[at : at + JOBS_AT_ONCE]))
+            jobs += part["jobs"] or ()
+        return {**found, "jobs": jobs}
 
     def is_current(self, id: str, fence: str) -> bool:
         return bool(_read(lambda: self._call("current", (id, fence))))
@@ -706,6 +735,10 @@ class Ledger:
         if self._wire.fresh:
             self._call("meet", ())
             self._wire.fresh = False
+
+    def _tell(self, verb: str, args: Sequence[Argument]) -> Any:
+        """Of verbs that answer in JSON."""
+        return json.loads(_text(self._call(verb, args)))
 
     def _call(self, verb: str, args: Sequence[Argument]) -> Any:
         try:

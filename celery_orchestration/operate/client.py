@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import islice
@@ -30,6 +29,7 @@ from celery_orchestration.errors import (
 from celery_orchestration.ledger import Grant, Ledger, keys
 from celery_orchestration.operate import reading
 from celery_orchestration.operate.models import (
+    MOST_HISTORY,
     OUTCOMES,
     Cancelled,
     Change,
@@ -65,8 +65,6 @@ MOST_RUNNING, MOST_WAITING = 1000, 100
 #: The beginning of a run's id has so many characters at least, and is looked for among so many that wait or are dead;
 #: of those that it may mean so many are named.
 SHORTEST, MOST_FOUND, NAMED = 4, 1000, 5
-#: As many ended runs of a job as may be kept.
-MOST_HISTORY = 10_000
 #: How many runs or letters are dealt with at a time.
 PART = 100
 
@@ -103,7 +101,7 @@ class Orchestration:
         pools: Collection[str] = (),
         depths: bool = True,
     ) -> Status:
-        """Jobs, runs, workers and queues, as one script saw them.
+        """Jobs, runs, workers and queues, as one script saw them; of very many jobs, as several did.
 
         `jobs` (patterns, or parts of names), `states` and `pools` narrow it to jobs of which all that is given holds.
         `depths`: whether the broker is asked how much is in the queues.
@@ -122,10 +120,9 @@ class Orchestration:
 
     def _status(self) -> tuple[Status, dict[str, list[str]]]:
         """And the queues that jobs are sent to, each with its jobs."""
-        document = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
+        found = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         jobs = jobs_of(self._app)
         sent = queues.destinations(self._app, jobs)
-        found = json.loads(document)
         scheduled = partial(self._is_scheduled, found["entries"])
         return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled, jobs), sent
 
@@ -177,8 +174,7 @@ class Orchestration:
         """Which jobs wait for which, and which never run together; of one job, what it has to do with."""
         from celery_orchestration.operate.picture import about, picture  # noqa: PLC0415
 
-        document = self._ask(self._ledger.graph)
-        found = picture(self._settings.namespace, json.loads(document), jobs_of(self._app))
+        found = picture(self._settings.namespace, self._ask(self._ledger.graph), jobs_of(self._app))
         if job is None:
             return found
         known = [one.name for one in found.jobs]

@@ -6,7 +6,6 @@ answer. Only without the ledger is there nothing more to say.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -64,7 +63,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     sent = queues.destinations(app, jobs)
     # The workers first: one that is just starting answers before it is in the ledger.
     answers = broker.answers(app, "active_queues")
-    found = json.loads(ledger.status(_MOST_RUNNING, _MOST_WAITING))
+    found = ledger.status(_MOST_RUNNING, _MOST_WAITING)
     scheduled = partial(_is_scheduled, schedule, found["entries"])
     status = reading.status(settings.namespace, found, sent, limits_of(app, jobs), scheduled, jobs)
     members = ledger.members()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -16,15 +16,12 @@ from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate import broker, explain, options, reading
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.explanation import Cause, Explanation, OptionValue
-from celery_orchestration.operate.models import Ended, Letter, QueueStatus
+from celery_orchestration.operate.models import MOST_HISTORY, Ended, Letter, QueueStatus
 from celery_orchestration.operate.root import Finder, Surroundings
 from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.who import command
-from celery_orchestration.policy import show, suggest
+from celery_orchestration.policy import Priority, show, suggest
 from celery_orchestration.task import jobs_of, read_settings
-
-#: How many ended runs of a job are searched for one.
-MOST_ENDED = 10_000
 
 
 class Explainer:
@@ -50,11 +47,13 @@ class Explainer:
         return self._explained(f"run {about}", about, found) if found is not None else self._ended(about)
 
     def _look(self, kind: str, name: str) -> dict[str, Any] | None:
+        policy = self._jobs.get(name)
+        priority = policy.priority if policy else Priority.NORMAL
         try:
-            document = self._ask(lambda: self._ledger.explain(kind, name, exists=name in self._jobs))
+            found = self._ask(lambda: self._ledger.explain(kind, name, policy is not None, int(priority)))
         except ConfigurationError:  # no job can have such a name
             return None
-        return None if document is None else dict(json.loads(document))
+        return dict(found) if found else None
 
     def _explained(self, about: str, run: str | None, found: Mapping[str, Any]) -> Explanation:
         chain = explain.steps(found)
@@ -126,12 +125,12 @@ class Explainer:
 
     def _ended(self, about: str) -> Explanation:
         """A run that is over, if anybody remembers it."""
-        status = json.loads(self._ask(lambda: self._ledger.status(0, 0)))
-        known = {decode_job(job["name"]) for job in status["jobs"] or ()}
-        ended = next((run for job in sorted(known) for run in self._history(job, MOST_ENDED) if run.id == about), None)
+        graph = self._ask(self._ledger.graph)
+        known = sorted(decode_job(job["name"]) for job in graph["jobs"])
+        ended = self._ask(lambda: self._find_ended(known, about))
         letter = self._ask(lambda: self._ledger.letter(about))
         if ended is None and letter is None:
-            names = known | self._jobs.keys()
+            names = {*known, *self._jobs}
             raise UnknownJob(
                 f"there is no job {show(about)}, and no run that a worker has heard of{suggest(about, names)}"
             )
@@ -141,7 +140,7 @@ class Explainer:
             about=f"run {about}",
             job=job,
             run=about,
-            at=when(status["now"]),
+            at=when(graph["now"]),
             summary=f"run {about}: {cause.text}",
             root=cause,
             chain=[],
@@ -150,6 +149,14 @@ class Explainer:
             queue=None,
             options=self._options(job, {}),
         )
+
+
+    def _find_ended(self, jobs: Sequence[str], run: str) -> Ended | None:
+        for job in jobs:
+            for text in self._ledger.history(job, MOST_HISTORY) or ():
+                if json.loads(text)[0] == run:
+                    return reading.ended(job, text)
+        return None
 
 
 def _over(run: str, job: str, ended: Ended | None, letter: Letter | None) -> Cause:

@@ -21,6 +21,7 @@ Code = Literal[
     "due_later",
     "ended",
     "ending",
+    "entry_missing",
     "entry_paused",
     "epoch",
     "failed",

@@ -59,6 +59,8 @@ class Purged(Model):
     count: int = Field(description="dead letters that were removed")
 
 
+#: As many ended runs of a job as may be kept.
+MOST_HISTORY = 10_000
 #: How a run may end; the last two also tell of fires that made no run.
 OUTCOMES = (
     *("succeeded", "failed", "crashed", "revoked", "expired", "rejected", "ignored", "requeued", "released"),

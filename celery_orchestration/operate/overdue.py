@@ -33,6 +33,6 @@ def passed(now: int, entry: Mapping[str, Any]) -> list[int]:
     following = entry.get("next")
     if following is not None and following <= now:
         due.append(following)
-        gap = following - entry["last"]
+        gap = following - entry.get("last", following)
         due += range(following, now + 1, gap)[-2:] if gap > 0 else ()
     return sorted(set(due))

@@ -83,7 +83,7 @@ def picture(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Pol
     names = [decode_job(one["name"]) for one in told]
     drawn = {name: _drawn(name, one) for name, one in zip(names, told, strict=True)}
     needs = [_needs(name, dep) for name, one in zip(names, told, strict=True) for dep in one["deps"] or ()]
-    pairs = {(name, names[at - 1]) for name, one in zip(names, told, strict=True) for at in one["conf"] or ()}
+    pairs = {(name, decode_job(other)) for name, one in zip(names, told, strict=True) for other in one["conf"] or ()}
     for name, policy in policies.items():
         if name not in drawn:
             document = policy.document()

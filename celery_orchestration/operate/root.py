@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from celery_orchestration.ledger.keys import decode_entry, decode_job
+from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate import overdue, reading, reasons
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.explain import Step, doing, lasting
 from celery_orchestration.operate.explanation import Cause, Code
 from celery_orchestration.operate.who import command
+from celery_orchestration.policy import show
 
 #: Seconds after which somebody may want to end a run that others wait for.
 LONG = 60
@@ -87,17 +88,26 @@ class Finder:
         return Cause(code="paused", job=last.job, text=text, wrong=True, mend=command("resume"))
 
     def _disabled(self, last: Step) -> Cause:
-        told = self.told(last.job)
+        return self._off(last.job)
+
+    def _off(self, job: str) -> Cause:
+        told = self.told(job)
         off = json.loads(told["off"])
         by_failures = off["by"] == "failures"
         by = "" if by_failures else f" by {off['by']}"
-        text = f"{last.job} was disabled{by} {self._ago(off['at'] / 1000)}" + (f": {off['why']}" if off["why"] else "")
+        text = f"{job} was disabled{by} {self._ago(off['at'] / 1000)}" + (f": {off['why']}" if off["why"] else "")
         if told.get("cools"):
             text += f"; it is tried again in {lasting(max(0, told['cools'] - self.found['now']) / 1000)}"
         elif told.get("probe"):
             text += f"; run {told['probe']} tries whether it works again"
+        elif self._may_be_tried(job):
+            text += f"; its next run tries whether it works again: {self._asked_for(job).text}"
         code: Code = "disabled_by_failures" if by_failures else "disabled_by_person"
-        return Cause(code=code, job=last.job, text=text, wrong=True, mend=command("enable", last.job))
+        return Cause(code=code, job=job, text=text, wrong=True, mend=command("enable", job))
+
+    def _may_be_tried(self, job: str) -> bool:
+        """It is disabled, and the gate lets one run pass all the same."""
+        return "off" in self.told(job) and self.told(job).get("probe") == ""
 
     def _unknown(self, last: Step) -> Cause:
         job = last.job
@@ -182,18 +192,19 @@ class Finder:
     # -- nobody has asked for a run of the last link's job, and one could start
 
     def _is_idle(self, job: str) -> Cause:
-        return self._unserved(job, self.around.queue_of.get(job)) or self._unheard(job) or self._asked_for(job)
+        found = self._unserved(job, self.around.queue_of.get(job)) or self._unheard(job)
+        return found or (self._off(job) if self._may_be_tried(job) else self._asked_for(job))
 
     def _is_wanting(self, job: str, before: Step) -> Cause:
         """`before` depends on the job, which lacks something."""
-        code, text = _WANTING[before.words[2] if before.words[2] in _WANTING else "never"]
-        asked = self._unserved(job, self.around.queue_of.get(job)) or self._unheard(job) or self._asked_for(job)
+        asked = self._off(job) if before.words[2] == "disabled" else self._is_idle(job)
         if asked.wrong:
             return asked
+        code, text = _WANTING[before.words[2]]
         error = self.told(job).get("err") if code == "failed" else None
         text = f"{job} {text}" + (f": {error}" if error else "")
         comes = asked.code == "scheduled"
-        mend = None if comes else command("trigger", job)
+        mend = None if comes else self._trigger(job)
         return Cause(
             code=code, job=job, text=f"{text}; {asked.text}", wrong=code == "failed" or not comes, mend=mend
         )
@@ -215,13 +226,22 @@ class Finder:
         if entries:
             soon = "" if following is None else f" in {lasting(max(0, following - self.found['now']) / 1000)}"
             return Cause(code="scheduled", job=job, text=f"its next run is due{soon or ' when its last one ended'}")
+        if job in self.around.scheduled:
+            text = f"the code has a schedule for {job}, but the scheduler that leads does not: it has other code"
+            mend = f"{command(program='beat')}  # restart it with this code"
+            return Cause(code="entry_missing", job=job, text=text, wrong=True, mend=mend)
         text = "it has no schedule: it runs when somebody calls it"
-        return Cause(code="not_asked_for", job=job, text=text, mend=command("trigger", job))
+        return Cause(code="not_asked_for", job=job, text=text, mend=self._trigger(job))
+
+    def _trigger(self, job: str) -> str:
+        """A job of another app is not this one's to call."""
+        return command("trigger", job) if job in self.around.queue_of else f"call {show(job)} from the app that has it"
 
     # -- nobody takes anything from a queue
 
     def _unserved(self, job: str, queue: str | None) -> Cause | None:
-        if queue is None or (self.found.get("slots") or {}).get(queue):
+        # Those of workers that died are counted until somebody sweeps.
+        if queue is None or (self.found["live"] and (self.found.get("slots") or {}).get(queue)):
             return None
         return (
             (None if self.found["live"] else self._cycle_of_code(job))
@@ -274,7 +294,7 @@ class Finder:
         return None if ms is None else when(ms)
 
     def _entries(self, job: str) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = _by_job(self.found.get("entries"), job, [])
+        found: list[Mapping[str, Any]] = _by_job(self.found["fires"], job, [])
         return found
 
     def _ago(self, at: float) -> str:
@@ -286,7 +306,7 @@ def _by_job(told: Mapping[str, Any] | None, job: str, none: Any) -> Any:
 
 
 def _resting(job: str, entry: Mapping[str, Any]) -> Cause:
-    name, off = decode_entry(entry["name"]), json.loads(entry["off"])
+    name, off = entry["name"], json.loads(entry["off"])
     text = f"entry {name} of the schedule is paused by {off['by']}" + (f": {off['why']}" if off["why"] else "")
     return Cause(code="entry_paused", job=job, text=text, wrong=True, mend=command("schedule", "resume", name))
 

@@ -33,10 +33,10 @@ NAME = f"{FAULTS}.{{}}".format
 RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
 #: Verbs that no worker calls in the course of its work: test_ledger.py calls them twice.
 ELSEWHERE = {"status", "explain", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
-ELSEWHERE |= {"release", "released", "note", "retrying", "over", "claim", "health", "members", "find", "graph"}
+ELSEWHERE |= {"release", "released", "note", "retrying", "over", "claim", "health", "members", "find", "graph", "jobs"}
 #: Those of schedulers, and of people who change the schedule: test_dispatch.py.
 ELSEWHERE |= {"lead", "resign", "adopt", "retire", "plan", "dispatch", "fired", "continue"}
-ELSEWHERE |= {"changes", "schedule", "entries"}
+ELSEWHERE |= {"changes", "schedule", "entries", "fires"}
 PRIORITIES = ("low", "normal", "high")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -176,7 +175,7 @@ class Played:
         return id, answer
 
     def reason(self, id: str) -> str:
-        status = reading.status("decide", json.loads(self.ledger.status(100, 100)), {}, {})
+        status = reading.status("decide", self.ledger.status(100, 100), {}, {})
         [run] = [run for run in status.waits if run.id == id]
         assert run.reason
         return run.reason

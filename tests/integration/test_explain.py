@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
 
 from celery_orchestration.ledger import Adoption, Fire, Over
+from celery_orchestration.operate import reading
 from celery_orchestration.operate.explain import Step, links, steps, summary
 from celery_orchestration.operate.explanation import Cause
 from celery_orchestration.operate.root import Finder, Surroundings
 from support.hostile import TEXTS
 from support.servers import RedisServer
+from support.wait import until
 from tests.integration.test_ledger import PREFIX, arrival
 from tests.integration.test_ledger_cases import Case
 
@@ -22,10 +25,10 @@ class Desk(Case):
     """Whoever asks."""
 
     def chain(self, name: str, kind: str = "job") -> list[Step]:
-        return steps(json.loads(self.ledger.explain(kind, name) or ""))
+        return steps(self.ledger.explain(kind, name))
 
     def root(self, name: str, kind: str = "job", **around: Any) -> Cause:
-        found = json.loads(self.ledger.explain(kind, name, exists=True) or "")
+        found = self.ledger.explain(kind, name, exists=True)
         chain = steps(found)
         cause = Finder(found, Surroundings(**around)).root(chain)
         assert links(chain)
@@ -39,6 +42,14 @@ class Desk(Case):
     def path(self, name: str, kind: str = "job") -> list[str]:
         """Runs, and jobs that nobody has asked for a run of."""
         return [step.run.id if step.run else step.job for step in self.chain(name, kind)]
+
+    def now(self) -> int:
+        """Redis's, in ms."""
+        seconds, micros = self.redis.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def told(self, name: str) -> Any:
+        return (self.ledger.explain("job", name) or {})["jobs"][name]
 
     def silence(self, worker: str, ms: int) -> None:
         self.redis.hincrby(f"{PREFIX}w:{worker}", "beat", -ms)
@@ -272,11 +283,13 @@ def test_what_a_dependency_lacks(desk: Desk, dependency: dict[str, Any], outcome
     if code == "stale":
         desk.come("a0", "a")
         desk.end("a0")
-    desk.redis.time()
+    ended = desk.now()
+    until(lambda: desk.now() > ended + 2)
     assert desk.come("a1", "a") == "wait"
-    cause = desk.root("a")
+    cause = desk.root("a", queue_of={"b": "q"})
     assert (cause.code, cause.job, cause.wrong) == (code, "b", True)
     assert cause.mend == "celery -A … orchestration trigger b"
+    assert desk.root("a").mend == "call 'b' from the app that has it"
     desk.fire("b", eta_ms=int(desk.redis.time()[0] + 3600) * 1000)
     assert desk.why("a") == ("due_later", "b")
 
@@ -293,7 +306,7 @@ def test_a_dependency_that_nobody_has_brought(desk: Desk):
 
 def test_an_idle_job(desk: Desk):
     desk.install({"a": {}})
-    assert desk.root("a") == Cause(
+    assert desk.root("a", queue_of={"a": "q"}) == Cause(
         code="not_asked_for",
         job="a",
         text="it has no schedule: it runs when somebody calls it",
@@ -310,6 +323,107 @@ def test_an_idle_job(desk: Desk):
     desk.ledger.schedule("me", "resume", "entry", "")
     desk.ledger.resign("s1", term)
     assert desk.why("a") == ("no_scheduler", "a")
+
+
+def test_a_job_that_the_scheduler_that_leads_does_not_know(desk: Desk):
+    """It has other code: the entries of ours are left."""
+    desk.install({"a": {}, "b": {}})
+    desk.fire("b")
+    cause = desk.root("a", scheduled=frozenset(["a"]))
+    assert (cause.code, cause.wrong) == ("entry_missing", True)
+    desk.fire("a", "fired too", "left")
+    for run in ("fired", "fired too"):
+        desk.ledger.cancel("w1", desk.number, "revoked", [run])
+        desk.ledger.finish([(run, 0)])
+    assert desk.why("a", scheduled=frozenset(["a"])) == ("scheduled", "a")
+    now = desk.now()
+    desk.redis.zadd(f"{PREFIX}entries", {"left": now - 100_000})
+    desk.redis.hset(f"{PREFIX}lead", "since", now - 90_000)
+    assert desk.why("a", scheduled=frozenset(["a"])) == ("entry_missing", "a")
+    assert desk.why("a") == ("not_asked_for", "a")
+    assert "a" not in desk.status()["fires"]
+
+
+def test_entries_are_called_what_people_call_them(desk: Desk):
+    desk.install({"a": {}})
+    name = "100%25 'sure'"
+    desk.ledger.schedule("me", "add", name, "", ("a", "a", "every 5 s", "{}"))
+    desk.ledger.schedule("me", "pause", name, "")
+    cause = desk.root("a")
+    assert cause.text == f"entry {name} of the schedule is paused by me"
+    assert shlex.split(cause.mend or "")[-1] == name
+
+
+def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
+    desk.install({"a": on("b"), "b": {"max_failures": 1, "cool_down_ms": 1}})
+    desk.come("b1", "b")
+    desk.end("b1", "failed")
+    until(lambda: desk.sweep() and desk.told("b").get("probe") == "")
+    assert desk.come("a1", "a") == "wait"
+    for name in ("a", "b"):
+        cause = desk.root(name, queue_of={"a": "q", "b": "q"})
+        assert (cause.code, cause.job, cause.wrong) == ("disabled_by_failures", "b", True)
+        assert "its next run tries whether it works again: it has no schedule" in cause.text
+
+
+def test_slots_of_the_dead_serve_nobody(desk: Desk):
+    """Until somebody sweeps they are counted."""
+    desk.install({"a": {"cap": 1}})
+    desk.come("a1", "a")
+    desk.come("a2", "a")
+    desk.turn(ends={"a1": "succeeded"})
+    assert desk.why("a") == ("handed_over", "a")
+    desk.silence("w1", 60_000)
+    assert desk.why("a") == ("no_worker", "a")
+
+
+def test_a_run_that_nobody_has_asked_for_has_its_own_priority(desk: Desk):
+    desk.install({"a": {"blocks": ["b"]}, "b": {}, "c": {"blocks": ["a"]}})
+    assert desk.come("c1", "c") == "start"
+    assert desk.come("a1", "a") == "wait"
+    words = {n: (desk.ledger.explain("job", "b", priority=n) or {})["chain"][0].get("why") for n in (0, 1, 2, 3)}
+    assert words == {0: ["behind", "a"], 1: ["behind", "a"], 2: None, 3: None}
+
+
+def test_a_waiting_run_whose_job_is_gone(desk: Desk):
+    desk.install({"a": {"cap": 1}})
+    desk.come("a1", "a")
+    desk.come("a2", "a")
+    desk.redis.delete(f"{PREFIX}j:a")
+    assert desk.why("a2", "run") == ("unknown_job", "a")
+    [wait] = desk.status()["waits"]
+    assert wait["reason"] == ["depends", "a", "unknown"]
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-1", "1e300", "1.5", "x"])
+def test_times_that_are_none_do_no_harm(desk: Desk, number: str):
+    desk.install({"a": {}})
+    desk.fire("a")
+    desk.ledger.cancel("w1", desk.number, "revoked", ["fired"])
+    desk.ledger.finish([("fired", 0)])
+    for field in ("last", "at", "next", "prev", "cont"):
+        before = desk.redis.hget(f"{PREFIX}e:entry", field)
+        desk.redis.hset(f"{PREFIX}e:entry", field, number)
+        assert desk.why("a") == ("scheduled", "a")
+        assert reading.status("shop", desk.status(), {}, {}).jobs[0].name == "a"
+        if before is not None:
+            desk.redis.hset(f"{PREFIX}e:entry", field, before)
+
+
+def test_of_many_jobs_and_entries_all_are_told_a_part_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("celery_orchestration.ledger.JOBS_AT_ONCE", 2)
+    monkeypatch.setattr("celery_orchestration.ledger.ENTRIES_AT_ONCE", 2)
+    names = [f"job{n}" for n in range(7)]
+    desk.install({name: {"blocks": [other for other in names if other != name]} for name in names})
+    for name in names:
+        desk.ledger.schedule("me", "add", f"of {name}", "", (name, name, "every 5 s", "{}"))
+    status, graph = desk.status(), desk.ledger.graph()
+    assert sorted(job["name"] for job in status["jobs"]) == sorted(job["name"] for job in graph["jobs"]) == names
+    assert sorted(status["fires"]) == names
+    pairs = [(job["name"], other) for job in graph["jobs"] for other in job["conf"] or ()]
+    assert sorted(pairs) == list(combinations(names, 2))
+    for name in names:
+        assert [entry["job"] for entry in (desk.ledger.explain("job", name) or {})["fires"][name]] == [name]
 
 
 def test_no_worker_starts_with_such_a_redis_or_such_code(desk: Desk):

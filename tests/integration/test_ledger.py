@@ -141,11 +141,13 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.ending("b") == ("revoked", 0, b"b")
     assert [ending.id for ending in endings] == ["b"]
     assert shop.ledger.finish([("b", 0)]) == []
-    assert json.loads(shop.ledger.status(10, 10))["total"] == 0
+    assert shop.ledger.status(10, 10)["total"] == 0
     assert shop.ledger.explain("run", "a") is None
-    assert json.loads(shop.ledger.explain("job", "one") or "")["chain"] == [{"job": "one"}]
+    assert shop.ledger.explain("job", "one")["chain"] == [{"job": "one"}]
     assert shop.ledger.find("b", False, 4, 10, 10) == []
-    assert [job["name"] for job in json.loads(shop.ledger.graph())["jobs"]] == ["one"]
+    assert [job["name"] for job in shop.ledger.graph()["jobs"]] == ["one"]
+    assert [job["name"] for job in shop.ledger.jobs(["one", "none"])] == ["one"]
+    assert shop.ledger.fires(0, 10) == []
     assert shop.ledger.releases("r1") == [shop.document]
     assert shop.ledger.health("shop", "w1@host")["workers"] == 1
     assert [(member.name, member.release) for member in shop.ledger.members().members] == [("w1@host", "r1")]
@@ -203,7 +205,7 @@ class TestDrain:
         return shop.redis.hgetall(f"{PREFIX}slots")
 
     def state(self, shop: Shop, worker: str) -> dict[str, Any]:
-        found: list[dict[str, Any]] = json.loads(shop.ledger.status(10, 10))["workers"]
+        found: list[dict[str, Any]] = shop.ledger.status(10, 10)["workers"]
         return next(one for one in found if one["id"] == worker)
 
     def test_a_draining_worker_is_handed_nothing(self, shop: Shop):
@@ -741,7 +743,7 @@ class TestNotes:
     """Progress, and that the time of a run is over: of this very start, or of none."""
 
     def noted(self, shop: Shop, id: str = "a") -> dict[str, Any]:
-        return next(run for run in json.loads(shop.ledger.status(10, 10))["running"] if run["id"] == id)
+        return next(run for run in shop.ledger.status(10, 10)["running"] if run["id"] == id)
 
     def start(self, shop: Shop) -> str:
         shop.install({"one": {"cap": 1}})
@@ -789,7 +791,7 @@ class TestNotes:
         sweep = shop.ledger.sweep("w2", 1, 5000)
         assert (sweep.dead_workers, sweep.recovered, sweep.endings) == (["w1@host"], 0, [])
         assert [grant.id for grant in sweep.grants] == ["b"]
-        [job] = json.loads(shop.ledger.status(10, 10))["jobs"]
+        [job] = shop.ledger.status(10, 10)["jobs"]
         assert (job["fails"], job["err"], job["succeeded"], job["busy"]) == (1, "too late", False, 0)
         shop.register("w1")
         assert shop.come("a", "one") == "drop"

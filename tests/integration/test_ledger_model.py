@@ -466,7 +466,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Whatever has happened, there is a root cause, and nobody waits for himself."""
         asked = [("job", name) for name in sorted(self.model.jobs)] + [("run", id) for id in sorted(self.model.runs)]
         kind, name = data.draw(st.sampled_from(asked))
-        found = json.loads(self.ledger.explain(kind, name) or "")
+        found = self.ledger.explain(kind, name)
         chain = steps(found)
         last = chain[-1]
         assert "cycle" not in last.found

@@ -100,7 +100,7 @@ def pass_time(shop: Shop, ms: int) -> None:
 
 
 def document(shop: Shop) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(shop.ledger.status(99, 99))
+    found: dict[str, Any] = shop.ledger.status(99, 99)
     return found
 
 

@@ -32,7 +32,7 @@ def told(name: str, deps: Any = (), conf: Any = (), **more: Any) -> dict[str, An
     """A job as the ledger tells it. Lua's empty tables come as {}."""
     dependencies = [{"job": encode_job(dep), "on": "success", "fresh": False} for dep in deps]
     common = {"off": False, "running": 0, "waiting": 0, "failed": False}
-    return {"name": encode_job(name), "deps": dependencies or {}, "conf": list(conf) or {}, **common, **more}
+    return {"name": encode_job(name), "deps": dependencies or {}, "conf": [encode_job(one) for one in conf] or {}, **common, **more}
 
 
 def drawn_from(*jobs: dict[str, Any], policies: dict[str, Policy] | None = None) -> Picture:
@@ -42,8 +42,7 @@ def drawn_from(*jobs: dict[str, Any], policies: dict[str, Policy] | None = None)
 def of(edges: dict[str, list[str]], blocks: Any = (), **states: Any) -> Picture:
     """Jobs, each with what it depends on."""
     names = sorted({*edges, *(name for deps in edges.values() for name in deps), *(n for pair in blocks for n in pair)})
-    place = {name: at for at, name in enumerate(names, 1)}
-    conf = {name: [place[b] for a, b in map(sorted, blocks) if a == name] for name in names}
+    conf = {name: [b for a, b in map(sorted, blocks) if a == name] for name in names}
     return drawn_from(*(told(n, edges.get(n, ()), conf[n], **states.get(n, {})) for n in names))
 
 
@@ -219,7 +218,7 @@ def shown(whole: Picture, columns: int = 80) -> str:
 def test_the_picture_tells_states_conditions_and_what_never_runs_together():
     dep = {"job": "shop.fetch", "on": "finish", "fresh": True}
     whole = drawn_from(
-        told("shop.cleanup", conf=[3]),
+        told("shop.cleanup", conf=["shop.process"]),
         told("shop.fetch", failed=True, off=True),
         {**told("shop.process", running=1), "deps": [dep]},
     )

@@ -1,16 +1,19 @@
--- uses: records gate
+-- uses: records gate term tell
 --
 -- explain: what keeps a job, or a run, from running, down to the root. Reads only.
 --
--- ARGV  job | run, its name or id, 1 if the job exists, though the ledger may not know it
+-- ARGV  job | run, its name or id, 1 if the job exists, though the ledger may not know it, priority of a run that nobody has
+--       asked for yet, most entries to list
 -- Returns  JSON: now, clock_left (ms until the gate opens after the ledger may have forgotten something), pause, total,
---          cap, live (how many workers), names[] (of all workers), led (whether a scheduler leads), eviction (Redis's policy, if it can be had), slots{}, under_way{}, jobs{} (of those in the chain), entries{} (of those: what fires them),
---          workers{} (of runs in the chain), chain[], each with: job, run or nothing (nobody has asked for one: what one
---          would wait for now), why: the words of closed() or nothing, queue: if that matters, cycle: the chain is back at
---          this one of it (from 1). Or nil: there is no such job, or run that has not ended.
--- Fences are strings: JSON numbers of Lua have 14 digits.
+--          cap, live (how many workers), names[] (of all workers), led (whether a scheduler leads), eviction (Redis's
+--          policy, if it can be had), slots{}, under_way{}, jobs{} (of those in the chain), entries (how many the schedule
+--          has), fires[] (as status tells them), workers{} (of runs in the chain), chain[], each with: job, run or nothing
+--          (nobody has asked for one: what one would wait for now), why: the words of closed() or nothing, queue: if that
+--          matters, cycle: the chain is back at this one of it (from 1). Or nil: there is no such job, or run that has not
+--          ended.
+-- Called again: the same, as far as nothing changed.
 
-local MOST_RUNS, DEEPEST, MOST_ENTRIES = 2000, 100, 2000
+local MOST_RUNS, DEEPEST = 2000, 100
 local chain, jobs, workers, at = {}, {}, {}, {}
 local live, observing, names, active = 0, 0, {}, {}
 
@@ -60,15 +63,8 @@ local function holder(name, key)
   return slowest(name, function(r) return HOLDS[r.st] and (not key or key == '' or r.key == key) end)
 end
 
-local function shown(r)
-  local over, progress = noted(r, 'o'), noted(r, 'p')
-  return { id = r.id, job = r.job, key = r.key, state = r.st, attempt = r.a, fence = r.fence and int(r.fence), worker = r.own,
-    recoveries = r.rec, arrived = r.enq, since = r.at, expires = r.ex, queue = r.dest or r.q, eta = r.eta,
-    priority = 3 - math.floor(r.rank / CLASS), started = r.sd or false, over = over, progress = progress }
-end
-
 local function link(name, r, why, queue)
-  chain[#chain + 1] = { job = name, run = r and shown(r), why = why, queue = queue or nil }
+  chain[#chain + 1] = { job = name, run = r and shown(r, true), why = why, queue = queue or nil }
   jobs[name] = true
 end
 
@@ -82,6 +78,19 @@ local function been(what)
   return #chain >= DEEPEST
 end
 
+-- The first of those that wait, or are put off, by job; looked through once.
+local firsts = {}
+local function first_of(name, set)
+  if not firsts[set] then
+    firsts[set] = {}
+    for _, id in ipairs(call('ZRANGE', P .. set, 0, MOST_RUNS - 1)) do
+      local r = load_run(id)
+      if r and not firsts[set][r.job] then firsts[set][r.job] = r end
+    end
+  end
+  return firsts[set][name]
+end
+
 -- The waiting run of a job that goes first, whether or not there is room for it.
 local function first_waiting(j)
   local h = j.w > 0 and head(j)
@@ -91,15 +100,7 @@ local function first_waiting(j)
     if id then return load_run(id) end
   end
   -- A keyed one without room, or one that is tried alone: among the first that wait.
-  for _, id in ipairs(j.w + j.z > 0 and call('ZRANGE', P .. 'wait', 0, MOST_RUNS - 1) or {}) do
-    local r = load_run(id)
-    if r and r.job == j.name then return r end
-  end
-  for _, id in ipairs(j.z > 0 and call('ZRANGE', P .. 'later', 0, MOST_RUNS - 1) or {}) do
-    local r = load_run(id)
-    if r and r.job == j.name then return r end
-  end
-  return nil
+  return j.w + j.z > 0 and first_of(j.name, 'wait') or j.z > 0 and first_of(j.name, 'later') or nil
 end
 
 local of_run, of_job
@@ -133,6 +134,8 @@ of_run = function(r)
     local words = closed(j, r) or r.al and { 'alone' } or { 'slot', queue }
     link(r.job, r, words, words[1] == 'slot' and queue)
     follow(words)
+  elseif r.st == 'waiting' then
+    link(r.job, r, { 'unknown' })
   elseif r.st == 'later' then
     link(r.job, r, { 'due', int(r.eta) })
   elseif r.st == 'granted' or r.st == 'queued' then
@@ -156,7 +159,7 @@ of_job = function(name)
     return
   end
   -- Nobody has asked for a run: what would one wait for? Where workers only observe, for nothing.
-  local words = (live == 0 or observing < live) and closed(j, { id = '', key = '', rank = 2 * CLASS + G.seq + 1 }) or nil
+  local words = (live == 0 or observing < live) and closed(j, { id = '', key = '', rank = (3 - tonumber(ARGV[4])) * CLASS + G.seq + 1 }) or nil
   link(name, nil, words)
   if words then follow(words) end
 end
@@ -174,24 +177,10 @@ end
 
 local told = {}
 for name in pairs(jobs) do
-  local j = job(name)
-  told[name] = j and { cap = j.cap, keyed = j.keyed, running = j.n, busy = j.busy, waiting = j.w, later = j.z, off = j.off,
-    fails = j.fails, fmax = j.fmax, err = j.err, succeeded = j.ok, ended = j.ends_at,
-    succeeded_at = j.good and math.floor(j.good / 1000), begun = j.begun and math.floor(j.begun / 1000), took = j.took,
-    probe = j.off and j.probe, cools = j.off and tonumber(call('ZSCORE', P .. 'cool', name)) or nil, deps = j.deps,
-    conf = { unpack(j.conf, 1, 100) }, conflicts = #j.conf, crash = j.crash, recmax = j.recmax, cool = j.cool, drop = j.drop }
-end
-
-local entries = {}
-local ids = redis.pcall('ZRANGE', P .. 'entries', 0, MOST_ENTRIES - 1)
-for _, id in ipairs(ids.err and {} or ids) do
-  local v = redis.pcall('HMGET', P .. 'e:' .. id, 'job', 'prev', 'last', 'at', 'next', 'cont', 'off', 'name', 'every')
-  if not v.err and v[1] and jobs[v[1]] then
-    local due = entries[v[1]] or {}
-    entries[v[1]] = due
-    due[#due + 1] = { prev = tonumber(v[2] or nil), last = tonumber(v[3] or nil), at = tonumber(v[4] or nil),
-      next = tonumber(v[5] or nil), gap = tonumber(v[6] or nil), paused = v[7] ~= false, off = v[7] or nil, name = v[8] or id,
-      every = v[9] or '' }
+  local j, one = job(name), told_job(name)
+  if one then
+    one.deps, one.crash, one.recmax, one.cool, one.drop = j.deps, j.crash, j.recmax, j.cool, j.drop
+    told[name] = one
   end
 end
 
@@ -200,17 +189,8 @@ for _, one in ipairs(chain) do
   local own = one.run and one.run.worker
   if own then named[own] = workers[own] end
 end
-local function numbers(key)
-  local found, flat = {}, call('HGETALL', P .. key)
-  for i = 1, #flat, 2 do found[flat[i]] = tonumber(flat[i + 1]) end
-  return next(found) and found or nil
-end
 
-local memory = redis.pcall('INFO', 'memory')
-local lead = redis.pcall('HMGET', P .. 'lead', 'until')
-local pause = call('HGET', P .. 'g', 'pause')
-return cjson.encode({ now = NOW, clock_left = math.max(0, G.opens - G.clk), pause = G.paused and pause or nil,
-  total = G.total, cap = G.cap, live = live, names = names, slots = numbers('slots'), under_way = numbers('out'),
-  eviction = type(memory) == 'string' and string.match(memory, 'maxmemory_policy:([%w-]+)') or nil, jobs = told, chain = chain,
-  workers = next(named) and named or nil,
-  entries = next(entries) and entries or nil, led = not lead.err and (tonumber(lead[1] or nil) or 0) >= NOW })
+return cjson.encode({ now = NOW, clock_left = math.max(0, G.opens - G.clk), total = G.total, cap = G.cap,
+  pause = G.paused and call('HGET', P .. 'g', 'pause') or nil, live = live, names = names, slots = counts('slots'),
+  under_way = counts('out'), eviction = eviction(), jobs = told, chain = chain, workers = next(named) and named or nil,
+  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[5])), led = leader() ~= nil })
