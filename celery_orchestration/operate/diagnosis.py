@@ -27,7 +27,7 @@ class Check(Model):
 class Diagnosis(Model):
     """What bites, or could."""
 
-    at: datetime = Field(description="this machine's time")
+    at: datetime = Field(description="Redis's time; this machine's, if Redis does not answer")
     checks: list[Check] = Field(description="all that were made")
     ok: bool = Field(description="nothing is a problem")
 

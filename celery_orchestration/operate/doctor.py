@@ -89,7 +89,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         strangers=broker.unknown(answers, known, sent.keys()),
         replies=broker.Answers() if answers.problem else broker.answers(app, COMMAND, live),
         prefetch=app.conf.worker_prefetch_multiplier,
-        visibility=float((app.conf.broker_transport_options or {}).get("visibility_timeout", 3600)),
+        visibility=float((app.conf.broker_transport_options or {}).get("visibility_timeout") or 3600),
         late={name: app.tasks[name].time_limit for name in jobs if app.tasks[name].acks_late},
     )
 

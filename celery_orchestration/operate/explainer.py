@@ -80,6 +80,7 @@ class Explainer:
             queue_of=self._queue_of,
             scheduled=frozenset(self._schedule.asked_for() if self._schedule.is_ours() else ()),
             cycles=self._cycles(),
+            address=str(self._ledger.address),
             allow_eviction=read_settings(self._app).allow_eviction,
             strangers=lambda queue: [one.name for one in self._strangers(found["names"]) if queue in one.queues],
         )

@@ -18,7 +18,7 @@ from celery_orchestration.operate import overdue, reading, reasons
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.explain import Step, doing, lasting
 from celery_orchestration.operate.explanation import Cause, Code
-from celery_orchestration.operate.who import command
+from celery_orchestration.operate.who import command, redis_cli
 from celery_orchestration.policy import show
 
 #: Seconds after which somebody may want to end a run that others wait for.
@@ -44,6 +44,8 @@ class Surroundings:
     scheduled: frozenset[str] = frozenset()
     #: Dependency cycles of the code.
     cycles: Sequence[Sequence[str]] = ()
+    #: Where the ledger is.
+    address: str = ""
     #: Whether workers start though Redis may evict keys.
     allow_eviction: bool = False
     #: Names of workers that serve a queue without the extension. They are asked: that takes a second.
@@ -262,7 +264,7 @@ class Finder:
         policy = self.found.get("eviction", "")
         if policy.startswith("allkeys-") and not self.around.allow_eviction:
             text = f"no worker starts while Redis may drop parts of the ledger: its maxmemory-policy is {policy}"
-            mend = "redis-cli CONFIG SET maxmemory-policy noeviction"
+            mend = redis_cli(self.around.address, "CONFIG", "SET", "maxmemory-policy", "noeviction")
             return Cause(code="redis_evicts", job=job, text=text, wrong=True, mend=mend)
         return Cause(code="no_worker", job=job, text="no worker is alive", wrong=True, mend=command(program="worker"))
 

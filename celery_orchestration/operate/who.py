@@ -20,6 +20,25 @@ def command(*words: str, program: str = "orchestration") -> str:
     return " ".join([CELERY, program, *map(shlex.quote, words)])
 
 
+def redis_cli(address: str, *words: str) -> str:
+    """A line to type, for the Redis at an address without secrets; '…' where that does not say which one it is."""
+    scheme, _, rest = address.partition(";")[0].partition("://")
+    secret, _, place = rest.rpartition("@")
+    host, _, port = place.partition("/")[0].rpartition(":")
+    if not host or host.endswith("]") != host.startswith("["):  # there is no port
+        host, port = place.partition("/")[0], ""
+    if "socket" in scheme or scheme == "unix":
+        where = ["-s", place]
+    elif scheme == "sentinel" or "*" in host:
+        where = ["-h", "…"]
+    else:
+        where = ["-h", host.strip("[]") or "localhost", "-p", port or "6379"]
+    where += ["--tls"] if scheme in ("rediss", "valkeys") else []
+    user = secret.partition(":")[0]
+    where += [*(["--user", user] if user else []), "--askpass"] if secret else []
+    return " ".join(["redis-cli", *(word if word == "…" else shlex.quote(word) for word in (*where, *words))])
+
+
 def _app_name(argv: Sequence[str]) -> str:
     before = ""
     for word in argv[1:]:

@@ -199,7 +199,8 @@ def test_9_redis_is_set_to_evict(example):
     until(lambda: not refused.running, 20)
     found = example.explain(PROCESS)
     assert found.root.code == "redis_evicts"
-    assert found.root.mend == "redis-cli CONFIG SET maxmemory-policy noeviction"
+    port = example.broker.redis.port
+    assert found.root.mend == f"redis-cli -h 127.0.0.1 -p {port} CONFIG SET maxmemory-policy noeviction"
     assert any("allkeys-lru" in problem for problem in example.problems("eviction"))
 
 

@@ -19,7 +19,7 @@ from celery_orchestration.operate.checks.facts import Facts
 from celery_orchestration.operate.doctor import unreadable
 from celery_orchestration.operate.health import health
 from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
-from celery_orchestration.operate.who import command
+from celery_orchestration.operate.who import command, redis_cli
 from celery_orchestration.policy import Policy, Settings, read_options
 from celery_orchestration.worker import policies
 from support.hostile import TEXTS
@@ -98,6 +98,7 @@ def test_nothing_is_a_problem_where_nothing_is_wrong():
         ("6.0.16", "master", "problem"),
         ("5.0.14", "master", "problem"),
         ("7.0.15", "slave", "problem"),
+        ("", "master", "fine"),
     ],
 )
 def test_redis_is_new_enough_and_takes_writes(version, role, state):
@@ -144,6 +145,36 @@ def test_persistence(info, save, state, words):
 )
 def test_memory(used, most, state):
     assert one(redis.memory, info={**INFO, "used_memory": str(used), "maxmemory": str(most)}).state == state
+
+
+@pytest.mark.parametrize(("there", "mend"), [(100, "maxmemory 20971520"), (28, "redis_url"), (0, "redis_url")])
+def test_redis_is_not_given_more_memory_than_there_is(there, mend):
+    info = {**INFO, "used_memory": "10485760", "maxmemory": "10485760", "total_system_memory": str(there << 20)}
+    assert mend in one(redis.memory, info=info).mend
+
+
+@pytest.mark.parametrize(
+    ("address", "where"),
+    [
+        ("redis://there:6379/0", "-h there -p 6379"),
+        ("redis://", "-h localhost -p 6379"),
+        ("redis://there", "-h there -p 6379"),
+        ("rediss://:**@there:6380/2", "-h there -p 6380 --tls --askpass"),
+        ("redis://me:**@there:1/0;redis://other:2/0", "-h there -p 1 --user me --askpass"),
+        ("redis://[::1]:7/0", "-h ::1 -p 7"),
+        ("redis://[::1]", "-h ::1 -p 6379"),
+        ("redis+socket:///run/my redis.sock", "-s '/run/my redis.sock'"),
+        ("sentinel://one:26379;sentinel://two:26379", "-h …"),
+        ("redis://**", "-h …"),
+        ("redis://$(reboot):1", "-h '$(reboot)' -p 1"),
+    ],
+)
+def test_lines_to_type_are_for_the_redis_that_it_is_about(address, where):
+    """And not for whichever happens to run where one types."""
+    assert redis_cli(address, "PING") == f"redis-cli {where} PING"
+    found = one(redis.eviction, address=address, info={**INFO, "maxmemory_policy": "allkeys-lru"})
+    assert found.mend.startswith(f"redis-cli {where} CONFIG SET maxmemory-policy noeviction")
+
 
 
 def test_a_redis_that_may_not_be_asked_is_unknown_not_fine():

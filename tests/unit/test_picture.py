@@ -31,8 +31,9 @@ NOW_MS = round(NOW.timestamp() * 1000)
 def told(name: str, deps: Any = (), conf: Any = (), **more: Any) -> dict[str, Any]:
     """A job as the ledger tells it. Lua's empty tables come as {}."""
     dependencies = [{"job": encode_job(dep), "on": "success", "fresh": False} for dep in deps]
+    conflicts = [encode_job(one) for one in conf]
     common = {"off": False, "running": 0, "waiting": 0, "failed": False}
-    return {"name": encode_job(name), "deps": dependencies or {}, "conf": [encode_job(one) for one in conf] or {}, **common, **more}
+    return {"name": encode_job(name), "deps": dependencies or {}, "conf": conflicts or {}, **common, **more}
 
 
 def drawn_from(*jobs: dict[str, Any], policies: dict[str, Policy] | None = None) -> Picture:

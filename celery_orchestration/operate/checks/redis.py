@@ -6,9 +6,14 @@ from collections.abc import Iterator
 
 from celery_orchestration.operate.checks.facts import About, Facts, claim, redis_url
 from celery_orchestration.operate.diagnosis import Check
+from celery_orchestration.operate.who import redis_cli
 
 #: Part of maxmemory that may be used.
 MOST_MEMORY = 0.9
+#: Part of a machine's memory that one Redis may be given.
+MOST_OF_MACHINE = 0.7
+#: Of what is set while Redis runs.
+KEPT = "and in its configuration file: else it is forgotten when Redis is restarted"
 OLDEST_REDIS = (6, 2)
 
 REDIS = About("redis", "the ledger is there: without it no run starts")
@@ -22,8 +27,9 @@ def redis(facts: Facts) -> Iterator[Check]:
         )
         return
     text = facts.info.get("redis_version", "")
-    found = f"the ledger at {facts.address} answers: Redis {text}"
-    if _version(text) < OLDEST_REDIS:
+    kind = f"Valkey {facts.info['valkey_version']}" if "valkey_version" in facts.info else f"Redis {text}".strip()
+    found = f"the ledger at {facts.address} answers: {kind}"
+    if text and _version(text) < OLDEST_REDIS:
         yield REDIS.problem(f"{found}, which is too old", "upgrade it to Redis 6.2 or later, or Valkey")
     elif facts.info.get("role") == "slave":
         yield REDIS.problem(f"{found}, but it is a replica, and takes no writes", redis_url("the primary"))
@@ -39,7 +45,7 @@ def eviction(facts: Facts) -> Iterator[Check]:
     about = About("eviction", "a Redis that is full may drop keys to make room: waiting runs, leases, done-markers")
     policy = facts.info.get("maxmemory_policy", "")
     claimed = claim(facts, "Redis may drop parts of the ledger")
-    mend = "redis-cli CONFIG SET maxmemory-policy noeviction"
+    mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory-policy', 'noeviction')}  # {KEPT}"
     if policy.startswith("allkeys-"):
         yield about.problem(claimed[0] if claimed else f"its maxmemory-policy is {policy}", mend)
     elif policy.startswith("volatile-"):
@@ -56,7 +62,7 @@ def eviction(facts: Facts) -> Iterator[Check]:
 
 def persistence(facts: Facts) -> Iterator[Check]:
     about = About("persistence", "a run that waits is in Redis alone: the broker's copy is acknowledged")
-    mend = "redis-cli CONFIG SET appendonly yes  # and in its configuration file: appendonly yes"
+    mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'appendonly', 'yes')}  # {KEPT}"
     failed = [
         name
         for name in ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
@@ -95,7 +101,10 @@ def memory(facts: Facts) -> Iterator[Check]:
     elif not most:
         yield about.fine(f"Redis uses {_bytes(used)}, without a limit of its own")
     elif used >= most * MOST_MEMORY:
-        mend = f"redis-cli CONFIG SET maxmemory {2 * most}"
+        there = int(facts.info.get("total_system_memory") or 0)
+        mend = redis_url("with more memory, if that machine has none to give")
+        if 2 * most < there * MOST_OF_MACHINE:
+            mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory', str(2 * most))}  # {KEPT}"
         yield about.problem(f"Redis uses {_bytes(used)} of {_bytes(most)}", mend)
     else:
         yield about.fine(f"Redis uses {_bytes(used)} of {_bytes(most)}")
