@@ -20,6 +20,7 @@ from celery_orchestration.errors import (
     AmbiguousRun,
     BadCall,
     BrokerUnavailable,
+    ConfigurationError,
     LedgerError,
     LedgerRefused,
     LedgerUnavailable,
@@ -144,7 +145,7 @@ class Orchestration:
         hold? Of schedulers: does one lead? In one round trip."""
         from celery_orchestration.operate import health  # noqa: PLC0415
 
-        name = None if worker is None else host_format(default_nodename(worker))
+        name = None if worker is None else keys.text(host_format(default_nodename(worker)))
         address, namespace = str(self._ledger.address), self._settings.namespace
         try:
             found = self._ledger.health(owner_of(self._app), name or "")
@@ -157,8 +158,9 @@ class Orchestration:
     def find_run(self, id_or_prefix: str, *, dead: bool = False) -> str:
         """The id of a run that has not ended, or of a dead letter, for people: by its beginning, too, if a status lists
         the run or it is one of the latest dead letters."""
-        found = self._ask(lambda: self._ledger.find(id_or_prefix, dead, SHORTEST, MOST_RUNNING, MOST_FOUND))
-        if not found:
+        word = keys.text(id_or_prefix)
+        found = self._ask(lambda: self._ledger.find(word, dead, SHORTEST, MOST_RUNNING, MOST_FOUND))
+        if not found or word != id_or_prefix:
             raise UnknownRun(
                 f"there is no dead letter {show(id_or_prefix)}"
                 if dead
@@ -186,7 +188,7 @@ class Orchestration:
         """How the last runs of a job ended, the latest first; `outcomes`: only those that ended so."""
         if unknown := [one for one in outcomes if one not in OUTCOMES]:
             raise BadCall(f"no run ends as {show(unknown[0])}{suggest(unknown[0], OUTCOMES)}: {', '.join(OUTCOMES)}")
-        found = self._ask(lambda: self._ledger.history(job, MOST_HISTORY if outcomes else count))
+        found = self._ask_about(lambda: self._ledger.history(job, MOST_HISTORY if outcomes else count))
         if found is None:
             raise self._unknown(job)
         runs = (reading.ended(job, one) for one in found)
@@ -279,7 +281,7 @@ class Orchestration:
 
     def dead_letters(self, job: str | None = None, count: int = 100, skip: int = 0) -> list[DeadLetter]:
         """Runs that failed for good, the latest first."""
-        found = self._ask(lambda: self._ledger.letters(job, max(0, skip), count))
+        found = self._ask_about(lambda: self._ledger.letters(job, max(0, skip), count))
         if found is None:
             raise self._unknown(job or "")
         return [reading.dead_letter(*one) for one in found]
@@ -353,7 +355,7 @@ class Orchestration:
         return ours and bool(entries or self.schedule.in_code())
 
     def _switch(self, job: str, on: bool, why: str) -> JobStatus:
-        grants = self._ask(lambda: self._ledger.switch(job, on, me(), why))
+        grants = self._ask_about(lambda: self._ledger.switch(job, on, me(), why))
         if grants is None:
             raise self._unknown(job)
         self._hand_over(grants)
@@ -369,6 +371,13 @@ class Orchestration:
             return call()
         except LedgerUnavailable as exc:
             raise LedgerUnavailable(f"the ledger at {self._ledger.address} does not answer: {exc}") from exc
+
+    def _ask_about(self, call: Callable[[], T | None]) -> T | None:
+        """None if the ledger does not know a job, or none can have such a name."""
+        try:
+            return self._ask(call)
+        except ConfigurationError:
+            return None
 
     def _hand_over(self, grants: Sequence[Grant]) -> None:
         """Publishes them. What does not get published is, by the next sweep of a worker."""

@@ -84,6 +84,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         cycles=cycles,
         releases=dict(zip(members.releases.split(), ledger.releases(members.releases), strict=True)),
         entries=_entries(schedule),
+        beat_is_ours=schedule.is_ours(),
         broker_problem=answers.problem,
         broker_is_redis=broker.kind(app) == "redis",
         strangers=broker.unknown(answers, known, sent.keys()),

@@ -12,7 +12,7 @@ from celery import Celery
 from celery_orchestration import graph, queues
 from celery_orchestration.errors import ConfigurationError, UnknownJob
 from celery_orchestration.ledger import Ledger
-from celery_orchestration.ledger.keys import decode_job
+from celery_orchestration.ledger.keys import decode_job, text
 from celery_orchestration.operate import broker, explain, options, reading
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.explanation import Cause, Explanation, OptionValue
@@ -21,7 +21,7 @@ from celery_orchestration.operate.root import Finder, Surroundings
 from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.who import command
 from celery_orchestration.policy import Priority, show, suggest
-from celery_orchestration.task import jobs_of, read_settings
+from celery_orchestration.task import SCHEDULER, jobs_of, read_settings
 
 
 class Explainer:
@@ -40,6 +40,8 @@ class Explainer:
         self._jobs = jobs_of(app)
 
     def explain(self, about: str) -> Explanation:
+        if text(about) != about:  # nothing that Redis takes
+            raise UnknownJob(f"there is no job {show(about)}, and no run")
         found = self._look("job", about)
         if found is not None:
             return self._explained(about, None, found)
@@ -76,9 +78,14 @@ class Explainer:
     # -- what the ledger does not know --------------------------------------------------------------
 
     def _surroundings(self, found: Mapping[str, Any]) -> Surroundings:
+        ours, asked = self._schedule.is_ours(), self._schedule.asked_for()
+        continuous = {name for name, policy in self._jobs.items() if policy.mode == "continuous"}
+        scheduled = frozenset(asked if ours else asked & continuous)  # another beat does not know what that is
         return Surroundings(
             queue_of=self._queue_of,
-            scheduled=frozenset(self._schedule.asked_for() if self._schedule.is_ours() else ()),
+            scheduled=scheduled,
+            elsewhere=frozenset(asked - scheduled),
+            beat=command(*(() if ours else ("-S", SCHEDULER)), program="beat"),
             cycles=self._cycles(),
             address=str(self._ledger.address),
             allow_eviction=read_settings(self._app).allow_eviction,
@@ -154,9 +161,9 @@ class Explainer:
 
     def _find_ended(self, jobs: Sequence[str], run: str) -> Ended | None:
         for job in jobs:
-            for text in self._ledger.history(job, MOST_HISTORY) or ():
-                if json.loads(text)[0] == run:
-                    return reading.ended(job, text)
+            for record in self._ledger.history(job, MOST_HISTORY) or ():
+                if json.loads(record)[0] == run:
+                    return reading.ended(job, record)
         return None
 
 

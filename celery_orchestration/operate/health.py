@@ -35,7 +35,9 @@ def no_answer(problem: str, ledger: str, namespace: str, worker: str | None) -> 
 
 def _problems(found: Mapping[str, Any], worker: str | None, scheduler: bool) -> Iterator[str]:
     epoch = found["epoch"]
-    # That the gate is closed for a while is no fault of a worker or a scheduler: nobody should restart them for it.
+    # These are no fault of a worker or a scheduler: nobody should restart them for it.
+    if found["replica"] and worker is None and not scheduler:
+        yield "the ledger's Redis is a replica, and takes no writes"
     if epoch["left"] > 0 and worker is None and not scheduler:
         forgotten = FORGOTTEN.get(epoch.get("why") or "", "may have forgotten something")
         yield f"the ledger {forgotten}; nothing starts for {epoch['left'] / 1000:.0f} s"

@@ -40,8 +40,11 @@ class Surroundings:
 
     #: Where jobs of this app's code are sent.
     queue_of: Mapping[str, str] = field(default_factory=dict)
-    #: Jobs that the code has a schedule for, where the scheduler is ours.
+    #: Jobs that the code has a schedule for that our scheduler fires, and those that another beat does.
     scheduled: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()
+    #: How our scheduler is started.
+    beat: str = command(program="beat")
     #: Dependency cycles of the code.
     cycles: Sequence[Sequence[str]] = ()
     #: Where the ledger is.
@@ -224,14 +227,17 @@ class Finder:
             return _resting(job, resting[0])
         if not self.found["led"] and (entries or job in self.around.scheduled):
             text = f"no scheduler leads: {job} is not fired"
-            return Cause(code="no_scheduler", job=job, text=text, wrong=True, mend=command(program="beat"))
+            return Cause(code="no_scheduler", job=job, text=text, wrong=True, mend=self.around.beat)
         if entries:
             soon = "" if following is None else f" in {lasting(max(0, following - self.found['now']) / 1000)}"
             return Cause(code="scheduled", job=job, text=f"its next run is due{soon or ' when its last one ended'}")
         if job in self.around.scheduled:
             text = f"the code has a schedule for {job}, but the scheduler that leads does not: it has other code"
-            mend = f"{command(program='beat')}  # restart it with this code"
+            mend = f"{self.around.beat}  # restart it with this code"
             return Cause(code="entry_missing", job=job, text=text, wrong=True, mend=mend)
+        if job in self.around.elsewhere:
+            text = "it is fired by a beat that is not ours: the ledger does not know when"
+            return Cause(code="scheduled", job=job, text=text)
         text = "it has no schedule: it runs when somebody calls it"
         return Cause(code="not_asked_for", job=job, text=text, mend=self._trigger(job))
 

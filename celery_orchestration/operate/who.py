@@ -17,6 +17,8 @@ def me() -> str:
 
 def command(*words: str, program: str = "orchestration") -> str:
     """A line to type: for the app that this process was started for, if it is a celery command."""
+    if program == "orchestration" and words[-1].startswith("-"):  # a name that looks like an option
+        words = (*words[:-1], "--", words[-1])
     return " ".join([CELERY, program, *map(shlex.quote, words)])
 
 

@@ -313,6 +313,7 @@ def test_an_idle_job(desk: Desk):
         mend="celery -A … orchestration trigger a",
     )
     assert desk.why("a", scheduled=frozenset(["a"])) == ("no_scheduler", "a")
+    assert desk.why("a", elsewhere=frozenset(["a"])) == ("scheduled", "a")
     assert desk.why("a", queue_of={"a": "unheard of"}) == ("unserved_queue", "a")
     term = desk.fire("a")
     desk.ledger.cancel("w1", 5, "revoked", ["fired"])

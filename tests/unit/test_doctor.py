@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -399,7 +401,10 @@ def test_what_is_shown_harms_no_terminal(tmp_path):
 # -- health
 
 
-FOUND: dict[str, Any] = {"now": MS, "owner": "shop", "schema": 1, "workers": 3, "lead": "beat@h", "epoch": {"left": 0}}
+FOUND: dict[str, Any] = {
+    **{"now": MS, "owner": "shop", "schema": 1, "workers": 3, "lead": "beat@h", "epoch": {"left": 0}, "replica": False},
+}
+REPLICA = {**FOUND, "replica": True}
 CLOSED = {**FOUND, "epoch": {"left": 4000, "why": "moved"}}
 HELD = {**FOUND, "worker": {"left": 20_000, "silent": 1000, "lease": 30_000}}
 
@@ -409,6 +414,8 @@ HELD = {**FOUND, "worker": {"left": 20_000, "silent": 1000, "lease": 30_000}}
     [
         (FOUND, (None, False), "ok: 3 workers live, beat@h leads"),
         ({**FOUND, "workers": 1, "lead": None}, (None, False), "ok: 1 worker lives"),
+        (REPLICA, (None, False), "is a replica, and takes no writes"),
+        (REPLICA, (None, True), "ok: "),
         (CLOSED, (None, False), "nothing starts for 4 s"),
         (CLOSED, (None, True), "ok: "),
         ({**CLOSED, "worker": HELD["worker"]}, ("w1@h", False), "ok: the lease of w1@h holds for 20 s"),
@@ -427,3 +434,31 @@ def test_health(found, asked, line):
 def test_the_scheduler_that_leads_is_named():
     leads = status(scheduler=SchedulerStatus(leader="beat@h"))
     assert one(events.scheduler, status=leads).found == "beat@h leads"
+
+
+def test_a_beat_that_is_not_ours_fires_what_is_not_continuous():
+    fired = one(events.scheduler, jobs={"a": job("a", interval_seconds=5)}, beat_is_ours=False)
+    assert (fired.state, "not ours fires the schedule" in fired.found) == ("fine", True)
+    jobs = {"a": job("a", mode="continuous")}
+    never = one(events.scheduler, jobs=jobs, beat_is_ours=False)
+    assert never.state == "problem"
+    assert never.mend.endswith("beat -S celery_orchestration:OrchestratedScheduler")
+    leads = status(scheduler=SchedulerStatus(leader="beat@h"))
+    assert one(events.scheduler, jobs=jobs, beat_is_ours=False, status=leads).state == "fine"
+
+
+@pytest.mark.parametrize("columns", ["20", "80"])
+def test_lines_to_type_are_neither_wrapped_nor_cut(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    long = command("enable", "x" * 200)
+    shown = StringIO()
+    check = Check(name="a", state="problem", found="b", why="c", mend=long)
+    print_diagnosis(Diagnosis(at=NOW, checks=[check], ok=False), shown)
+    assert f"   -> {long}\n" in shown.getvalue()
+
+
+@pytest.mark.parametrize("name", [*TEXTS.values(), "--help", "-", "$(reboot)", "'; reboot; '"])
+def test_a_line_to_type_has_the_name_as_one_word_and_never_as_an_option(name):
+    words = shlex.split(command("cancel", "--terminate", name))
+    assert words[-1] == name
+    assert words[-2] == ("--" if name.startswith("-") else "--terminate")

@@ -42,7 +42,7 @@ def console_to(file: IO[str]) -> Console:
 
 
 def print_to(found: RenderableType, file: IO[str]) -> None:
-    console_to(file).print(found)
+    console_to(file).print(found, crop=False)  # lines to type are longer than a window
 
 
 def _no_colour() -> bool | None:

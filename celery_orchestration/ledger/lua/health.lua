@@ -4,7 +4,8 @@
 --
 -- ARGV  name of a worker, or ''
 -- Returns  JSON: now, owner, schema, epoch {why, left: ms until the gate opens}, workers (how many live), lead (name of who
---          leads now), worker {left, silent: ms of its lease that are left, since it was heard of; lease} if it is there
+--          leads now), replica (it takes no writes, as far as it tells), worker {left, silent: ms of its lease that are
+--          left, since it was heard of; lease} if it is there
 -- Called again: the same.
 local asked = ARGV[1] ~= '' and call('HGET', P .. 'wn', ARGV[1])
 local workers, worker = 0, nil
@@ -18,5 +19,7 @@ end
 local g = call('HMGET', P .. 'g', 'owner', 'schema', 'why')
 local lead = redis.pcall('HMGET', P .. 'lead', 'name', 'until')
 local leads = not lead.err and (tonumber(lead[2]) or 0) >= NOW
-return cjson.encode({ now = NOW, owner = g[1], schema = tonumber(g[2]), workers = workers, worker = worker,
+local told = redis.pcall('INFO', 'replication')
+local replica = type(told) == 'string' and string.find(told, 'role:slave', 1, true) ~= nil
+return cjson.encode({ now = NOW, replica = replica, owner = g[1], schema = tonumber(g[2]), workers = workers, worker = worker,
   lead = leads and lead[1] or nil, epoch = { why = g[3], left = math.max(0, G.opens - G.clk) } })

@@ -9,9 +9,11 @@ from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim,
 from celery_orchestration.operate.diagnosis import Check
 from celery_orchestration.operate.who import command
 from celery_orchestration.policy import show
+from celery_orchestration.task import SCHEDULER
 
 #: How long a death is told.
 LATELY = timedelta(hours=1)
+
 
 def scheduler(facts: Facts) -> Iterator[Check]:
     about = About("scheduler", "without one that leads nothing is fired")
@@ -19,8 +21,17 @@ def scheduler(facts: Facts) -> Iterator[Check]:
     leader = facts.status.scheduler.leader
     for sentence in found:
         yield about.problem(sentence, command(program="beat"))
-    if not found:
-        yield about.fine(f"{leader} leads" if leader else "nothing is scheduled")
+    recurring = sorted(name for name, job in facts.jobs.items() if job.recurring)
+    continuous = [name for name in recurring if facts.jobs[name].mode == "continuous"]
+    if leader:
+        yield about.fine(f"{leader} leads")
+    elif continuous and not facts.beat_is_ours:
+        only = f"no scheduler of ours leads, and no other beat keeps continuous jobs going: {listed(continuous)}"
+        yield about.problem(only, command("-S", SCHEDULER, program="beat"))
+    elif not found and recurring and not facts.beat_is_ours:
+        yield about.fine("a beat that is not ours fires the schedule: the ledger does not know when")
+    elif not found:
+        yield about.fine("nothing is scheduled")
 
 
 def entries(facts: Facts) -> Iterator[Check]:

@@ -37,6 +37,8 @@ class Facts:
     #: Releases of the live members, oldest first, with their policies (JSON).
     releases: Mapping[str, str] = field(default_factory=dict)
     entries: Sequence[EntryStatus] = ()
+    #: Whether this app's beat is our scheduler.
+    beat_is_ours: bool = True
     #: What the broker tells.
     broker_problem: str | None = None
     broker_is_redis: bool = True

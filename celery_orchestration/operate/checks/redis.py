@@ -101,10 +101,10 @@ def memory(facts: Facts) -> Iterator[Check]:
     elif not most:
         yield about.fine(f"Redis uses {_bytes(used)}, without a limit of its own")
     elif used >= most * MOST_MEMORY:
-        there = int(facts.info.get("total_system_memory") or 0)
+        there, wanted = int(facts.info.get("total_system_memory") or 0), 2 * max(used, most)
         mend = redis_url("with more memory, if that machine has none to give")
-        if 2 * most < there * MOST_OF_MACHINE:
-            mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory', str(2 * most))}  # {KEPT}"
+        if wanted < there * MOST_OF_MACHINE:
+            mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory', str(wanted))}  # {KEPT}"
         yield about.problem(f"Redis uses {_bytes(used)} of {_bytes(most)}", mend)
     else:
         yield about.fine(f"Redis uses {_bytes(used)} of {_bytes(most)}")
