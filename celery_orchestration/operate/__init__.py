@@ -29,11 +29,13 @@ from celery_orchestration.operate.models import (
 )
 
 if TYPE_CHECKING:
+    from celery_orchestration.operate.explanation import Cause, Explanation, Link, OptionValue
     from celery_orchestration.operate.picture import Conflict, Drawn, Needs, Picture
     from celery_orchestration.operate.schedule import Schedule
 
 __all__ = [
     "Cancelled",
+    "Cause",
     "Change",
     "Check",
     "Conflict",
@@ -44,10 +46,13 @@ __all__ = [
     "Drawn",
     "Ended",
     "EntryStatus",
+    "Explanation",
     "Health",
     "JobStatus",
     "Letter",
+    "Link",
     "Needs",
+    "OptionValue",
     "Orchestration",
     "Paused",
     "Picture",
@@ -65,7 +70,11 @@ __all__ = [
 ]
 
 #: Loaded when they are asked for: most commands need none of them.
-_LATER = {"Conflict": "picture", "Drawn": "picture", "Needs": "picture", "Picture": "picture", "Schedule": "schedule"}
+_LATER = {
+    **dict.fromkeys(("Cause", "Explanation", "Link", "OptionValue"), "explanation"),
+    **dict.fromkeys(("Conflict", "Drawn", "Needs", "Picture"), "picture"),
+    "Schedule": "schedule",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,9 +170,11 @@ def _on_a_connection(app: Celery, seconds: float, ask: Callable[[Connection], No
             connection.ensure_connection(max_retries=len(connection.alt or [None]) - 1, interval_start=0)
             ask(connection)
             said.append(None)
-            connection.release()
         except Exception as exc:  # whatever a transport raises: this is a thread's end
             said.append(f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__)
+        finally:
+            with suppress(Exception):
+                connection.release()
 
     thread = threading.Thread(target=work, name="orchestration-broker", daemon=True)
     thread.start()

@@ -11,6 +11,8 @@ import pytest
 from kombu.utils.imports import symbol_by_name
 
 import celery_orchestration
+from celery_orchestration import operate
+from celery_orchestration.operate import schema
 from support.workers import environment
 
 MODULES = "import sys, celery.bin.celery as cli; print('orchestration' in cli.celery.commands, *sys.modules, sep='\\n')"
@@ -55,3 +57,9 @@ def test_the_package_has_no_other_names():
         _ = celery_orchestration.OrchestratedTsk
     with pytest.raises(ImportError):
         exec("from celery_orchestration import OrchestratedTsk")
+
+
+def test_every_model_that_a_command_prints_is_public():
+    printed = {model.__name__ for model in schema.models()}
+    assert printed <= {*operate.__all__}
+    assert all(getattr(operate, name) for name in operate.__all__)

@@ -367,6 +367,6 @@ def _worker(worker: WorkerStatus) -> Sequence[Text]:
         Text(f"{worker.running}/{worker.slots}"),
         Text(str(worker.done)),
         Text(str(worker.failed)),
-        Text(worker.execution_pool),
+        plain(worker.execution_pool),
         plain(", ".join(worker.queues)),
     )

@@ -25,6 +25,7 @@ from celery_orchestration.cli.show.grid import short
 from celery_orchestration.cli.show.status import ALL, ROWS, View
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.operate.models import Status
+from celery_orchestration.policy import printable
 
 Look = Callable[[], Status]
 
@@ -52,7 +53,7 @@ def follow(look: Look, interval: float, count: int | None, as_json: bool, everyt
                 if seen == 0:
                     raise
                 if not away:
-                    print(exc, file=sys.stderr, flush=True)
+                    print(printable(str(exc)), file=sys.stderr, flush=True)
                 away = True
             else:
                 if as_json:
