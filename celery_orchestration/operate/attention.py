@@ -13,7 +13,8 @@ _NAMED = 3
 def wrong(status: Status) -> list[str]:
     """What is not as it should be: problems, and jobs that do not do what they are there for."""
     failed = [job.name for job in status.jobs if job.disabled is not None and by_failures(job)]
-    late = [job.name for job in status.jobs if job.overdue and job.name not in failed]
+    # Of one that a person has disabled, people know.
+    late = [job.name for job in status.jobs if job.overdue and job.disabled is None]
     found = [*status.problems]
     if failed:
         found.append(f"disabled by failures: {_named(failed)}")

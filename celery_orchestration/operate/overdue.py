@@ -21,7 +21,9 @@ def is_overdue(now: int, entries: Sequence[Mapping[str, Any]], succeeded: int | 
 def _is_late(now: int, entry: Mapping[str, Any], succeeded: int, took: int) -> bool:
     """The fire before the last one has had a whole interval, and what a run takes, to succeed."""
     if "gap" in entry:
-        return bool("at" in entry and now - max(succeeded, entry["at"]) > 2 * (entry["gap"] + took) + SLACK_MS)
+        # It may have been resumed since it was fired.
+        asked = max(entry.get("last", 0), entry.get("at", 0))
+        return bool("at" in entry and now - max(succeeded, asked) > 2 * (entry["gap"] + took) + SLACK_MS)
     due = passed(now, entry)
     return len(due) >= 2 and succeeded < due[-2] - took
 

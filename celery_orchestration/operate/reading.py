@@ -69,6 +69,8 @@ def status(
             return f"running on {run.worker} for {run.seconds:.0f} s{past}"
         if run.state in ("retrying", "later"):
             return f"to be tried again, for {run.seconds:.0f} s"
+        if run.state == "ending":
+            return "about to end"
         return f"about to start for {run.seconds:.0f} s"
 
     off = {decode_job(job["name"]): json.loads(job["off"])["why"] for job in found["jobs"] or () if job.get("off")}

@@ -324,15 +324,17 @@ def test_clocks_of_this_machine_and_of_workers():
 
 
 def test_jobs_disabled_by_failures_and_not_those_that_people_disabled():
-    def off(by: str) -> JobStatus:
+    def off(by: str, failures: str | None = None) -> JobStatus:
         return JobStatus.model_construct(
-            name="shop.fetch", disabled=Disabled(by=by, why="5 failures in a row", at=NOW, failures=None)
+            name="shop.fetch", disabled=Disabled(by=by, why="5 failures in a row", at=NOW, failures=failures)
         )
 
     found = one(events.disabled, status=status().model_copy(update={"jobs": [off("failures")]}))
     assert (found.state, found.mend) == ("problem", command("enable", "shop.fetch"))
     assert "5 failures in a row" in found.found
     assert one(events.disabled, status=status().model_copy(update={"jobs": [off("ann@desk")]})).state == "fine"
+    both = one(events.disabled, status=status().model_copy(update={"jobs": [off("ann@desk", "9 in a row")]}))
+    assert (both.state, "9 in a row" in both.found) == ("problem", True)
 
 
 def test_deaths_of_the_last_hour():

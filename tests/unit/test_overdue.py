@@ -34,6 +34,8 @@ def fired(last: int, gap: int = MINUTE, **fields: object) -> dict[str, object]:
         pytest.param(entry(last=5, at=5, gap=0), 5 + MINUTE, None, None, False, id="continuous, in its first run"),
         pytest.param(entry(last=5, at=5, gap=0), 6 + MINUTE, None, None, True, id="continuous, stuck"),
         pytest.param(entry(last=5, at=5, gap=0), 2 * MINUTE, None, MINUTE, False, id="continuous, with long runs"),
+        pytest.param(entry(last=90, at=5, gap=0), 89 + MINUTE, None, None, False, id="continuous, just resumed"),
+        pytest.param(entry(next=MINUTE), 99 * MINUTE, None, None, False, id="corrupt, too"),
         pytest.param(entry(), 99 * MINUTE, None, None, False, id="corrupt"),
     ],
 )

@@ -128,6 +128,7 @@ def test_a_job_that_a_person_disabled_is_not_wrong_and_one_that_fails_is_not_rig
     by_hand = Disabled(by="me@host", why="holidays", at=ago(days=1), failures=None)
     found = status(jobs=[job("a", "disabled", disabled=by_hand), job("b", failures=2, last_outcome="failed")])
     assert wrong(found) == []
+    assert wrong(status(jobs=[one.model_copy(update={"overdue": True}) for one in found.jobs if one.disabled])) == []
     assert text_of(View(found)).splitlines()[0] == "shop: 0 running, 0 waiting; 1 failing"
     after_failures = by_hand.model_copy(update={"failures": "5 failures in a row"})
     assert wrong(status(jobs=[job("a", "disabled", disabled=after_failures)])) == ["disabled by failures: a"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+from celery_orchestration.operate.attention import by_failures
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, listed, many, redis_url
 from celery_orchestration.operate.diagnosis import Check
 from celery_orchestration.operate.who import command
@@ -77,9 +78,9 @@ def deaths(facts: Facts) -> Iterator[Check]:
 def disabled(facts: Facts) -> Iterator[Check]:
     about = About("disabled", "no run of such a job starts, nor of those that depend on its success")
     off = [job for job in facts.status.jobs if job.disabled is not None]
-    failed = [job for job in off if job.disabled and job.disabled.by == "failures"]
+    failed = [job for job in off if by_failures(job)]
     for job in failed[:MOST]:
-        why = job.disabled.why if job.disabled else ""
+        why = (job.disabled.failures or job.disabled.why) if job.disabled else ""
         mend = command("enable", job.name)
         yield about.problem(f"job {show(job.name)} is disabled by failures: {why}", mend)
     yield from about.more(len(failed), "are disabled by failures", command("status"))
