@@ -14,7 +14,7 @@ from celery_orchestration.errors import ConfigurationError, UnknownJob
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate import broker, explain, options, reading
-from celery_orchestration.operate.clock import when
+from celery_orchestration.operate.clock import clock, took, when
 from celery_orchestration.operate.explanation import Cause, Explanation, OptionValue
 from celery_orchestration.operate.models import Ended, Letter, QueueStatus
 from celery_orchestration.operate.root import Finder, Surroundings
@@ -158,7 +158,6 @@ def _over(run: str, job: str, ended: Ended | None, letter: Letter | None) -> Cau
         mend = command("dlq", "requeue", run)
         return Cause(code="dead_letter", job=job, text=text, wrong=True, mend=mend)
     assert ended is not None
-    took = "" if ended.seconds is None else f" after {explain.lasting(ended.seconds)}"
+    after = "" if ended.seconds is None else f" after {took(ended.seconds)}"
     why = f": {ended.error}" if ended.error else ""
-    at = ended.ended.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return Cause(code="ended", job=job, text=f"{job} {ended.outcome} at {at}{took}{why}")
+    return Cause(code="ended", job=job, text=f"{job} {ended.outcome} {clock(ended.ended)}{after}{why}")

@@ -365,6 +365,19 @@ def test_what_is_shown_harms_no_terminal(tmp_path):
     assert "[bold]x[/bold]" in shown.replace("\n", "").replace("   ", "")
 
 
+def test_a_line_to_copy_is_whole_and_the_rest_folds(tmp_path):
+    mend = "celery -A examples.pipeline orchestration schedule resume examples.pipeline.fetch_data_of_the_other_shop"
+    checks = [Check(name="schedule", state="problem", found="an entry " * 12, why="nothing is fired " * 6, mend=mend)]
+    with (tmp_path / "out").open("w+") as file:
+        print_diagnosis(Diagnosis(at=NOW, checks=checks, ok=False), file)
+        file.seek(0)
+        lines = file.read().splitlines()
+    assert f"   -> {mend}" in lines
+    assert all(len(line) <= 80 or "->" in line for line in lines)
+    assert all(line == line.rstrip() for line in lines)
+    assert all(line.startswith("   ") for line in lines[1:-1])
+
+
 # -- health
 
 

@@ -232,15 +232,15 @@ def test_a_run_is_told_in_full(shown):
     clock = NOW.astimezone().strftime("%m-%d %H:%M:%S")
     assert shown(print_history, [run]) == (
         f"01234567-89ab-cdef-0123-456789abcdef  {clock}  failed\n"
-        "    w1@host  key '7'  fence 1763299000000000  1 retry  2 recoveries  took 10.0 s\n"
-        "    waited 2 min for room of fetch  fired by often\n"
+        "    w1@host  key '7'  fence 1763299000000000  1 retry  2 recoveries  took 10 s\n"
+        "    waited 90 s for room of fetch  fired by often\n"
         "    ValueError: no\n"
     )
 
 
 def test_a_run_that_never_started_says_so(shown):
     run = ended(outcome="revoked", started=None, seconds=None, worker=None, fence=None)
-    assert shown(print_history, [run]).endswith("  revoked\n    not started  waited 2 min\n")
+    assert shown(print_history, [run]).endswith("  revoked\n    not started  waited 90 s\n")
 
 
 def test_no_run_is_said(shown):
