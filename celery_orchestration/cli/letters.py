@@ -58,7 +58,7 @@ def requeue(client: Orchestration, as_json: bool, run_id: str | None, job: str |
     """Run a dead letter again, those of a job, or all."""
     run_id = _which(client, run_id, job, everything)
     found = client.requeue(run_id, job=job, everything=everything)
-    say(found, as_json, f"{len(found.runs)} dead letters were requeued")
+    say(found, as_json, f"{len(found.runs)} dead letter{'s were' if len(found.runs) != 1 else ' was'} requeued")
     for id, why in found.left.items():
         click.echo(f"{id!a} was not: {why}", err=True)
     if found.left:
@@ -74,4 +74,4 @@ def purge(client: Orchestration, as_json: bool, run_id: str | None, job: str | N
     """Remove a dead letter, those of a job, or all."""
     run_id = _which(client, run_id, job, everything)
     found = client.purge(run_id, job=job, everything=everything)
-    say(found, as_json, f"{found.count} dead letters were removed")
+    say(found, as_json, f"{found.count} dead letter{'s were' if found.count != 1 else ' was'} removed")
