@@ -92,13 +92,15 @@ def to_type(text: str) -> Text:
 
 def hanging(text: Text, width: int, indent: int) -> list[Text]:
     """Folded to the width, all lines but the first one indented."""
-    first, *more = text.wrap(_FOLDING, max(8, width - indent), overflow="fold")
-    return [_ended(first), *(_ended(Text(" " * indent) + line) for line in more)]
-
-
-def _ended(line: Text) -> Text:
-    line.rstrip()
-    return line
+    first = text.wrap(_FOLDING, width, overflow="fold")[0]
+    start = len(first)
+    while text.plain[start : start + 1] == " ":
+        start += 1
+    more = text[start:].wrap(_FOLDING, max(8, width - indent), overflow="fold") if start < len(text) else []
+    lines = [first, *(Text(" " * indent) + line for line in more)]
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 #: For folding alone: nothing is printed to it.

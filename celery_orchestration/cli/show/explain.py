@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import IO, get_args
+from typing import IO
 
 from rich.console import Group
 from rich.text import Text
@@ -15,6 +15,13 @@ from celery_orchestration.operate.models import Ended
 
 #: Characters of what a fact is about.
 _FACT = 9
+#: Of options, as they are shown.
+_SOURCES = {
+    "written": "options written",
+    "recurring default": "recurring defaults",
+    "default": "defaults",
+    "Celery's": "Celery's",
+}
 
 
 def print_explanation(found: Explanation, file: IO[str]) -> None:
@@ -44,17 +51,16 @@ def explanation_lines(found: Explanation, width: int) -> list[Text]:
 def _options(options: Sequence[OptionValue], width: int) -> list[Text]:
     """By where their values come from, what was written first."""
     said: list[Text] = []
-    for source in get_args(OptionValue.model_fields["source"].annotation):
+    for source, name in _SOURCES.items():
         some = [option for option in options if option.source == source]
         values = Text(", ").join(Text.assemble((option.name, "bold"), " ", plain(option.value)) for option in some)
-        said += [Text.assemble((f"{source}: ", "dim"), values)] if some else []
+        said += [Text.assemble((f"{name}: ", "dim"), values)] if some else []
     said += [
         plain(f"in force: {option.name} {option.in_force}, as several releases are live", "yellow")
         for option in options
         if option.in_force is not None
     ]
-    facts = [_fact("" if at else "options", text) for at, text in enumerate(said)]
-    return [line for fact in facts for line in hanging(fact, width, _FACT + 2)]
+    return [line for text in said for line in hanging(text, width, 4)]
 
 
 def _link(depth: int, link: Link) -> Text:
