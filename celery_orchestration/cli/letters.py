@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @orchestration.group()
 def dlq() -> None:
-    """Dead letters: runs that failed for good, kept with their messages."""
+    """Dead letters: runs that failed for good."""
 
 
 def _which(client: Orchestration, run_id: str | None, job: str | None, everything: bool) -> str | None:
@@ -41,7 +41,10 @@ def list_letters(client: Orchestration, as_json: bool, job: str | None, count: i
 @command(dlq)
 @click.argument("run_id")
 def show(client: Orchestration, as_json: bool, run_id: str) -> None:
-    """Show a dead letter with its error, traceback and what is known of its message."""
+    """Show a dead letter.
+
+    With its error, its traceback and what is known of its message.
+    """
     found = client.dead_letter(client.find_run(run_id, dead=True))
     if as_json:
         return print_json(found)

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 @command(orchestration)
 @click.argument("job")
 def enable(client: Orchestration, as_json: bool, job: str) -> None:
-    """Let JOB run again: its failures are forgotten, and what was held goes."""
+    """Let JOB run again.
+
+    Its failures are forgotten, and what was held goes.
+    """
     say(client.enable(job), as_json, f"{job} is enabled")
 
 

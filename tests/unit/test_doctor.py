@@ -179,7 +179,7 @@ def test_a_cycle_of_live_releases_names_its_jobs_and_the_workers_to_end():
         members=Members("old new", 0, [member("w1@h", "old"), member("w2@h", "old"), member("w3@h", "new")]),
     )
     assert found.state == "problem"
-    assert "cycle of dependencies: a -> b -> a" in found.found
+    assert "cycle of dependencies: a → b → a" in found.found
     assert "'a' depends on 'b' in release old (w1@h, w2@h)" in found.found
     assert "'b' depends on 'a' in release new (w3@h)" in found.found
     assert "control shutdown -d w1@h,w2@h" in str(found.mend)

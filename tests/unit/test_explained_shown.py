@@ -11,7 +11,8 @@ from celery_orchestration.cli.show.explain import explanation_lines, print_expla
 from celery_orchestration.operate.clock import lasting, took
 from celery_orchestration.operate.explain import Step, summary
 from celery_orchestration.operate.explanation import Cause, Explanation, Link, OptionValue
-from celery_orchestration.operate.models import Ended, QueueStatus
+from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
+from celery_orchestration.operate.root import Finder
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 FETCH, PROCESS = "examples.pipeline.fetch_data", "examples.pipeline.process_data"
@@ -93,6 +94,19 @@ def step(job: str, *words: str) -> Step:
 )
 def test_the_summary(chain, text, said):
     assert summary("a", chain, Cause(code="running", job="a", text=text)) == said
+
+
+def test_a_retry_that_is_not_due_says_what_it_comes_after():
+    retried = RunStatus(
+        id="r", job="a", state="later", key="", priority="normal", retries=2, worker=None, queue="celery", fence=None,
+        recoveries=0, arrived=NOW, since=NOW, seconds=1, expires=None, reason=None,
+    )  # fmt: skip
+    due = Step(job="a", run=retried, words=["due", "01-01 00:00:09"], found={})
+    finder = Finder({"jobs": {"a": {"err": "ValueError: no"}}})
+    text = "a is not to start before 01-01 00:00:09"
+    assert finder.root([due]).text == f"{text}: it is tried again, after ValueError: no"
+    called = Step(job="a", run=retried.model_copy(update={"retries": 0}), words=due.words, found={})
+    assert finder.root([called]).text == text
 
 
 # -- how long: the same words in every command

@@ -72,6 +72,13 @@ def test_one_that_never_fired_and_one_of_a_job_of_the_same_name(shown):
     assert "5 min late" in text
 
 
+def test_what_never_fired_takes_one_line(shown):
+    never = {"last_fire": None, "last_outcome": None, "fires": 0, "source": "code"}
+    lines = table(shown, *(entry(name, task=name, **never) for name in ("one", "two"))).splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith(" one "))
+    assert lines[first + 1].startswith(" two ")
+
+
 def test_paused_ones_and_those_that_cannot_be_fired_say_why(shown):
     text = table(
         shown,

@@ -96,8 +96,10 @@ def hanging(text: Text, width: int, indent: int) -> list[Text]:
     start = len(first)
     while text.plain[start : start + 1] == " ":
         start += 1
-    more = text[start:].wrap(_FOLDING, max(8, width - indent), overflow="fold") if start < len(text) else []
-    lines = [first, *(Text(" " * indent) + line for line in more)]
+    lines = [first]
+    if start < len(text):
+        more = text[start:].wrap(_FOLDING, max(8, width - indent), overflow="fold")
+        lines += [Text(" " * indent) + line for line in more]
     for line in lines:
         line.rstrip()
     return lines

@@ -32,7 +32,7 @@ def _schedule(found: Sequence[EntryStatus], now: datetime, most: int) -> Rendera
         (
             _lines(_name(entry.name), _name(f"  {entry.task}") if entry.task != entry.name else None),
             _lines(plain(entry.every), Text("by people", "dim") if entry.source == "people" else None),
-            _lines(state(entry.last_outcome or ""), Text(ago(now, entry.last_fire))),
+            _lines(*((state(entry.last_outcome), Text(ago(now, entry.last_fire))) if entry.last_outcome else ())),
             _next(entry, now),
             _lines(
                 Text(str(entry.fires)),
