@@ -14,6 +14,7 @@ from celery_orchestration.operate.explanation import Cause
 from celery_orchestration.operate.root import Finder, Surroundings
 from support.hostile import TEXTS
 from support.servers import RedisServer
+from support.wait import until
 from tests.integration.test_ledger import PREFIX, arrival
 from tests.integration.test_ledger_cases import Case
 
@@ -272,7 +273,8 @@ def test_what_a_dependency_lacks(desk: Desk, dependency: dict[str, Any], outcome
     if code == "stale":
         desk.come("a0", "a")
         desk.end("a0")
-    desk.redis.time()
+    ended = desk.redis.time()
+    until(lambda: desk.redis.time() > (ended[0], ended[1] + 5000), 5)  # longer ago than max_age_ms
     assert desk.come("a1", "a") == "wait"
     cause = desk.root("a")
     assert (cause.code, cause.job, cause.wrong) == (code, "b", True)
