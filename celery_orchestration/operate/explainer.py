@@ -78,6 +78,7 @@ class Explainer:
 
     def _surroundings(self, found: Mapping[str, Any]) -> Surroundings:
         return Surroundings(
+            address=str(self._ledger.address),
             queue_of=self._queue_of,
             scheduled=frozenset(self._schedule.asked_for() if self._schedule.is_ours() else ()),
             cycles=self._cycles(),

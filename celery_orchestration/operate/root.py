@@ -18,7 +18,7 @@ from celery_orchestration.operate import overdue, reading, reasons
 from celery_orchestration.operate.clock import lasting, when
 from celery_orchestration.operate.explain import Step, doing
 from celery_orchestration.operate.explanation import Cause, Code
-from celery_orchestration.operate.who import command
+from celery_orchestration.operate.who import command, redis_cli
 
 #: Seconds after which somebody may want to end a run that others wait for.
 LONG = 60
@@ -37,6 +37,8 @@ _WANTING: dict[str, tuple[Code, str]] = {
 class Surroundings:
     """What the ledger does not know."""
 
+    #: Of the ledger's Redis, as it is shown.
+    address: str = ""
     #: Where jobs of this app's code are sent.
     queue_of: Mapping[str, str] = field(default_factory=dict)
     #: Jobs that the code has a schedule for, where the scheduler is ours.
@@ -245,7 +247,7 @@ class Finder:
         policy = self.found.get("eviction", "")
         if policy.startswith("allkeys-") and not self.around.allow_eviction:
             text = f"no worker starts while Redis may drop parts of the ledger: its maxmemory-policy is {policy}"
-            mend = "redis-cli CONFIG SET maxmemory-policy noeviction"
+            mend = redis_cli(self.around.address, "CONFIG SET maxmemory-policy noeviction")
             return Cause(code="redis_evicts", job=job, text=text, wrong=True, mend=mend)
         return Cause(code="no_worker", job=job, text="no worker is alive", wrong=True, mend=command(program="worker"))
 

@@ -6,6 +6,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 
 def me() -> str:
@@ -18,6 +19,22 @@ def me() -> str:
 def command(*words: str, program: str = "orchestration") -> str:
     """A line to type: for the app that this process was started for, if it is a celery command."""
     return " ".join([CELERY, program, *map(shlex.quote, words)])
+
+
+def redis_cli(address: str, *words: str) -> str:
+    """A line to type: for the Redis at an address, as it is shown; its password, if it has one, is asked for."""
+    url = urlsplit(address.split(";", maxsplit=1)[0])
+    try:
+        host, port = url.hostname or "localhost", url.port or 6379
+    except ValueError:  # no number
+        host, port = "localhost", 6379
+    there = ["-h", host] if host not in ("localhost", "127.0.0.1") else []
+    there += ["-p", str(port)] if port != 6379 else []
+    there += ["--tls"] if url.scheme == "rediss" else []
+    there += ["--askpass"] if "@" in url.netloc else []
+    if url.scheme not in ("redis", "rediss"):  # a sentinel or a socket: who asks knows how to get there
+        there = []
+    return " ".join(["redis-cli", *map(shlex.quote, there), *words])
 
 
 def _app_name(argv: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -199,7 +200,8 @@ def test_9_redis_is_set_to_evict(example):
     until(lambda: not refused.running, 20)
     found = example.explain(PROCESS)
     assert found.root.code == "redis_evicts"
-    assert found.root.mend == "redis-cli CONFIG SET maxmemory-policy noeviction"
+    port = urlsplit(example.broker.broker_url).port
+    assert found.root.mend == f"redis-cli -p {port} CONFIG SET maxmemory-policy noeviction"
     assert any("allkeys-lru" in problem for problem in example.problems("eviction"))
 
 

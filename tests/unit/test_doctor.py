@@ -19,7 +19,7 @@ from celery_orchestration.operate.checks.facts import Facts
 from celery_orchestration.operate.doctor import unreadable
 from celery_orchestration.operate.health import health
 from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
-from celery_orchestration.operate.who import command
+from celery_orchestration.operate.who import command, redis_cli
 from celery_orchestration.policy import Policy, Settings, read_options
 from celery_orchestration.worker import policies
 from support.hostile import TEXTS
@@ -105,6 +105,24 @@ def test_redis_is_new_enough_and_takes_writes(version, role, state):
     assert found.state == state
     assert "redis://there:6379/0" in found.found
     assert version in found.found
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("redis://localhost:6379/0", "redis-cli PING"),
+        ("redis://127.0.0.1:6399/1", "redis-cli -p 6399 PING"),
+        ("redis://there/0", "redis-cli -h there PING"),
+        ("rediss://me:**@there:6380/0", "redis-cli -h there -p 6380 --tls --askpass PING"),
+        ("redis://$(reboot):1/0", "redis-cli -h '$(reboot)' -p 1 PING"),
+        ("redis://there:many/0", "redis-cli PING"),
+        ("sentinel://one:26379;sentinel://two:26379", "redis-cli PING"),
+        ("unix:///run/redis.sock", "redis-cli PING"),
+        ("", "redis-cli PING"),
+    ],
+)
+def test_a_line_for_redis_is_for_the_redis_of_the_ledger(address, line):
+    assert redis_cli(address, "PING") == line
 
 
 @pytest.mark.parametrize(

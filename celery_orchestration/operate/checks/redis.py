@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from celery_orchestration.operate.checks.facts import About, Facts, claim, redis_url
 from celery_orchestration.operate.diagnosis import Check
+from celery_orchestration.operate.who import redis_cli
 
 #: Part of maxmemory that may be used.
 MOST_MEMORY = 0.9
@@ -39,7 +40,7 @@ def eviction(facts: Facts) -> Iterator[Check]:
     about = About("eviction", "a Redis that is full may drop keys to make room: waiting runs, leases, done-markers")
     policy = facts.info.get("maxmemory_policy", "")
     claimed = claim(facts, "Redis may drop parts of the ledger")
-    mend = "redis-cli CONFIG SET maxmemory-policy noeviction"
+    mend = redis_cli(facts.address, "CONFIG SET maxmemory-policy noeviction")
     if policy.startswith("allkeys-"):
         yield about.problem(claimed[0] if claimed else f"its maxmemory-policy is {policy}", mend)
     elif policy.startswith("volatile-"):
@@ -56,7 +57,7 @@ def eviction(facts: Facts) -> Iterator[Check]:
 
 def persistence(facts: Facts) -> Iterator[Check]:
     about = About("persistence", "a run that waits is in Redis alone: the broker's copy is acknowledged")
-    mend = "redis-cli CONFIG SET appendonly yes  # and in its configuration file: appendonly yes"
+    mend = redis_cli(facts.address, "CONFIG SET appendonly yes  # and in its configuration file: appendonly yes")
     failed = [
         name
         for name in ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
@@ -95,7 +96,7 @@ def memory(facts: Facts) -> Iterator[Check]:
     elif not most:
         yield about.fine(f"Redis uses {_bytes(used)}, without a limit of its own")
     elif used >= most * MOST_MEMORY:
-        mend = f"redis-cli CONFIG SET maxmemory {2 * most}"
+        mend = redis_cli(facts.address, f"CONFIG SET maxmemory {2 * most}")
         yield about.problem(f"Redis uses {_bytes(used)} of {_bytes(most)}", mend)
     else:
         yield about.fine(f"Redis uses {_bytes(used)} of {_bytes(most)}")
