@@ -79,8 +79,8 @@ def print_json(found: BaseModel | Sequence[BaseModel]) -> None:
 
 
 def forgiving(file: IO[str]) -> IO[str]:
-    """What the encoding of a terminal or a file does not have is written as an escape."""
-    if isinstance(file, TextIOWrapper) and file.errors == "strict":
+    """What the encoding of a terminal or a file does not have is written as an escape, in the C locale, too."""
+    if isinstance(file, TextIOWrapper) and file.errors in ("strict", "surrogateescape"):
         file.reconfigure(errors="backslashreplace")
     return file
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @orchestration.group()
 def dlq() -> None:
-    """Dead letters: runs that failed for good, kept with their messages."""
+    """Dead letters: runs that failed for good."""
 
 
 def _which(client: Orchestration, run_id: str | None, job: str | None, everything: bool) -> str | None:
@@ -41,7 +41,10 @@ def list_letters(client: Orchestration, as_json: bool, job: str | None, count: i
 @command(dlq)
 @click.argument("run_id")
 def show(client: Orchestration, as_json: bool, run_id: str) -> None:
-    """Show a dead letter with its error, traceback and what is known of its message."""
+    """Show a dead letter.
+
+    With its error, its traceback and what is known of its message.
+    """
     found = client.dead_letter(client.find_run(run_id, dead=True))
     if as_json:
         return print_json(found)
@@ -58,7 +61,7 @@ def requeue(client: Orchestration, as_json: bool, run_id: str | None, job: str |
     """Run a dead letter again, those of a job, or all."""
     run_id = _which(client, run_id, job, everything)
     found = client.requeue(run_id, job=job, everything=everything)
-    say(found, as_json, f"{len(found.runs)} dead letters were requeued")
+    say(found, as_json, f"{len(found.runs)} dead letter{'s were' if len(found.runs) != 1 else ' was'} requeued")
     for id, why in found.left.items():
         click.echo(f"{id!a} was not: {why}", err=True)
     if found.left:
@@ -74,4 +77,4 @@ def purge(client: Orchestration, as_json: bool, run_id: str | None, job: str | N
     """Remove a dead letter, those of a job, or all."""
     run_id = _which(client, run_id, job, everything)
     found = client.purge(run_id, job=job, everything=everything)
-    say(found, as_json, f"{found.count} dead letters were removed")
+    say(found, as_json, f"{found.count} dead letter{'s were' if found.count != 1 else ' was'} removed")

@@ -26,7 +26,7 @@ OUTCOMES = (
 def filters(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of what shows a status."""
     for option in (
-        click.option("--all", "everything", is_flag=True, help="Show every row, however many there are."),
+        click.option("--all", "everything", is_flag=True, help="Show every row; a live window shows what fits."),
         click.option("--pool", "pools", multiple=True, help="Only jobs of this pool; may be repeated."),
         click.option(
             "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs like this; may be repeated."
@@ -98,10 +98,10 @@ def watch(
 @command(orchestration)
 @click.argument("job_or_run", metavar="JOB|RUN_ID")
 def explain(client: Orchestration, as_json: bool, job_or_run: str) -> None:
-    """Say why a job or a run does not run, down to the root cause, and what mends it.
+    """Say why a job or a run does not run, and what mends it.
 
-    Or what it is doing, what it did last and when it runs next; each option's value and where it comes from. Exits with
-    1 if somebody should see to it.
+    Down to the root cause; or what it is doing, what it did last and when it runs next; each option's value and where
+    it comes from. The beginning of a run's id will do. Exits with 1 if somebody should see to it.
     """
     found = _explained(client, job_or_run)
     if as_json:
@@ -150,7 +150,14 @@ def history(client: Orchestration, as_json: bool, job: str, count: int, outcomes
 
 @command(orchestration)
 @click.argument("job", required=False)
-@click.option("--format", "form", default="text", show_default=True, type=click.Choice(["text", "mermaid", "dot"]))
+@click.option(
+    "--format",
+    "form",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "mermaid", "dot"]),
+    help="For a terminal, or for other programs.",
+)
 def graph(client: Orchestration, as_json: bool, job: str | None, form: str) -> None:
     """Show which jobs wait for which, and which never run together.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @orchestration.group()
 def schedule() -> None:
-    """What fires when: the entries of the code, and those that people add."""
+    """What fires when, by the code and by people."""
 
 
 @contextmanager
@@ -54,7 +54,10 @@ def list_entries(client: Orchestration, as_json: bool, job: str | None, name: st
 def add_entry(
     client: Orchestration, as_json: bool, name: str, task: str, when: str, args: str, kwargs: str, queue: str | None
 ) -> None:
-    """Add the entry NAME: TASK is fired WHEN, a number of seconds or a crontab such as '*/5 * * * *'."""
+    """Add the entry NAME, which fires TASK.
+
+    WHEN is a number of seconds, or a crontab such as '*/5 * * * *'.
+    """
     options = {} if queue is None else {"queue": queue}
     given = read_json("--args", args, list), read_json("--kwargs", kwargs, dict), options
     with _given():
@@ -114,7 +117,10 @@ def pause_entry(client: Orchestration, as_json: bool, name: str, reason: str) ->
 @command(schedule, "resume")
 @click.argument("name")
 def resume_entry(client: Orchestration, as_json: bool, name: str) -> None:
-    """Fire the entry NAME again; what was due meanwhile is not made up for."""
+    """Fire the entry NAME again.
+
+    What was due meanwhile is not made up for.
+    """
     with _given():
         found = client.schedule.resume(name)
     say(found, as_json, f"entry {name!a} is resumed")

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 @command(orchestration)
 @click.argument("job")
 def enable(client: Orchestration, as_json: bool, job: str) -> None:
-    """Let JOB run again: its failures are forgotten, and what was held goes."""
+    """Let JOB run again.
+
+    Its failures are forgotten, and what was held goes.
+    """
     say(client.enable(job), as_json, f"{job} is enabled")
 
 
@@ -29,7 +32,7 @@ def disable(client: Orchestration, as_json: bool, job: str, reason: str) -> None
 
 
 @command(orchestration)
-@click.option("--reason", default="", help="Written into the audit.")
+@click.option("--reason", default="", help="Shown to whoever asks why nothing runs.")
 def pause(client: Orchestration, as_json: bool, reason: str) -> None:
     """Start no more runs of any job."""
     say(client.pause(reason), as_json, "everything is paused; what runs goes on")
@@ -74,4 +77,4 @@ def release(client: Orchestration, as_json: bool) -> None:
     For when the workers run without orchestration. Workers that still have it let the gate decide again.
     """
     found = client.release_all()
-    say(found, as_json, f"{found.count} runs were published")
+    say(found, as_json, f"{found.count} run{'s were' if found.count != 1 else ' was'} published")

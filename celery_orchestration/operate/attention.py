@@ -32,6 +32,10 @@ def is_failing(job: JobStatus) -> bool:
     return job.failures > 0 or job.last_outcome == "failed"
 
 
+def is_disabled(job: JobStatus) -> bool:
+    return job.disabled is not None
+
+
 def by_urgency(jobs: Sequence[JobStatus]) -> list[JobStatus]:
     return sorted(jobs, key=lambda job: (_urgency(job), job.name))
 

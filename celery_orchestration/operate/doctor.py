@@ -44,7 +44,7 @@ def diagnose(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule
         return _diagnosis([REDIS.problem(str(exc), "app.conf.orchestration_namespace = '…'")])
     except LedgerError as exc:
         found = f"the ledger at {ledger.address} does not answer: {exc}"
-        mend = "app.conf.orchestration_redis_url = '…'  # start it, or say where it is"
+        mend = "start it, or say where it is: app.conf.orchestration_redis_url = '…'"
         return _diagnosis([REDIS.problem(found, mend)])
     return _diagnosis(checks.examine(facts), facts.status.at)
 

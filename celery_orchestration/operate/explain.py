@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate import reading, reasons
+from celery_orchestration.operate.clock import lasting
 from celery_orchestration.operate.explanation import Cause, Link
 from celery_orchestration.operate.models import RunStatus
 
@@ -67,14 +68,11 @@ def doing(run: RunStatus) -> str:
     }.get(run.state, f"is {run.state}")
 
 
-def lasting(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def summary(about: str, chain: Sequence[Step], cause: Cause) -> str:
     """In one sentence: whom it waits for, one after the other, then the root."""
     jobs = list(dict.fromkeys(step.job for step in chain))
-    said = about + (f" waits for {', which waits for '.join(jobs[1:])}" if jobs[1:] else "")
-    return f"{said}: {cause.text}"
+    if jobs[1:]:
+        return f"{about} waits for {', which waits for '.join(jobs[1:])}: {cause.text}"
+    if len(chain) > 1:
+        return f"{about} waits for {'room' if chain[0].rule == 'room' else 'another run of it'}: {cause.text}"
+    return cause.text if cause.text.startswith(f"{about} ") else f"{about}: {cause.text}"

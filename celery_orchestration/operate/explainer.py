@@ -14,7 +14,7 @@ from celery_orchestration.errors import ConfigurationError, UnknownJob
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.keys import decode_job, text
 from celery_orchestration.operate import broker, explain, options, reading
-from celery_orchestration.operate.clock import when
+from celery_orchestration.operate.clock import clock, took, when
 from celery_orchestration.operate.explanation import Cause, Explanation, OptionValue
 from celery_orchestration.operate.models import MOST_HISTORY, Ended, Letter, QueueStatus
 from celery_orchestration.operate.root import Finder, Surroundings
@@ -82,12 +82,12 @@ class Explainer:
         continuous = {name for name, policy in self._jobs.items() if policy.mode == "continuous"}
         scheduled = frozenset(asked if ours else asked & continuous)  # another beat does not know what that is
         return Surroundings(
+            address=str(self._ledger.address),
             queue_of=self._queue_of,
             scheduled=scheduled,
             elsewhere=frozenset(asked - scheduled),
             beat=command(*(() if ours else ("-S", SCHEDULER)), program="beat"),
             cycles=self._cycles(),
-            address=str(self._ledger.address),
             allow_eviction=read_settings(self._app).allow_eviction,
             strangers=lambda queue: [one.name for one in self._strangers(found["names"]) if queue in one.queues],
         )
@@ -173,7 +173,6 @@ def _over(run: str, job: str, ended: Ended | None, letter: Letter | None) -> Cau
         mend = command("dlq", "requeue", run)
         return Cause(code="dead_letter", job=job, text=text, wrong=True, mend=mend)
     assert ended is not None
-    took = "" if ended.seconds is None else f" after {explain.lasting(ended.seconds)}"
+    after = "" if ended.seconds is None else f" after {took(ended.seconds)}"
     why = f": {ended.error}" if ended.error else ""
-    at = ended.ended.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return Cause(code="ended", job=job, text=f"{job} {ended.outcome} at {at}{took}{why}")
+    return Cause(code="ended", job=job, text=f"{job} {ended.outcome} {clock(ended.ended)}{after}{why}")

@@ -15,7 +15,7 @@ from celery_orchestration.ledger import BEAT
 from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
 from celery_orchestration.limits import sentence
 from celery_orchestration.operate import overdue, reasons, trouble
-from celery_orchestration.operate.clock import when
+from celery_orchestration.operate.clock import clock, lasting, when
 from celery_orchestration.operate.models import (
     Change,
     DeadLetter,
@@ -66,12 +66,12 @@ def status(
             return ""
         if run.state == "running":
             past = ", past its time limit" if run.timed_out else ""
-            return f"running on {run.worker} for {run.seconds:.0f} s{past}"
+            return f"running on {run.worker} for {lasting(run.seconds)}{past}"
         if run.state in ("retrying", "later"):
-            return f"to be tried again, for {run.seconds:.0f} s"
+            return f"to be tried again, for {lasting(run.seconds)}"
         if run.state == "ending":
             return "about to end"
-        return f"about to start for {run.seconds:.0f} s"
+        return f"about to start for {lasting(run.seconds)}"
 
     off = {decode_job(job["name"]): json.loads(job["off"])["why"] for job in found["jobs"] or () if job.get("off")}
     retried = [one for one in found["waits"] or () if one["state"] == "later" and one["started"]]
@@ -142,9 +142,11 @@ def _without_scheduler(scheduler: SchedulerStatus, scheduled: Callable[[], bool]
 def reason_words(reason: Sequence[str]) -> list[str]:
     if reason[0] == "disabled":
         off = json.loads(reason[1])
+        if off["by"] == "failures":
+            return ["disabled", off["why"]]
         return ["disabled", f"{off['why']} ({off['by']})" if off["why"] else f"by {off['by']}"]
     if reason[0] == "due":
-        return ["due", _when(int(reason[1])).astimezone().strftime("%Y-%m-%d %H:%M:%S")]
+        return ["due", clock(_when(int(reason[1])))]
     return [decode_job(word) if index == 1 else word for index, word in enumerate(reason)]
 
 

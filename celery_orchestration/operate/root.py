@@ -15,8 +15,8 @@ from typing import Any
 
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate import overdue, reading, reasons
-from celery_orchestration.operate.clock import when
-from celery_orchestration.operate.explain import Step, doing, lasting
+from celery_orchestration.operate.clock import lasting, when
+from celery_orchestration.operate.explain import Step, doing
 from celery_orchestration.operate.explanation import Cause, Code
 from celery_orchestration.operate.who import command, redis_cli
 from celery_orchestration.policy import show
@@ -134,7 +134,10 @@ class Finder:
         return Cause(code="global_cap", job=last.job, text=text)
 
     def _due(self, last: Step) -> Cause:
-        return Cause(code="due_later", job=last.job, text=f"not to start before {last.words[1]}")
+        error = self.told(last.job).get("err") if last.run is not None and last.run.retries else None
+        text = f"{last.job} is not to start before {last.words[1]}"
+        text += f": it is tried again, after {error}" if error else ""
+        return Cause(code="due_later", job=last.job, text=text)
 
     def _alone(self, last: Step) -> Cause:
         text = "its workers died: it is tried alone, when one has nothing else to do"

@@ -399,7 +399,7 @@ def test_only_people_may_shorten_an_id(site, client):
     with pytest.raises(UnknownRun):
         client.cancel("whole-000")
     with pytest.raises(UnknownRun):
-        client.dead_letter(site.dies()[:-1])
+        client.dead_letter(site.dies(id="whole-0002")[:-1])
 
 
 def test_a_run_that_is_over_is_not_taken_for_one_whose_id_is_longer(site, client):
@@ -421,7 +421,7 @@ def test_dead_letters_are_found_by_the_beginning_of_their_ids(site):
         site.dies(id=id)
     assert json.loads(site.call("dlq", "show", "dead-0001", "--json").stdout)["id"] == "dead-0001"
     assert "'dead-0' may mean 'dead-0001', 'dead-0002', 'dead-0003'" in site.call("dlq", "show", "dead-0").stderr
-    assert site.call("dlq", "purge", "dead-0003", "--yes").stdout == "1 dead letters were removed\n"
+    assert site.call("dlq", "purge", "dead-0003", "--yes").stdout == "1 dead letter was removed\n"
     assert is_one_line(site.call("dlq", "requeue", "dead-0003"), 2)
     assert json.loads(site.call("dlq", "requeue", "dead-0002", "--json").stdout)["runs"] == {"dead-0002": "dead-0002"}
     assert site.call("dlq", "purge", "dead", "--yes").exit_code == 0, "only one is left"
@@ -538,6 +538,13 @@ def test_an_output_without_unicode_gets_escapes(site, charset, columns):
         result = CliRunner(charset=charset).invoke(orchestration, command, obj=context, env={"COLUMNS": columns})
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     site.call("resume")
+
+
+def test_in_the_c_locale_what_it_lacks_is_escaped(site):
+    """There Python lets pass what came in, and nothing else."""
+    shown = on_a_terminal(site, "orchestration", "graph", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert "Traceback" not in shown
+    assert "jobs" in shown
 
 
 def on_a_terminal(site: Site, *arguments: str, **env: str) -> str:

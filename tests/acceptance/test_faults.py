@@ -622,6 +622,7 @@ def test_ten_thousand_runs_that_are_let_go_at_once_go_in_rank_order_and_nobody_e
     until(lambda: waiting(stage.app) == count, 90, poll=0.2)
     orchestration.enable(NAME("pair"))
     stage.ledger.config_set("slowlog-log-slower-than", 250_000)  # microseconds
+    stage.ledger.slowlog_reset()
     answers = []
     while waiting(stage.app):
         began = time.monotonic()

@@ -111,6 +111,24 @@ def test_redis_is_new_enough_and_takes_writes(version, role, state):
 
 
 @pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("redis://localhost:6379/0", "redis-cli PING"),
+        ("redis://127.0.0.1:6399/1", "redis-cli -p 6399 PING"),
+        ("redis://there/0", "redis-cli -h there PING"),
+        ("rediss://me:**@there:6380/0", "redis-cli -h there -p 6380 --tls --askpass PING"),
+        ("redis://$(reboot):1/0", "redis-cli -h '$(reboot)' -p 1 PING"),
+        ("redis://there:many/0", "redis-cli PING"),
+        ("sentinel://one:26379;sentinel://two:26379", "redis-cli PING"),
+        ("unix:///run/redis.sock", "redis-cli PING"),
+        ("", "redis-cli PING"),
+    ],
+)
+def test_a_line_for_redis_is_for_the_redis_of_the_ledger(address, line):
+    assert redis_cli(address, "PING") == line
+
+
+@pytest.mark.parametrize(
     ("policy", "state", "is_mended"),
     [
         ("noeviction", "fine", False),
@@ -212,7 +230,7 @@ def test_a_cycle_of_live_releases_names_its_jobs_and_the_workers_to_end():
         members=Members("old new", 0, [member("w1@h", "old"), member("w2@h", "old"), member("w3@h", "new")]),
     )
     assert found.state == "problem"
-    assert "cycle of dependencies: a -> b -> a" in found.found
+    assert "cycle of dependencies: a → b → a" in found.found
     assert "'a' depends on 'b' in release old (w1@h, w2@h)" in found.found
     assert "'b' depends on 'a' in release new (w3@h)" in found.found
     assert "control shutdown -d w1@h,w2@h" in str(found.mend)
@@ -398,6 +416,19 @@ def test_what_is_shown_harms_no_terminal(tmp_path):
     assert all(line.isprintable() for line in shown.splitlines())
     assert shown.endswith("1 problem\n")
     assert "[bold]x[/bold]" in shown.replace("\n", "").replace("   ", "")
+
+
+def test_a_line_to_copy_is_whole_and_the_rest_folds(tmp_path):
+    mend = "celery -A examples.pipeline orchestration schedule resume examples.pipeline.fetch_data_of_the_other_shop"
+    checks = [Check(name="schedule", state="problem", found="an entry " * 12, why="nothing is fired " * 6, mend=mend)]
+    with (tmp_path / "out").open("w+") as file:
+        print_diagnosis(Diagnosis(at=NOW, checks=checks, ok=False), file)
+        file.seek(0)
+        lines = file.read().splitlines()
+    assert f"   -> {mend}" in lines
+    assert all(len(line) <= 80 or "->" in line for line in lines)
+    assert all(line == line.rstrip() for line in lines)
+    assert all(line.startswith("   ") for line in lines[1:-1])
 
 
 # -- health

@@ -72,6 +72,13 @@ def test_one_that_never_fired_and_one_of_a_job_of_the_same_name(shown):
     assert "5 min late" in text
 
 
+def test_what_never_fired_takes_one_line(shown):
+    never = {"last_fire": None, "last_outcome": None, "fires": 0, "source": "code"}
+    lines = table(shown, *(entry(name, task=name, **never) for name in ("one", "two"))).splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith(" one "))
+    assert lines[first + 1].startswith(" two ")
+
+
 def test_paused_ones_and_those_that_cannot_be_fired_say_why(shown):
     text = table(
         shown,
@@ -232,15 +239,15 @@ def test_a_run_is_told_in_full(shown):
     clock = NOW.astimezone().strftime("%m-%d %H:%M:%S")
     assert shown(print_history, [run]) == (
         f"01234567-89ab-cdef-0123-456789abcdef  {clock}  failed\n"
-        "    w1@host  key '7'  fence 1763299000000000  1 retry  2 recoveries  took 10.0 s\n"
-        "    waited 2 min for room of fetch  fired by often\n"
+        "    w1@host  key '7'  fence 1763299000000000  1 retry  2 recoveries  took 10 s\n"
+        "    waited 90 s for room of fetch  fired by often\n"
         "    ValueError: no\n"
     )
 
 
 def test_a_run_that_never_started_says_so(shown):
     run = ended(outcome="revoked", started=None, seconds=None, worker=None, fence=None)
-    assert shown(print_history, [run]).endswith("  revoked\n    not started  waited 2 min\n")
+    assert shown(print_history, [run]).endswith("  revoked\n    not started  waited 90 s\n")
 
 
 def test_no_run_is_said(shown):

@@ -103,8 +103,8 @@ def text_of(view: View, columns: int = 80) -> str:
 
 
 def test_where_nothing_is_wrong_that_is_said():
-    found = status(jobs=[job("a"), job("b", "running")], running=1, max_running=10, later=2, dead_letters=3)
-    head = "shop: 1 running, 0 waiting, 2 not due yet, 3 dead letters, at most 10 at once"
+    found = status(jobs=[job("a"), job("b", "running")], running=1, max_running=10, later=2, dead_letters=1)
+    head = "shop: 1 running, 0 waiting, 2 not due yet, 1 dead letter, at most 10 at once"
     assert text_of(View(found), 120).splitlines()[0] == f"{head}; everything is all right"
     assert wrong(found) == []
 
@@ -129,7 +129,7 @@ def test_a_job_that_a_person_disabled_is_not_wrong_and_one_that_fails_is_not_rig
     found = status(jobs=[job("a", "disabled", disabled=by_hand), job("b", failures=2, last_outcome="failed")])
     assert wrong(found) == []
     assert wrong(status(jobs=[one.model_copy(update={"overdue": True}) for one in found.jobs if one.disabled])) == []
-    assert text_of(View(found)).splitlines()[0] == "shop: 0 running, 0 waiting; 1 failing"
+    assert text_of(View(found)).splitlines()[0] == "shop: 0 running, 0 waiting; 1 failing, 1 disabled"
     after_failures = by_hand.model_copy(update={"failures": "5 failures in a row"})
     assert wrong(status(jobs=[job("a", "disabled", disabled=after_failures)])) == ["disabled by failures: a"]
 
@@ -193,7 +193,7 @@ def test_why_a_job_is_disabled_overdue_or_would_have_waited_is_below_it():
         ]
     )
     text = text_of(View(found))
-    assert "    disabled 3 min ago: 5 failures in a row (failures), tried again in 30 s\n" in text
+    assert "    disabled 3 min ago: 5 failures in a row, tried again in 30 s\n" in text
     assert "b    overdue " in text
     assert "    overdue: last success 5.0 h ago\n" in text
     assert "    would have waited 3 times for room of c\n" in text
@@ -214,8 +214,8 @@ def test_runs_tell_their_progress_and_why_they_wait():
     text = text_of(View(found), 120)
     assert re.search(r"^01234567  a    running    w1@host +12 s  45/100 pages$", text, re.M)
     assert re.search(r"^01234567  b    timed out  queue celery  12 s$", text, re.M)
-    assert re.search(r"^01234567  c    2 min  waiting for a: running on w1@host for 12 s$", text, re.M)
-    assert "█████████░░░░░░░░░░░ 45/100 pages" in text_of(View(found, live=True), 120)
+    assert re.search(r"^01234567  c    90 s  waiting for a: running on w1@host for 12 s$", text, re.M)
+    assert "45/100 █████████░░░░░░░░░░░ pages" in text_of(View(found, live=True), 120)
     narrow = text_of(View(found), 40)
     assert "\n    waiting for a: running on w1@host\n    for 12 s" in narrow
 
@@ -223,15 +223,21 @@ def test_runs_tell_their_progress_and_why_they_wait():
 @pytest.mark.parametrize(
     ("done", "total", "bar"),
     [
-        (0, 0, "█" * 20 + " 0/0"),
-        (5, 4, "█" * 20 + " 5/4"),
+        (0, 0, "  0/0 " + "█" * 20),
+        (5, 4, "  5/4 " + "█" * 20),
         (1500, None, "1500"),
-        (0.5, 1.0, "█" * 10 + "░" * 10 + " 50 %"),
+        (0.5, 1.0, " 50 % " + "█" * 10 + "░" * 10),
     ],
 )
 def test_bars_of_odd_progress(done, total, bar):
     found = status(runs=[run("a", progress=Progress(done=done, total=total, note="", at=NOW))])
     assert text_of(View(found, live=True), 120).endswith(f"  {bar}")
+
+
+def test_in_a_narrow_window_the_number_is_kept_and_the_bar_whole():
+    progress = Progress(done=130, total=1000, note="row of a customer", at=NOW)
+    found = status(runs=[run("examples.pipeline.process_data", progress=progress)])
+    assert " 13 % █░░░░░░░░░" in text_of(View(found, live=True), 80)
 
 
 # -- queues and workers
@@ -269,6 +275,35 @@ def test_a_crowd_fits_into_the_window(columns, height):
     assert sum(line.startswith("… ") and line.endswith(" more") for line in lines) >= (2 if height == 24 else 4)
     # Where one can scroll, nothing is left out for want of room.
     assert "\nworkers: 150 idle" in text_of(View(crowd(), height=height), columns)
+
+
+def small() -> Status:
+    """The example after its Redis was restarted."""
+    jobs = [job("a", "waiting", overdue=True), job("b", "waiting"), job("c", "running")]
+    waits = [run(one.name, "waiting", reason="the ledger may have forgotten something: " + "why " * 20) for one in jobs]
+    queues = [QueueStatus(name=f"q{n}", depth=n, slots=2, under_way=0, waiting=0) for n in range(6)]
+    problems = ["the ledger was restarted or failed over: what it was told just before may be lost; nothing starts"]
+    leads = SchedulerStatus(leader="beat@host", since=NOW, entries=3)
+    return status(
+        jobs=jobs, runs=[run("c")], waits=waits, queues=queues, workers=[worker("w", "busy")], problems=problems,
+        scheduler=leads,
+    )  # fmt: skip
+
+
+def test_what_is_wrong_does_not_scroll_out_of_a_small_window():
+    lines = text_of(View(small(), height=23)).splitlines()
+    assert len(lines) <= 23
+    assert "queues: 6, all served; messages: 15" in lines
+    assert "workers: 0 idle, 1 busy, 0 draining, 0 dead; 1 of 4 slots at work" in lines
+    assert any(line.startswith("w ") for line in text_of(View(small(), height=40)).splitlines())
+
+
+def test_lines_that_are_left_go_to_jobs_before_queues():
+    queues = [QueueStatus(name=f"q{n}", depth=0, slots=2, under_way=0, waiting=0) for n in range(6)]
+    found = status(jobs=[job(name) for name in "abc"], queues=queues, workers=[worker("w")])
+    lines = text_of(View(found, height=14)).splitlines()
+    assert [line[:1] for line in lines[3:6]] == ["a", "b", "c"]
+    assert len(lines) == 14
 
 
 def test_without_a_window_a_page_of_each_is_shown_and_the_rest_counted():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from io import StringIO
 from typing import IO
 
 import click
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from celery_orchestration.cli.base import forgiving
+from celery_orchestration.operate.clock import lasting
 from celery_orchestration.policy import printable
 
 _COLOURS = {
@@ -42,7 +44,8 @@ def console_to(file: IO[str]) -> Console:
 
 
 def print_to(found: RenderableType, file: IO[str]) -> None:
-    console_to(file).print(found, crop=False)  # lines to type are longer than a window
+    """What does not fold is longer than a line, and whole: it is to be copied."""
+    console_to(file).print(found, crop=False)
 
 
 def _no_colour() -> bool | None:
@@ -87,21 +90,32 @@ def to_type(text: str) -> Text:
     return Text.assemble("   -> ", plain(text, "cyan"), no_wrap=True, overflow="ignore")
 
 
+def hanging(text: Text, width: int, indent: int) -> list[Text]:
+    """Folded to the width, all lines but the first one indented."""
+    first = text.wrap(_FOLDING, width, overflow="fold")[0]
+    start = len(first)
+    while text.plain[start : start + 1] == " ":
+        start += 1
+    lines = [first]
+    if start < len(text):
+        more = text[start:].wrap(_FOLDING, max(8, width - indent), overflow="fold")
+        lines += [Text(" " * indent) + line for line in more]
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+#: For folding alone: nothing is printed to it.
+_FOLDING = Console(file=StringIO(), width=80)
+
+
+def many(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or f'{one}s'}"
+
+
 def state(state: str) -> Text:
     return Text(state, style=_COLOURS.get(state, ""))
 
 
 def ago(now: datetime, then: datetime | None) -> str:
-    return "" if then is None else f"{duration((now - then).total_seconds())} ago"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 86400 else f"{seconds / 86400:.1f} d"
-
-
-def clock(when: datetime) -> str:
-    return when.astimezone().strftime("%m-%d %H:%M:%S")
+    return "" if then is None else f"{lasting((now - then).total_seconds())} ago"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import IO
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import Group
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import plain, print_to, to_type
+from celery_orchestration.cli.show.base import console_to, hanging, many, plain, print_to, to_type
 from celery_orchestration.operate.diagnosis import Check, Diagnosis, Health
 from celery_orchestration.policy import printable
 
@@ -16,31 +15,31 @@ _MARKS = {"fine": ("ok", "green"), "unknown": ("??", "yellow"), "problem": ("!!"
 
 
 def print_diagnosis(diagnosis: Diagnosis, file: IO[str]) -> None:
-    print_to(render(diagnosis), file)
+    print_to(Group(*diagnosis_lines(diagnosis, console_to(file).width)), file)
 
 
-def render(diagnosis: Diagnosis) -> Group:
+def diagnosis_lines(diagnosis: Diagnosis, width: int) -> list[Text]:
     problems = sum(check.state == "problem" for check in diagnosis.checks)
     unknown = sum(check.state == "unknown" for check in diagnosis.checks)
-    said = [f"{problems} problem{'s' if problems != 1 else ''}" if problems else "no problem"]
+    said = [many(problems, "problem") if problems else "no problem"]
     if unknown:
         said.append(f"{unknown} unknown")
     end = Text(", ".join(said), style="bold red" if problems else "bold green")
     # What is wrong comes last: there one looks first.
     checks = sorted(diagnosis.checks, key=lambda check: list(_MARKS).index(check.state))
-    return Group(*(part for check in checks for part in _check(check)), end)
+    return [*(line for check in checks for line in _check(check, width)), end]
 
 
-def _check(check: Check) -> list[RenderableType]:
+def _check(check: Check, width: int) -> list[Text]:
     """What is fine is one line; the rest says why, and what to do. Nothing that could be copied is cut."""
     mark, style = _MARKS[check.state]
-    head = Text.assemble((mark, style), " ", (printable(check.name), "bold"), ": ", plain(check.found), overflow="fold")
-    parts: list[RenderableType] = [head]
+    head = Text.assemble((mark, style), " ", (printable(check.name), "bold"), ": ", plain(check.found))
+    lines = hanging(head, width, 3)
     if check.state != "fine":
-        parts.append(Padding(plain(check.why, "dim"), (0, 0, 0, 3)))
+        lines += hanging(Text("   ") + plain(check.why, "dim"), width, 3)
     if check.mend:
-        parts.append(to_type(check.mend))
-    return parts
+        lines.append(to_type(check.mend))
+    return lines
 
 
 def health_line(health: Health) -> str:

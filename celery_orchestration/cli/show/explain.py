@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import IO
 
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import ago, clock, duration, plain, print_to, state, table, to_type
-from celery_orchestration.operate.explanation import Explanation, Link
+from celery_orchestration.cli.show.base import ago, console_to, hanging, many, plain, print_to, state, to_type
+from celery_orchestration.operate.clock import clock, lasting, took
+from celery_orchestration.operate.explanation import Explanation, Link, OptionValue
 from celery_orchestration.operate.models import Ended
+
+#: Characters of what a fact is about.
+_FACT = 9
+#: Of options, as they are shown.
+_SOURCES = {
+    "written": "options written",
+    "recurring default": "recurring defaults",
+    "default": "defaults",
+    "Celery's": "Celery's",
+}
 
 
 def print_explanation(found: Explanation, file: IO[str]) -> None:
-    print_to(Group(*_parts(found)), file)
+    print_to(Group(*explanation_lines(found, console_to(file).width)), file)
 
 
-def _parts(found: Explanation) -> list[RenderableType]:
+def explanation_lines(found: Explanation, width: int) -> list[Text]:
+    """The answer, and why; short enough that it is still seen on a small screen."""
     root = found.root
-    parts: list[RenderableType] = [plain(found.summary, "bold red" if root.wrong else "bold")]
+    parts = hanging(plain(found.summary, "bold red" if root.wrong else "bold"), width, 0)
     if root.mend:
         parts.append(to_type(root.mend))
     if len(found.chain) > 1:
-        parts += [Text(""), *(_link(depth, link) for depth, link in enumerate(found.chain))]
+        parts.append(Text())
+        for depth, link in enumerate(found.chain):
+            parts += hanging(_link(depth, link), width, min(3 * (depth + 1), width // 2))
     facts = [
-        _fact("last run", _last(found)),
-        _fact("next run", _next(found)),
-        _fact("queue", _queue(found)),
+        ("last run", _last(found)),
+        ("next run", _next(found)),
+        ("queue", _queue(found)),
     ]
-    parts += [Text(""), *(fact for fact in facts if fact is not None)]
-    if found.options:
-        rows = [
-            (
-                plain(option.name),
-                plain(option.value if option.in_force is None else f"{option.value}; in force: {option.in_force}"),
-                Text(option.source if option.in_force is None else f"{option.source}; several releases are live"),
-            )
-            for option in found.options
-        ]
-        parts.append(table("options", ("option", "value", "source"), rows))
-    return parts
+    parts.append(Text())
+    parts += [line for name, text in facts if text is not None for line in hanging(_fact(name, text), width, _FACT)]
+    return parts + _options(found.options, width)
+
+
+def _options(options: Sequence[OptionValue], width: int) -> list[Text]:
+    """By where their values come from, what was written first."""
+    said: list[Text] = []
+    for source, name in _SOURCES.items():
+        some = [option for option in options if option.source == source]
+        values = Text(", ").join(Text.assemble((option.name, "bold"), " ", plain(option.value)) for option in some)
+        said += [Text.assemble((f"{name}: ", "dim"), values)] if some else []
+    said += [
+        plain(f"in force: {option.name} {option.in_force}, as several releases are live", "yellow")
+        for option in options
+        if option.in_force is not None
+    ]
+    return [line for text in said for line in hanging(text, width, 4)]
 
 
 def _link(depth: int, link: Link) -> Text:
@@ -48,18 +69,18 @@ def _link(depth: int, link: Link) -> Text:
     return Text.assemble(Text(arrow, "dim"), plain(link.job, "bold"), plain(run, "dim"), plain(f": {link.text}"))
 
 
-def _fact(name: str, text: Text | None) -> Text | None:
-    return None if text is None else Text.assemble(Text(f"{name:9}", "dim"), text)
+def _fact(name: str, text: Text) -> Text:
+    return Text.assemble(Text(f"{name:{_FACT}}", "dim"), text)
 
 
 def _last(found: Explanation) -> Text | None:
     last: Ended | None = found.last
     if last is None:
         return None if found.run else Text("none that the ledger remembers")
-    took = "" if last.seconds is None else f", took {duration(last.seconds)}"
+    after = "" if last.seconds is None else f", took {took(last.seconds)}"
     where = f" on {last.worker}" if last.worker else ""
     error = f": {last.error}" if last.error else ""
-    told = f" {clock(last.ended)} ({ago(found.at, last.ended)}){where}{took}{error}"
+    told = f" {clock(last.ended)} ({ago(found.at, last.ended)}){where}{after}{error}"
     return Text.assemble(state(last.outcome), plain(told))
 
 
@@ -67,7 +88,7 @@ def _next(found: Explanation) -> Text | None:
     if found.next_fire is None:
         return None
     seconds = (found.next_fire - found.at).total_seconds()
-    late = f"{duration(-seconds)} late" if seconds < 0 else f"in {duration(seconds)}"
+    late = f"{lasting(-seconds)} late" if seconds < 0 else f"in {lasting(seconds)}"
     return plain(f"{clock(found.next_fire)} ({late})")
 
 
@@ -75,6 +96,6 @@ def _queue(found: Explanation) -> Text | None:
     queue = found.queue
     if queue is None:
         return None
-    depth = "the broker does not answer" if queue.depth is None else f"{queue.depth} messages"
-    served = f"{queue.slots} slots of live workers" if queue.slots else "no live worker serves it"
+    depth = "the broker does not answer" if queue.depth is None else many(queue.depth, "message")
+    served = f"{many(queue.slots, 'slot')} of live workers" if queue.slots else "no live worker serves it"
     return plain(f"{queue.name}: {depth}, {served}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -107,11 +107,13 @@ def wrapped(text: Text, width: int, indent: int, most: int = 2) -> list[Text]:
 
 @dataclass
 class Section:
-    """Rows of one kind: a head, a block of lines for each row that was made, and how many rows there are."""
+    """Rows of one kind: a head, a block of lines for each row that was made, and how many rows there are. `brief`: what
+    is said instead where there is no place for rows."""
 
     head: list[Text]
     blocks: list[list[Text]]
     total: int
+    brief: list[Text] = field(default_factory=list)
 
     @property
     def wants(self) -> int:
@@ -142,21 +144,33 @@ def _more(count: int) -> list[Text]:
     return [Text(f"… {count} more", "dim")] if count else []
 
 
+def abridged(sections: Sequence[Section], height: int) -> list[Section]:
+    """In so few lines the last ones say what they have in brief."""
+    kept = list(sections)
+    for at in reversed(range(len(kept))):
+        if kept[at].brief and _needed(kept) > height:
+            kept[at] = Section(kept[at].brief, [], 0)
+    return kept
+
+
 def most_important(sections: Sequence[Section], height: int) -> list[Section]:
     """Those that have a place in so few lines: the last go first."""
     kept = list(sections)
-    while len(kept) > 1 and sum(len(one.head) + one.least for one in kept) > height:
+    while len(kept) > 1 and _needed(kept) > height:
         kept.pop()
     return kept
 
 
+def _needed(sections: Sequence[Section]) -> int:
+    return sum(len(one.head) + one.least for one in sections)
+
+
 def shared(sections: Sequence[Section], height: int) -> list[int]:
-    """How many lines each gets below its head: who wants few gets them, the others share what is left."""
+    """How many lines each gets below its head: line by line in turn, the first before the last, while there are any."""
     found = [min(one.least, one.wants) for one in sections]
     room = height - sum(len(one.head) for one in sections) - sum(found)
-    order = sorted(range(len(sections)), key=lambda at: sections[at].wants - found[at])
-    for place, at in enumerate(order):
-        more = max(0, min(sections[at].wants - found[at], room // (len(sections) - place)))
-        found[at] += more
-        room -= more
+    while room > 0 and (wanting := [at for at, one in enumerate(sections) if one.wants > found[at]]):
+        for at in wanting[:room]:
+            found[at] += 1
+        room -= len(wanting)
     return found

@@ -8,8 +8,9 @@ from typing import IO
 from rich.console import Group
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import clock, console_to, duration, plain, print_to, state
+from celery_orchestration.cli.show.base import console_to, many, plain, print_to, state
 from celery_orchestration.cli.show.grid import wrapped
+from celery_orchestration.operate.clock import clock, lasting, took
 from celery_orchestration.operate.models import Change, Ended
 
 #: Characters of an entry's name.
@@ -27,10 +28,10 @@ def _run(run: Ended, width: int) -> list[Text]:
     said = [run.worker or "not started"]
     said += [f"key {run.key!r}"] if run.key else []
     said += [f"fence {run.fence}"] if run.fence is not None else []
-    said += [_many(run.retries, "retry", "retries")] if run.retries else []
-    said += [_many(run.recoveries, "recovery", "recoveries")] if run.recoveries else []
-    said += [f"took {run.seconds:.1f} s"] if run.seconds is not None else []
-    said.append(f"waited {duration(run.waited_seconds)}" + (f" for {run.waited_for}" if run.waited_for else ""))
+    said += [many(run.retries, "retry", "retries")] if run.retries else []
+    said += [many(run.recoveries, "recovery", "recoveries")] if run.recoveries else []
+    said += [f"took {took(run.seconds)}"] if run.seconds is not None else []
+    said.append(f"waited {lasting(run.waited_seconds)}" + (f" for {run.waited_for}" if run.waited_for else ""))
     said += _fire(run)
     return [
         Text.assemble(plain(f"{run.id}  {clock(run.ended)}  "), state(run.outcome)),
@@ -40,11 +41,11 @@ def _run(run: Ended, width: int) -> list[Text]:
 
 
 def _no_run(fires: Ended, width: int) -> list[Text]:
-    many = f"{fires.fires} fires" if fires.fires > 1 else "a fire"
+    some = f"{fires.fires} fires" if fires.fires > 1 else "a fire"
     of = f" of entry {_entry(fires)}" if fires.entry not in (None, fires.job) else ""
     return [
         Text.assemble(plain(f"{'no run':36}  {clock(fires.ended)}  "), state(fires.outcome)),
-        *wrapped(plain(f"{many}{of} {fires.outcome}: {fires.error or 'nobody knows why'}"), width, 4, 4),
+        *wrapped(plain(f"{some}{of} {fires.outcome}: {fires.error or 'nobody knows why'}"), width, 4, 4),
     ]
 
 
@@ -60,10 +61,6 @@ def _entry(run: Ended) -> str:
     return name if len(name) <= _ENTRY else f"{name[:_ENTRY]}…"
 
 
-def _many(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
-
-
 def _filled(parts: Sequence[str], width: int) -> list[Text]:
     """As many of them on a line as fit."""
     lines: list[Text] = []
@@ -77,7 +74,7 @@ def _filled(parts: Sequence[str], width: int) -> list[Text]:
 
 def print_audit(changes: Sequence[Change], file: IO[str]) -> None:
     lines = [
-        plain(f"{clock(one.at)}  {one.who}  {one.what} {one.about}" + (f": {one.why}" if one.why else ""))
+        plain(f"{clock(one.at)}  {one.who}  {f'{one.what} {one.about}'.strip()}" + (f": {one.why}" if one.why else ""))
         for one in changes
     ]
     print_to(Group(*lines) if lines else Text("nobody has changed anything"), file)

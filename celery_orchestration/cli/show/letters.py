@@ -8,7 +8,8 @@ from typing import IO
 from rich.console import Group
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import clock, plain, print_to, rest
+from celery_orchestration.cli.show.base import plain, print_to, rest
+from celery_orchestration.operate.clock import clock
 from celery_orchestration.operate.models import (
     DeadLetter,
     Letter,

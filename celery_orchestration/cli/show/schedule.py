@@ -9,7 +9,8 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import ago, duration, plain, print_to, rest, state, table
+from celery_orchestration.cli.show.base import ago, plain, print_to, rest, state, table
+from celery_orchestration.operate.clock import lasting
 from celery_orchestration.operate.models import (
     EntryStatus,
 )
@@ -31,7 +32,7 @@ def _schedule(found: Sequence[EntryStatus], now: datetime, most: int) -> Rendera
         (
             _lines(_name(entry.name), _name(f"  {entry.task}") if entry.task != entry.name else None),
             _lines(plain(entry.every), Text("by people", "dim") if entry.source == "people" else None),
-            _lines(state(entry.last_outcome or ""), Text(ago(now, entry.last_fire))),
+            _lines(*((state(entry.last_outcome), Text(ago(now, entry.last_fire))) if entry.last_outcome else ())),
             _next(entry, now),
             _lines(
                 Text(str(entry.fires)),
@@ -60,7 +61,7 @@ def _next(entry: EntryStatus, now: datetime) -> Text:
     if entry.next_fire is None:
         return Text("")
     seconds = (entry.next_fire - now).total_seconds()
-    return Text(f"in {duration(seconds)}" if seconds >= 0 else f"{duration(-seconds)} late")
+    return Text(f"in {lasting(seconds)}" if seconds >= 0 else f"{lasting(-seconds)} late")
 
 
 def _name(name: str) -> Text:

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import IO, Literal, TypeVar
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import ago, console_to, duration, plain, state
-from celery_orchestration.cli.show.grid import Column, Section, grid, most_important, shared, short, wrapped
-from celery_orchestration.operate.attention import by_urgency, is_failing, wrong
+from celery_orchestration.cli.show.base import ago, console_to, many, plain, state
+from celery_orchestration.cli.show.grid import Column, Section, abridged, grid, most_important, shared, short, wrapped
+from celery_orchestration.operate.attention import by_urgency, is_disabled, is_failing, wrong
+from celery_orchestration.operate.clock import lasting, took
 from celery_orchestration.operate.models import (
     JobStatus,
     Progress,
@@ -70,6 +72,7 @@ class View:
             parts = [one.lines(one.wants) for one in sections]
         else:
             room = self.height - len(top) - len(deaths)
+            sections = abridged(sections, room)
             sections = most_important(sections, room) if self.live else sections
             parts = [one.lines(lines) for one, lines in zip(sections, shared(sections, room), strict=True)]
         return [short(line, width) for line in (*top, *(line for part in parts for line in part), *deaths)]
@@ -78,14 +81,15 @@ class View:
         status = self.status
         said = [f"{status.running} running", f"{status.waiting} waiting"]
         said += [f"{status.later} not due yet"] if status.later else []
-        said += [f"{status.dead_letters} dead letters"] if status.dead_letters else []
+        said += [many(status.dead_letters, "dead letter")] if status.dead_letters else []
         said += [f"at most {status.max_running} at once"] if status.max_running is not None else []
         head = plain(f"{status.namespace}: {', '.join(said)}", "bold")
         if self.note:
             head = Text(": ").join([head, plain(self.note, "bold red")])
         elif not wrong(status):
-            failing = sum(map(is_failing, status.jobs))
-            head += Text(f"; {failing} failing", "yellow") if failing else Text("; everything is all right", "green")
+            counts = {"failing": sum(map(is_failing, status.jobs)), "disabled": sum(map(is_disabled, status.jobs))}
+            unwell = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+            head += Text(f"; {unwell}", "yellow") if unwell else Text("; everything is all right", "green")
         return wrapped(head, width, 0, 3)
 
     def _sections(self, width: int, most: int) -> Iterator[Section]:
@@ -112,19 +116,18 @@ def _problem(problem: str, width: int) -> list[Text]:
 def _scheduler(scheduler: SchedulerStatus, now: datetime, width: int) -> list[Text]:
     said = []
     if scheduler.leader is not None and scheduler.since is not None:
-        said.append(f"{scheduler.leader} has led for {duration((now - scheduler.since).total_seconds())}")
+        said.append(f"{scheduler.leader} has led for {lasting((now - scheduler.since).total_seconds())}")
     if scheduler.standbys:
-        many = len(scheduler.standbys)
-        said.append(f"{many} stands by" if many == 1 else f"{many} stand by")
+        said.append(many(len(scheduler.standbys), "stands by", "stand by"))
     if scheduler.entries:
-        said.append(f"{scheduler.entries} entries" if scheduler.entries != 1 else "1 entry")
+        said.append(many(scheduler.entries, "entry", "entries"))
     return wrapped(plain(f"scheduler: {', '.join(said)}"), width, 0) if said else []
 
 
 def _deaths(status: Status, most: int) -> list[Text]:
     recent = [one for one in status.died if (status.at - one.at).total_seconds() < SHOW_DEATHS]
     lines = [
-        plain(f"worker {one.name} died {ago(status.at, one.at)}, with {one.runs} runs", "red")
+        plain(f"worker {one.name} died {ago(status.at, one.at)}, with {many(one.runs, 'run')}", "red")
         for one in recent[:most]
     ]
     more = len(recent) - most
@@ -175,7 +178,7 @@ def _job(job: JobStatus, now: datetime) -> Sequence[Text]:
     limit = "" if job.max_consecutive_failures is None else f"/{job.max_consecutive_failures}"
     waiting = str(job.waiting + job.later) if job.waiting or job.later else ""
     if job.oldest_arrival is not None:
-        waiting += f" ({duration(max(0, _seconds(now, job.oldest_arrival)))})"
+        waiting += f" ({lasting(max(0, _seconds(now, job.oldest_arrival)))})"
     return (
         plain(job.name),
         Text("overdue", "red") if job.overdue and job.state == "idle" else state(job.state),
@@ -193,27 +196,25 @@ def _next(job: JobStatus, now: datetime) -> Text:
     if job.next_fire is None:
         return Text("")
     seconds = (job.next_fire - now).total_seconds()
-    return Text(f"in {duration(seconds)}") if seconds >= 0 else Text(f"{duration(-seconds)} late", "yellow")
-
-
-def took(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)
+    return Text(f"in {lasting(seconds)}") if seconds >= 0 else Text(f"{lasting(-seconds)} late", "yellow")
 
 
 def _about(job: JobStatus, now: datetime, width: int) -> list[Text]:
     """Where there is something to tell."""
     said = []
     if job.disabled is not None:
-        why = f"disabled {ago(now, job.disabled.at)}: {job.disabled.why or 'no reason given'} ({job.disabled.by})"
-        probe = "" if job.next_probe is None else f", tried again in {duration(max(0, _seconds(job.next_probe, now)))}"
+        by = "" if job.disabled.by == "failures" else f" ({job.disabled.by})"
+        why = f"disabled {ago(now, job.disabled.at)}: {job.disabled.why or 'no reason given'}{by}"
+        probe = "" if job.next_probe is None else f", tried again in {lasting(max(0, _seconds(job.next_probe, now)))}"
         said.append(plain(why + probe, "red"))
     if job.overdue:
         last = "it never succeeded" if job.last_success is None else f"last success {ago(now, job.last_success)}"
         said.append(plain(f"overdue: {last}", "red"))
-    if job.last_error and is_failing(job):
+    told = job.disabled is not None and job.last_error is not None and job.last_error in job.disabled.why
+    if job.last_error and is_failing(job) and not told:
         said.append(plain(f"last error: {job.last_error}", "red"))
     said += [
-        plain(f"would have waited {count} times for {reason}")
+        plain(f"would have waited {many(count, 'time')} for {reason}")
         for reason, count in sorted(job.would_have_waited.items())
     ]
     return [line for one in said for line in wrapped(one, width, 4)]
@@ -239,13 +240,14 @@ _WAIT_COLUMNS = (
     Column("for", goes=1, right=True),
     Column("why"),
 )
-#: Characters of a bar.
-BAR = 20
+#: Characters of a bar, and of one in a window of fewer columns than that.
+BAR, SHORT_BAR, WIDE = 20, 10, 100
 
 
 def _runs(status: Status, width: int, most: int, bars: bool) -> Section:
     """Those that have taken longest first."""
-    far = _bar if bars else _progress
+    size = BAR if width >= WIDE else SHORT_BAR
+    far = partial(_bar, size=size) if bars else _progress
     order = sorted(status.runs, key=lambda run: (run.timed_out is None, -run.seconds))
     return _section(_RUN_COLUMNS, order, lambda run: _run(run, far), width, most)
 
@@ -256,7 +258,7 @@ def _run(run: RunStatus, far: Callable[[Progress | None], str]) -> Sequence[Text
         plain(run.job),
         state("timed out" if run.timed_out else run.state),
         plain(run.worker or f"queue {run.queue}"),
-        Text(duration(run.seconds)),
+        Text(lasting(run.seconds)),
         plain(far(run.progress)),
     )
 
@@ -276,7 +278,7 @@ def _waits(status: Status, width: int, most: int) -> Section:
 
 
 def _wait(run: RunStatus) -> tuple[Text, Text, Text]:
-    return plain(run.id[:8]), plain(run.job), Text(duration(run.seconds))
+    return plain(run.id[:8]), plain(run.job), Text(lasting(run.seconds))
 
 
 #: Up to so many, "3/10" says more than "30 %"; characters of a note that fit into a table.
@@ -302,13 +304,13 @@ def _noted(progress: Progress) -> str:
     return progress.note if len(progress.note) <= _NOTE else progress.note[:_NOTE] + "…"
 
 
-def _bar(progress: Progress | None) -> str:
-    """Without a total there is nothing to draw: how many are done is said."""
+def _bar(progress: Progress | None, size: int) -> str:
+    """The number first, as the end may be cut. Without a total there is nothing to draw."""
     if progress is None or progress.total is None:
         return _progress(progress)
     share = min(1.0, max(0.0, progress.done / progress.total)) if progress.total else 1.0
-    full = int(share * BAR)
-    return f"{'█' * full}{'░' * (BAR - full)} {_progress(progress)}"
+    full = int(share * size)
+    return f"{_far(progress):>5} {'█' * full}{'░' * (size - full)} {_noted(progress)}".rstrip()
 
 
 # -- queues and workers
@@ -335,14 +337,19 @@ _WORKER_STATES: tuple[Literal["dead", "draining", "busy", "idle"], ...] = ("dead
 def _queues(status: Status, width: int, most: int) -> Section:
     """Those that nobody serves first, then those with something in them."""
     order = sorted(status.queues, key=lambda one: (one.slots > 0, not (one.depth or one.under_way), one.name))
-    return _section(_QUEUE_COLUMNS, order, _queue, width, most)
+    section = _section(_QUEUE_COLUMNS, order, _queue, width, most)
+    unserved = sum(not one.slots for one in order)
+    served = f"{unserved} that nobody serves" if unserved else "all served"
+    depth = "?" if any(one.depth is None for one in order) else str(sum(one.depth or 0 for one in order))
+    section.brief = [Text(), *wrapped(Text(f"queues: {len(order)}, {served}; messages: {depth}"), width, 0)]
+    return section
 
 
 def _queue(queue: QueueStatus) -> Sequence[Text]:
     return (
         plain(queue.name),
         Text("?" if queue.depth is None else str(queue.depth)),
-        Text(f"{queue.slots} slots") if queue.slots else Text("nobody", "red"),
+        Text(many(queue.slots, "slot")) if queue.slots else Text("nobody", "red"),
         Text(str(queue.under_way or "")),
         Text(str(queue.waiting or "")),
     )
@@ -356,7 +363,8 @@ def _workers(status: Status, width: int, most: int) -> Section:
     said = [Text(f"{counts[one]} ") + state(one) for one in reversed(_WORKER_STATES)]
     slots = f"; {sum(one.running for one in alive)} of {sum(one.slots for one in alive)} slots at work"
     line = Text.assemble("workers: ", Text(", ").join(said), slots)
-    section.head = [Text(), *wrapped(line, width, 0), section.head[-1]]
+    section.brief = [Text(), *wrapped(line, width, 0)]
+    section.head = [*section.brief, section.head[-1]]
     return section
 
 

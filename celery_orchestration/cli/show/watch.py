@@ -20,10 +20,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from celery_orchestration.cli.show.base import console_to, duration
+from celery_orchestration.cli.show.base import console_to
 from celery_orchestration.cli.show.grid import short
 from celery_orchestration.cli.show.status import ALL, ROWS, View
 from celery_orchestration.errors import LedgerError, LedgerRefused
+from celery_orchestration.operate.clock import lasting
 from celery_orchestration.operate.models import Status
 from celery_orchestration.policy import printable
 
@@ -109,7 +110,7 @@ class Asking:
         width, height = options.max_width, console.height
         note = ""
         if self.away_since is not None:
-            note = f"no answer for {duration(time.monotonic() - self.away_since)}, this is what was; {self.problem}"
+            note = f"no answer for {lasting(time.monotonic() - self.away_since)}, this is what was; {self.problem}"
         lines = View(self.status, height=height, live=True, note=note).lines(width)
         if len(lines) > height:
             lines = [*lines[: height - 1], Text("…", "dim")]

@@ -32,7 +32,7 @@ def code(facts: Facts) -> Iterator[Check]:
 def cycles(facts: Facts) -> Iterator[Check]:
     about = About("cycles", "jobs that depend on each other in a circle wait for ever")
     for line in facts.cycles:
-        yield about.problem(f"this code has a {line}", "drop one of these depends_on in the code")
+        yield about.problem(f"this code has a {line}", "take one of these out of depends_on")
     found = policies.merged([text for text in facts.releases.values() if text]).cycles
     for cycle in found[:MOST]:
         yield about.problem(*_installed_cycle(facts, cycle))
@@ -50,7 +50,7 @@ def _installed_cycle(facts: Facts, cycle: Sequence[str]) -> tuple[str, str]:
             if any(dep["job"] == on for dep in jobs.get(job, {}).get("deps", ())):
                 brought[release].append(f"{show(job)} depends on {show(on)}")
     by = [f"{', '.join(part)} in release {release} ({_at(facts, release)})" for release, part in brought.items()]
-    circle = " -> ".join(show(job)[1:-1] for job in cycle)
+    circle = " → ".join(show(job)[1:-1] for job in cycle)
     found = f"the releases that are live together have a cycle of dependencies: {circle}: {'; '.join(by)}"
     return found, _end(facts, next(iter(brought), ""))
 

@@ -28,7 +28,7 @@ def queues(facts: Facts) -> Iterator[Check]:
 def broker(facts: Facts) -> Iterator[Check]:
     about = About("broker", "runs come to workers through it")
     if facts.broker_problem:
-        yield about.problem(facts.broker_problem, "app.conf.broker_url = '…'  # start it, or say where it is")
+        yield about.problem(facts.broker_problem, "start it, or say where it is: app.conf.broker_url = '…'")
     else:
         yield about.fine("the broker answers")
 
