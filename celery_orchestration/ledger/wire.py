@@ -51,8 +51,14 @@ class Wire:
             return self.command("EVAL", script.text, 1, prefix, *args)  # which makes it known, too
 
     def command(self, *args: Argument) -> Any:
-        self._send(args)
-        return self.receive()
+        try:
+            self._send(args)
+            return self.receive()
+        except Exception:
+            raise
+        except BaseException:
+            self.close()  # Ctrl-C: the reply would be taken for that of the next command
+            raise
 
     def send(self, script: Script, prefix: str, args: Sequence[Argument]) -> None:
         self._send(("EVALSHA", script.sha, 1, prefix, *args))
