@@ -411,6 +411,15 @@ def test_times_that_are_none_do_no_harm(desk: Desk, number: str):
             desk.redis.hset(f"{PREFIX}e:entry", field, before)
 
 
+def test_where_no_runs_are_wanted_none_are_looked_at(desk: Desk):
+    desk.install({"a": {"cap": 1}})
+    for id in ("a1", "a2", "a3"):
+        desk.come(id, "a")
+    desk.turn(ends={"a1": "succeeded"})
+    found = desk.ledger.status(0, 0)
+    assert (found["running"] or [], found["waits"] or [], found["waiting"]) == ([], [], 1)
+
+
 def test_of_many_jobs_and_entries_all_are_told_a_part_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("celery_orchestration.ledger.JOBS_AT_ONCE", 2)
     monkeypatch.setattr("celery_orchestration.ledger.ENTRIES_AT_ONCE", 2)

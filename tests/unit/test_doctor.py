@@ -111,24 +111,6 @@ def test_redis_is_new_enough_and_takes_writes(version, role, state):
 
 
 @pytest.mark.parametrize(
-    ("address", "line"),
-    [
-        ("redis://localhost:6379/0", "redis-cli PING"),
-        ("redis://127.0.0.1:6399/1", "redis-cli -p 6399 PING"),
-        ("redis://there/0", "redis-cli -h there PING"),
-        ("rediss://me:**@there:6380/0", "redis-cli -h there -p 6380 --tls --askpass PING"),
-        ("redis://$(reboot):1/0", "redis-cli -h '$(reboot)' -p 1 PING"),
-        ("redis://there:many/0", "redis-cli PING"),
-        ("sentinel://one:26379;sentinel://two:26379", "redis-cli PING"),
-        ("unix:///run/redis.sock", "redis-cli PING"),
-        ("", "redis-cli PING"),
-    ],
-)
-def test_a_line_for_redis_is_for_the_redis_of_the_ledger(address, line):
-    assert redis_cli(address, "PING") == line
-
-
-@pytest.mark.parametrize(
     ("policy", "state", "is_mended"),
     [
         ("noeviction", "fine", False),

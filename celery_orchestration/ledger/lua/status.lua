@@ -30,12 +30,12 @@ for _, member in ipairs(members()) do
   end
 end
 
-for _, id in ipairs(call('ZRANGE', P .. 'gr', 0, most_running - 1)) do
+for _, id in ipairs(firsts_of('gr', most_running)) do
   local r = load_run(id)
   if r then running[#running + 1] = shown(r) end
 end
 
-for _, id in ipairs(call('ZRANGE', P .. 'wait', 0, most_waiting - 1)) do
+for _, id in ipairs(firsts_of('wait', most_waiting)) do
   local r = load_run(id)
   if r and r.st == 'waiting' then
     local one, j = shown(r), job(r.job)
@@ -51,7 +51,7 @@ for _, id in ipairs(call('ZRANGE', P .. 'wait', 0, most_waiting - 1)) do
   end
 end
 
-for _, id in ipairs(#waits < most_waiting and call('ZRANGE', P .. 'later', 0, most_waiting - #waits - 1) or {}) do
+for _, id in ipairs(firsts_of('later', most_waiting - #waits)) do
   local r = load_run(id)
   if r then
     local one = shown(r)

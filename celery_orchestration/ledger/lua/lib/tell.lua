@@ -56,6 +56,11 @@ local function cut(names, most)
   return names, rest
 end
 
+-- The first members of a sorted set; of none, none: to ZRANGE, -1 is the last one.
+local function firsts_of(key, most)
+  return most > 0 and call('ZRANGE', P .. key, 0, most - 1) or {}
+end
+
 -- A time in ms that can be one.
 local function time_of(text)
   local ms = tonumber(text or nil)
@@ -65,7 +70,7 @@ end
 -- Entries that fire jobs, and what of them is due when. Not those of code that whoever leads does not have: nobody fires
 -- them.
 local function told_entries(from, count)
-  local found, ids = {}, redis.pcall('ZRANGE', P .. 'entries', from, from + count - 1)
+  local found, ids = {}, count > 0 and redis.pcall('ZRANGE', P .. 'entries', from, from + count - 1) or {}
   for _, id in ipairs(ids.err and {} or ids) do
     local v = redis.pcall('HMGET', P .. 'e:' .. id, 'job', 'prev', 'last', 'at', 'next', 'cont', 'off', 'name', 'src')
     if not v.err and v[1] and not (v[9] == 'code' and is_left(id)) then
