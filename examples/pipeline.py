@@ -46,11 +46,7 @@ def process_data():
 
 
 @app.task(
-    base=OrchestratedTask,
-    interval_seconds=3600 / PACE,
-    timeout_seconds=1800,
-    priority="low",
-    blocks=["examples.pipeline.process_data"],
+    base=OrchestratedTask, interval_seconds=3600 / PACE, priority="low", blocks=["examples.pipeline.process_data"]
 )
 def cleanup():
     """Never at the same time as process_data, whichever of them came first."""

@@ -99,7 +99,7 @@ def test_what_is_wrong_is_found_and_nothing_else(
     named = until(all_found, 20)
     assert set(named) == {"eviction", "persistence", "cycles", "strangers", "pause"}
     [cycle] = named["cycles"]
-    assert "a -> b -> a" in cycle.found
+    assert "a → b → a" in cycle.found
     assert first.hostname in cycle.found
     assert second.hostname in cycle.found
     assert f"control shutdown -d {first.hostname} " in str(cycle.mend)

@@ -168,7 +168,7 @@ def test_running_runs_have_bars(stage_on, redis_broker):
     until(lambda: any(run.progress for run in status_of(stage.app).runs))
     with terminal(stage, "watch", "--count", "1", columns=140) as window:
         assert window.ends(20) == 0
-        assert "█████████░░░░░░░░░░░ 45/100 pages" in window.written.decode()
+        assert "45/100 █████████░░░░░░░░░░░ pages" in window.written.decode()
     stage.release("end")
     stage.all_well()
 
