@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait more than they work: three at a time, on two cores too. PYTEST_ARGS= for one by one.
-PYTEST_ARGS ?= --numprocesses 3 --dist worksteal
+# Tests wait more than they work: four at a time, on two cores too. PYTEST_ARGS= for one by one.
+PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast lint soak endurance demo bench docs clean

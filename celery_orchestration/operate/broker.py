@@ -16,6 +16,8 @@ from typing import Any
 from celery import Celery
 from kombu import Connection
 
+from celery_orchestration.worker.remote import COMMAND
+
 #: Seconds for all of it, and for each step of connecting.
 SECONDS, CONNECT_SECONDS = 2.0, 1.5
 #: Seconds that workers have to answer; more come as long as answers come in.
@@ -56,6 +58,8 @@ class Stranger:
     name: str
     #: Those of the jobs' queues that it serves.
     queues: tuple[str, ...]
+    #: The namespace of the ledger that it keeps to, if it has the extension.
+    namespace: str | None = None
 
 
 def depths(app: Celery, queues: Iterable[str]) -> Depths:
@@ -100,18 +104,33 @@ def kind(app: Celery) -> str:
         return ""
 
 
-def strangers(app: Celery, known: Collection[str], queues: Collection[str]) -> tuple[list[Stranger], str | None]:
-    """Workers without the extension, or with orchestration off, on one of these queues; and why that is not known.
+def strangers(
+    app: Celery, known: Collection[str], queues: Collection[str], namespace: str
+) -> tuple[list[Stranger], str | None]:
+    """Workers without the extension, with orchestration off, or of another app, on one of these queues; and why that is
+    not known.
 
-    `known`: the names of the live workers of the ledger.
+    `known`: the names of the workers of the ledger, `namespace`: its own.
     """
     found = answers(app, "active_queues")
-    return unknown(found, known, queues), found.problem
+    # Queues that we serve on a channel of our own are not among Celery's.
+    told = answers(app, COMMAND, found.replies.keys() - known)
+    return unknown(found, told, known, queues, namespace), found.problem
 
 
-def unknown(found: Answers, known: Collection[str], queues: Collection[str]) -> list[Stranger]:
-    served = {name: _names(reply) & set(queues) for name, reply in found.replies.items() if name not in known}
-    return [Stranger(name, tuple(sorted(served[name]))) for name in sorted(served) if served[name]]
+def unknown(
+    found: Answers, told: Answers, known: Collection[str], queues: Collection[str], namespace: str
+) -> list[Stranger]:
+    """`found`: what they say to ``active_queues``, `told`: to ``orchestration``, if they have that."""
+    strangers = []
+    for name in sorted(found.replies.keys() - known):
+        said = told.replies.get(name)
+        said = said if isinstance(said, Mapping) else {}
+        served = (_names(found.replies[name]) | {*(said.get("queues") or ())}) & {*queues}
+        # One of our own is just starting, or has lost its lease.
+        if served and said.get("namespace") != namespace:
+            strangers.append(Stranger(name, tuple(sorted(served)), said.get("namespace")))
+    return strangers
 
 
 def _names(reply: Any) -> set[str]:

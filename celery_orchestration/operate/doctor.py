@@ -57,17 +57,17 @@ def _diagnosis(found: Sequence[Check], at: datetime | None = None) -> Diagnosis:
 def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule) -> Facts:
     ledger.check(owner_of(app))
     before = time.time()
-    told = ledger.time()
-    ahead = (before + time.time()) / 2 - told
+    ahead = -ledger.time()
+    ahead += (before + time.time()) / 2
     jobs, mistakes = sound_jobs_of(app)
     sent = queues.destinations(app, jobs)
     # The workers first: one that is just starting answers before it is in the ledger.
     answers = broker.answers(app, "active_queues")
+    told = broker.answers(app, COMMAND, answers.replies)
     found = ledger.status(_MOST_RUNNING, _MOST_WAITING)
     scheduled = partial(_is_scheduled, schedule, found["entries"])
     status = reading.status(settings.namespace, found, sent, limits_of(app, jobs), scheduled, jobs)
     members = ledger.members()
-    live = [worker.name for worker in status.workers if worker.state != "dead"]
     known = {member.name for member in members.members}
     misnamed, cycles = _names(app, jobs)
     return Facts(
@@ -87,8 +87,8 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         beat_is_ours=schedule.is_ours(),
         broker_problem=answers.problem,
         broker_is_redis=broker.kind(app) == "redis",
-        strangers=broker.unknown(answers, known, sent.keys()),
-        replies=broker.Answers() if answers.problem else broker.answers(app, COMMAND, live),
+        strangers=broker.unknown(answers, told, known, sent.keys(), settings.namespace),
+        replies=told,
         prefetch=app.conf.worker_prefetch_multiplier,
         visibility=float((app.conf.broker_transport_options or {}).get("visibility_timeout") or 3600),
         late={name: app.tasks[name].time_limit for name in jobs if app.tasks[name].acks_late},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -89,7 +89,7 @@ class Explainer:
             beat=command(*(() if ours else ("-S", SCHEDULER)), program="beat"),
             cycles=self._cycles(),
             allow_eviction=read_settings(self._app).allow_eviction,
-            strangers=lambda queue: [one.name for one in self._strangers(found["names"]) if queue in one.queues],
+            strangers=lambda queue: [one for one in self._strangers(frozenset(found["names"])) if queue in one.queues],
         )
 
     @cached_property
@@ -104,11 +104,9 @@ class Explainer:
             return []
 
     @lru_cache(maxsize=1)  # noqa: B019  (an explainer explains once)
-    def _ask_workers(self) -> broker.Answers:
-        return broker.answers(self._app, "active_queues")
-
-    def _strangers(self, known: Collection[str]) -> list[broker.Stranger]:
-        return broker.unknown(self._ask_workers(), known, set(self._queue_of.values()))
+    def _strangers(self, known: frozenset[str]) -> list[broker.Stranger]:
+        namespace = read_settings(self._app).namespace
+        return broker.strangers(self._app, known, set(self._queue_of.values()), namespace)[0]
 
     def _queue(self, job: str, found: Mapping[str, Any]) -> QueueStatus | None:
         name = self._queue_of.get(job)

@@ -45,6 +45,7 @@ Code = Literal[
     "unknown_job",
     "unserved_queue",
     "worker_died",
+    "worker_of_another_app",
     "worker_without_extension",
 ]
 

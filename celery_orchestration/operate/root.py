@@ -15,6 +15,7 @@ from typing import Any
 
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate import overdue, reading, reasons
+from celery_orchestration.operate.broker import Stranger
 from celery_orchestration.operate.clock import lasting, when
 from celery_orchestration.operate.explain import Step, doing
 from celery_orchestration.operate.explanation import Cause, Code
@@ -51,8 +52,8 @@ class Surroundings:
     address: str = ""
     #: Whether workers start though Redis may evict keys.
     allow_eviction: bool = False
-    #: Names of workers that serve a queue without the extension. They are asked: that takes a second.
-    strangers: Callable[[str], Sequence[str]] = lambda queue: ()
+    #: Workers on a queue that the ledger does not know. They are asked: that takes a second.
+    strangers: Callable[[str], Sequence[Stranger]] = lambda queue: ()
 
 
 @dataclass(frozen=True)
@@ -278,13 +279,23 @@ class Finder:
         return Cause(code="no_worker", job=job, text="no worker is alive", wrong=True, mend=command(program="worker"))
 
     def _stranger(self, job: str, queue: str | None) -> Cause | None:
-        names = self.around.strangers(queue) if queue else ()
-        if not names:
+        found = self.around.strangers(queue) if queue else ()
+        if not found:
             return None
+        names = ", ".join(one.name for one in found)
+        if found[0].namespace is not None:
+            return Cause(
+                code="worker_of_another_app",
+                job=job,
+                text=f"queue {queue} is served by {names} of namespace {found[0].namespace}, too: what that "
+                "takes is lost to this app",
+                wrong=True,
+                mend="give each app a broker of its own: another database of Redis, another virtual host of RabbitMQ",
+            )
         return Cause(
             code="worker_without_extension",
             job=job,
-            text=f"queue {queue} is served by {', '.join(names)} without the extension: what is taken from there "
+            text=f"queue {queue} is served by {names} without the extension: what is taken from there "
             "passes no gate, and the ledger does not hear how it ended",
             wrong=True,
             mend="install celery_orchestration there (and no orchestration_mode off), or keep it from that queue: -Q",

@@ -13,6 +13,7 @@ from kombu.transport.redis import Channel
 
 from celery_orchestration.operate import broker as ask
 from celery_orchestration.operate.broker import Stranger
+from celery_orchestration.task import settings_of
 from support.workers import Broker, WorkerProcess, close_app
 
 PLAIN, JOBS = "support.apps.plain", "support.apps.jobs"
@@ -82,7 +83,7 @@ def test_a_broker_that_does_not_answer_is_said_in_time(
         assert "does not answer" in str(found.problem)
         assert "secret" not in str(found.problem)
         began = time.monotonic()
-        nobody, problem = ask.strangers(app, (), ["some"])
+        nobody, problem = ask.strangers(app, (), ["some"], "jobs")
         assert time.monotonic() - began < 6
         assert nobody == []
         assert "does not answer" in str(problem)
@@ -113,8 +114,12 @@ def test_workers_that_the_ledger_does_not_know_are_found(
     plain.wait_ready()
     elsewhere.wait_ready()
     app = load_app(broker, JOBS).app
-    found, problem = ask.strangers(app, {known.hostname}, {"celery", "default.low", "default.high"})
+    queues, namespace = {"celery", "default.low", "default.high"}, settings_of(app).namespace
+    found, problem = ask.strangers(app, {known.hostname}, queues, namespace)
     assert (found, problem) == ([Stranger(plain.hostname, ("celery", "default.low"))], None)
+    assert ask.strangers(app, {plain.hostname}, queues, namespace) == ([], None), "one of our own that just starts"
+    found, _ = ask.strangers(app, {plain.hostname}, queues, "another")
+    assert found == [Stranger(known.hostname, tuple(sorted(queues)), namespace)], "its own queues are known, too"
     assert set(ask.answers(app, "ping").replies) == {w.hostname for w in (plain, elsewhere, known)}
     began = time.monotonic()
     assert ask.answers(app, "ping", [known.hostname]).replies == {known.hostname: {"ok": "pong"}}

@@ -398,10 +398,10 @@ def test_only_people_may_shorten_an_id(site, client):
     site.take_in(HELD, "whole-0001")
     with pytest.raises(UnknownRun):
         client.cancel("whole-000")
-    died = site.dies(id="dead-0001")
+    died = site.dies(id="ended-0001")
     assert client.dead_letter(died).id == died
     with pytest.raises(UnknownRun):
-        print(client.dead_letter("dead-000"))  # for who wonders what it found
+        print(client.dead_letter("ended-000"))  # for who wonders what it found
 
 
 def test_a_run_that_is_over_is_not_taken_for_one_whose_id_is_longer(site, client):

@@ -11,6 +11,7 @@ import pytest
 
 from celery_orchestration.ledger import Adoption, Fire, Over
 from celery_orchestration.operate import reading
+from celery_orchestration.operate.broker import Stranger
 from celery_orchestration.operate.explain import Step, links, steps, summary
 from celery_orchestration.operate.explanation import Cause
 from celery_orchestration.operate.root import Finder, Surroundings
@@ -298,10 +299,16 @@ def test_a_dependency_that_nobody_has_brought(desk: Desk):
     desk.install({"a": on("elsewhere")})
     assert desk.come("a1", "a") == "wait"
     assert desk.why("a") == ("unknown_job", "elsewhere")
-    assert desk.why("a", queue_of={"elsewhere": "q"}, strangers=lambda queue: ["plain@host"]) == (
+    assert desk.why("a", queue_of={"elsewhere": "q"}, strangers=lambda queue: [Stranger("plain@host", ("q",))]) == (
         "worker_without_extension",
         "elsewhere",
     )
+
+
+def test_a_worker_of_another_app_takes_its_messages(desk: Desk):
+    desk.install({"a": {}})
+    around = {"queue_of": {"a": "q"}, "strangers": lambda queue: [Stranger("w9@host", ("q",), "mail")]}
+    assert desk.root("a", **around).text.startswith("queue q is served by w9@host of namespace mail, too: what that takes")
 
 
 def test_an_idle_job(desk: Desk):

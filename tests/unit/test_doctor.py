@@ -255,6 +255,8 @@ def test_strangers_are_a_problem_and_a_silent_broker_leaves_them_unknown():
     found = one(workers.strangers, strangers=[Stranger("w9@h", ("celery",))])
     assert (found.state, "w9@h" in found.found, "shutdown -d w9@h" in str(found.mend)) == ("problem", True, True)
     assert one(workers.strangers, broker_problem="the broker …").state == "unknown"
+    of_others = one(workers.strangers, strangers=[Stranger("w9@h", ("default.high",), "mail")])
+    assert of_others.found == "worker w9@h of namespace 'mail' serves default.high, too"
     assert one(workers.broker, broker_problem="the broker …").state == "problem"
 
 

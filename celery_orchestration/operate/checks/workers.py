@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, end, listed, many
 from celery_orchestration.operate.diagnosis import Check
 from celery_orchestration.operate.who import command
+from celery_orchestration.policy import show
 
 #: Seconds by which clocks may differ.
 MOST_SKEW = 5.0
@@ -34,10 +35,13 @@ def broker(facts: Facts) -> Iterator[Check]:
 
 
 def strangers(facts: Facts) -> Iterator[Check]:
-    about = About("strangers", "a worker without the extension runs jobs at once, past the gate")
+    about = About("strangers", "what a worker takes that is not in the ledger runs at once, past the gate, or not at all")
     for one in facts.strangers[:MOST]:
         found = f"worker {one.name} serves {listed(one.queues)} without orchestration: not installed there, or off"
         mend = f"{end(one.name)}; then start it with celery_orchestration installed"
+        if one.namespace is not None:
+            found = f"worker {one.name} of namespace {show(one.namespace)} serves {listed(one.queues)}, too"
+            mend = "give each app a broker of its own: another database of Redis, another virtual host of RabbitMQ"
         yield about.problem(found, mend)
     yield from about.more(len(facts.strangers), "workers", command("active_queues", program="inspect"))
     if facts.broker_problem and not facts.strangers:
