@@ -308,7 +308,8 @@ def test_a_dependency_that_nobody_has_brought(desk: Desk):
 def test_a_worker_of_another_app_takes_its_messages(desk: Desk):
     desk.install({"a": {}})
     around = {"queue_of": {"a": "q"}, "strangers": lambda queue: [Stranger("w9@host", ("q",), "mail")]}
-    assert desk.root("a", **around).text.startswith("queue q is served by w9@host of namespace mail, too: what that takes")
+    assert desk.why("a", **around) == ("worker_of_another_app", "a")
+    assert "queue q is served by w9@host of namespace mail" in desk.root("a", **around).text
 
 
 def test_an_idle_job(desk: Desk):

@@ -35,7 +35,7 @@ def broker(facts: Facts) -> Iterator[Check]:
 
 
 def strangers(facts: Facts) -> Iterator[Check]:
-    about = About("strangers", "what a worker takes that is not in the ledger runs at once, past the gate, or not at all")
+    about = About("strangers", "what a worker takes that is not in the ledger runs past the gate, or not at all")
     for one in facts.strangers[:MOST]:
         found = f"worker {one.name} serves {listed(one.queues)} without orchestration: not installed there, or off"
         mend = f"{end(one.name)}; then start it with celery_orchestration installed"
