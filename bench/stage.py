@@ -224,7 +224,9 @@ class Others:
     def _read() -> float:
         me = psutil.Process()
         ours = [me.pid, *(child.pid for child in me.children(recursive=True))]
-        return Cpu.read(ours[0], ours[1:], me.pid).machine - sum(map(cpu_seconds, ours))
+        ended = me.cpu_times()
+        used = sum(map(cpu_seconds, ours)) + ended.children_user + ended.children_system
+        return Cpu.read(ours[0], ours[1:], me.pid).machine - used
 
 
 def cpu_seconds(pid: int) -> float:

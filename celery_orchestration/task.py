@@ -75,7 +75,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     _implied: ClassVar[frozenset[str]] = frozenset()
     _written_by_users: ClassVar[dict[str, Any]]
     #: What was last resolved, and to what.
-    _resolved: ClassVar[tuple[dict[str, Any], dict[str, Any], Policy]]
+    _resolved: ClassVar[tuple[dict[str, Any], dict[str, Any], Policy, dict[str, Any]]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -122,15 +122,17 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     @classmethod
     def _resolve(cls, name: str, written: dict[str, Any], configured: dict[str, Any]) -> Policy:
         """Celery binds a task twice or more often: what was given before comes to the same."""
-        given = {option: value for option, value in written.items() if not option.startswith("_")}
         before = cls.__dict__.get("_resolved")
+        if before is not None and before[3] is written and _is_same(configured, before[1]) and before[2].name == name:
+            return before[2]  # type: ignore[no-any-return]
+        given = {option: value for option, value in written.items() if not option.startswith("_")}
         if before is not None and _is_same(given, before[0]) and _is_same(configured, before[1]):
             policy: Policy = before[2]
             policy = policy if policy.name == name else policy.model_copy(update={"name": name})
         else:
             of_celery = {option: written[option] for option in _CELERY_OPTIONS if option in written}
             policy = Policy.resolve(name, read_options(name, written), {**configured, **of_celery})
-        cls._resolved = given, configured, policy
+        cls._resolved = given, configured, policy, written
         return policy
 
     @classmethod
@@ -147,7 +149,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         elif cls.name:
             annotated = {key: value for found in resolve_all(app.annotations, cls) for key, value in found.items()}
             try:
-                cls._bind_job(app, {**written, **annotated})
+                cls._bind_job(app, {**written, **annotated} if annotated else written)
             except ConfigurationError as exc:
                 cls.mistake = exc  # said when the job is used: an error while modules are imported is a wall of text
         return bound
@@ -157,7 +159,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         app.steps["worker"].add("celery_orchestration.worker.steps:Boot")
         app.steps["consumer"].add("celery_orchestration.worker.steps:GateStep")
         conf = app.conf
-        configured = {name: conf[f"task_{name}"] for name in _CONFIGURED if conf.get(f"task_{name}")}
+        configured = {name: value for name in _CONFIGURED if (value := conf.get(f"task_{name}"))}
         cls.orchestration = policy = cls._resolve(cls.name, written, configured)
         cls._imply({name: value for name, value in policy.celery_options().items() if name in _LIMITS})
         install_route(app)
