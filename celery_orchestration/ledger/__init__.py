@@ -7,6 +7,7 @@ One method per verb; what a verb takes, does and returns is said at the head of 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -343,6 +344,8 @@ class Ledger:
         self.address = address
         self._pool = pool
         self._wire = Wire(pool)
+        #: Seconds by which this machine's clock was ahead of Redis's at the last heartbeat.
+        self.ahead: float | None = None
 
     @classmethod
     def of(cls, app: Celery, settings: Settings) -> Ledger:
@@ -449,11 +452,14 @@ class Ledger:
         return _text(self._call("install", (releases, "" if cap is None else cap, document))) == "ok"
 
     def beat(self, worker: str, lease_ms: int, runs: Iterable[tuple[str, str]]) -> list[str]:
-        """Returns the ids of runs that are void."""
+        """Returns the ids of runs that are void; notes how far our clock is ahead of Redis's."""
         args: list[Argument] = [worker, lease_ms]
         for run in runs:
             args += run
-        return [_text(one) for one in self._call("beat", args)]
+        before = time.time()
+        now, *void = self._call("beat", args)
+        self.ahead = (before + time.time()) / 2 - int(now) / 1000
+        return [_text(one) for one in void]
 
     def drain(self, worker: str, gone_ms: int | None = None) -> list[Grant]:
         return _grants(self._call("drain", (worker, "" if gone_ms is None else gone_ms)))

@@ -7,7 +7,6 @@ find what got lost. A thread with a connection of its own does that; all its cal
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from time import monotonic
 
@@ -133,16 +132,11 @@ class Lease(threading.Thread, ABC):
             self._renew()
             self._beat_at = now + self._member.settings.lease_seconds / 3
             self.beaten_at = monotonic()
-            self._compare_clocks()
+            self.ahead = self._ledger.ahead
         if now >= self._sweep_at and self._may_sweep():
             self._sweep()
             self._sweep_at = now + self._sweep_seconds
         self._after()
-
-    def _compare_clocks(self) -> None:
-        before = time.time()
-        told = self._ledger.time()
-        self.ahead = (before + time.time()) / 2 - told
 
     def _register(self) -> None:
         member = self._member

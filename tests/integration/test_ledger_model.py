@@ -560,7 +560,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.sweep()
 
     def bring_on(self, run: Run) -> None:
-        worker = self.model.workers["w2"]
+        # A run that is tried alone starts on the worker that is kept free for it.
+        keeper = next((name for name, id in self.model.kept.items() if id == run.id), "w2")
+        worker = self.model.workers[keeper if run.state == "waiting" else "w2"]
         if self.model.runs.get(run.id) is not run:
             return None
         outcomes, arrivals = [], []

@@ -3,7 +3,7 @@
 -- beat: a worker's lease runs on, for all its runs at once.
 --
 -- ARGV  worker, lease (ms), then id and fence of each run it has
--- Returns  { ids of those that are void: recovered, ended or started elsewhere meanwhile }
+-- Returns  { Redis's time (ms), ids of those that are void: recovered, ended or started elsewhere meanwhile }
 -- Errors   UNKNOWNWORKER: its lease was lost, all its runs are void; register again.
 --          NEWEPOCH epoch: nothing is void, but it has to claim what it runs
 local worker = ARGV[1]
@@ -16,7 +16,7 @@ if known[2] and known[2] ~= G.epoch then return redis.error_reply('NEWEPOCH ' ..
 -- The end of one that departs is fixed.
 if known[3] ~= 'departing' then call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[2])), worker) end
 call('HSET', P .. 'w:' .. worker, 'beat', int(NOW))
-local void = {}
+local void = { int(NOW) }
 for i = 3, #ARGV, 2 do
   local r = load_run(ARGV[i])
   if not r or r.fence ~= tonumber(ARGV[i + 1]) then void[#void + 1] = ARGV[i] end
