@@ -114,7 +114,8 @@ class Demo:
         if not self.pool_killed and self.now > KILL_POOL and "fetch_data" in running:
             self._kill_pool("fetch_data", running["fetch_data"].seconds)
         # A busy machine may have missed the moment to kill something: another one comes.
-        if (self.now > STOP and self.pool_killed and self.takeover or self.now > STOP + PATIENCE) and not self.stopping:
+        all_done = self.now > STOP and self.pool_killed and self.takeover
+        if (all_done or self.now > STOP + PATIENCE) and not self.stopping:
             self.stopping = True
             self.note("both schedulers are told to stop")
             for scheduler in self.stage.schedulers:
