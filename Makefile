@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests wait more than they work: four at a time, on two cores too. PYTEST_ARGS= for one by one.
 PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
+# The tests of one file share their project's worker.
+ADOPTION_ARGS ?= --numprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast lint soak endurance demo bench docs clean
+.PHONY: help test test-fast adoption lint soak endurance demo bench docs clean
 
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
@@ -17,6 +19,9 @@ test: $(VENV)/.with-test  ## Run all tests
 
 test-fast: $(VENV)/.with-test  ## Run the tests that are not slow
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+adoption: $(VENV)/.with-test-adoption  ## Test it in whole projects, beside the other packages they use (Django, Flower, Sentry ...)
+	$(BIN)/python -m pytest tests/adoption $(ADOPTION_ARGS)
 
 lint: $(VENV)/.with-test-lint  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
