@@ -28,7 +28,7 @@ from celery_orchestration.errors import (
     UnknownRun,
 )
 from celery_orchestration.ledger import Grant, Ledger, keys
-from celery_orchestration.operate import reading
+from celery_orchestration.operate import code, reading
 from celery_orchestration.operate.models import (
     MOST_HISTORY,
     OUTCOMES,
@@ -47,7 +47,7 @@ from celery_orchestration.operate.models import (
 from celery_orchestration.operate.narrow import narrowed
 from celery_orchestration.operate.who import me
 from celery_orchestration.policy import show, suggest
-from celery_orchestration.task import SCHEDULER, jobs_of, limits_of, owner_of, read_settings
+from celery_orchestration.task import limits_of, owner_of, read_settings
 
 if TYPE_CHECKING:  # loaded when they are asked for: a status comes quicker without
     from celery_orchestration.operate.diagnosis import Diagnosis, Health
@@ -122,10 +122,12 @@ class Orchestration:
     def _status(self) -> tuple[Status, dict[str, list[str]]]:
         """And the queues that jobs are sent to, each with its jobs."""
         found = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
-        jobs = jobs_of(self._app)
+        jobs, mistakes = code.sound_jobs(self._app)
         sent = queues.destinations(self._app, jobs)
         scheduled = partial(self._is_scheduled, found["entries"])
-        return reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled, jobs), sent
+        status = reading.status(self._settings.namespace, found, sent, limits_of(self._app, jobs), scheduled, jobs)
+        lines = [line for mistake in mistakes for line in mistake.splitlines()]
+        return status.model_copy(update={"problems": [*lines, *status.problems]}), sent
 
     def explain(self, job_or_run: str) -> Explanation:
         """Why a job or a run does not run, down to the root; or what it is doing, did last, and when it runs next."""
@@ -176,7 +178,7 @@ class Orchestration:
         """Which jobs wait for which, and which never run together; of one job, what it has to do with."""
         from celery_orchestration.operate.picture import about, picture  # noqa: PLC0415
 
-        found = picture(self._settings.namespace, self._ask(self._ledger.graph), jobs_of(self._app))
+        found = picture(self._settings.namespace, self._ask(self._ledger.graph), code.jobs(self._app))
         if job is None:
             return found
         known = [one.name for one in found.jobs]
@@ -205,9 +207,10 @@ class Orchestration:
     ) -> Triggered:
         """Asks for a run. `force`: it starts even if the job is disabled or everything paused, and before others; the
         other rules hold for it, too."""
-        task = self._app.tasks.get(job) if job in jobs_of(self._app) else None
-        if task is None:
-            raise UnknownJob(f"there is no job {show(job)} in this app{suggest(job, jobs_of(self._app))}")
+        jobs = code.jobs(self._app)
+        if job not in jobs:
+            raise UnknownJob(f"there is no job {show(job)} in this app{suggest(job, jobs)}")
+        task = self._app.tasks[job]
         self._ask(lambda: None)  # or else Celery tries for long to reach a Redis that is not there
         headers = {queues.FORCE_HEADER: True} if force else {}
         try:
@@ -351,8 +354,7 @@ class Orchestration:
         return f"the broker at {self._app.connection_for_write().as_uri()}"
 
     def _is_scheduled(self, entries: int) -> bool:
-        ours = self._settings.mode != "off" and self._app.conf.beat_scheduler == SCHEDULER
-        return ours and bool(entries or self.schedule.in_code())
+        return self.schedule.is_ours() and bool(entries or self.schedule.has_code())
 
     def _switch(self, job: str, on: bool, why: str) -> JobStatus:
         grants = self._ask_about(lambda: self._ledger.switch(job, on, me(), why))

@@ -17,14 +17,14 @@ from celery import Celery
 from celery_orchestration import graph, queues
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerRefused
 from celery_orchestration.ledger import Ledger
-from celery_orchestration.operate import broker, checks, reading
+from celery_orchestration.operate import broker, checks, code, reading
 from celery_orchestration.operate.checks.code import CODE
 from celery_orchestration.operate.checks.facts import Facts
 from celery_orchestration.operate.checks.redis import REDIS
 from celery_orchestration.operate.diagnosis import Check, Diagnosis
 from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.policy import Policy, Settings
-from celery_orchestration.task import limits_of, owner_of, sound_jobs_of
+from celery_orchestration.task import limits_of, owner_of
 from celery_orchestration.worker.remote import COMMAND
 
 #: How many runs a status has to list for that: reasons to wait are not looked at.
@@ -59,7 +59,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     before = time.time()
     ahead = -ledger.time()
     ahead += (before + time.time()) / 2
-    jobs, mistakes = sound_jobs_of(app)
+    jobs, mistakes = code.sound_jobs(app)
     sent = queues.destinations(app, jobs)
     # The workers first: one that is just starting answers before it is in the ledger.
     answers = broker.answers(app, "active_queues")
@@ -69,7 +69,8 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     status = reading.status(settings.namespace, found, sent, limits_of(app, jobs), scheduled, jobs)
     members = ledger.members()
     known = {member.name for member in members.members}
-    misnamed, cycles = _names(app, jobs)
+    # Jobs of a module that cannot be imported would seem misnamed wherever others name them.
+    misnamed, cycles = ([], []) if code.load(app) else _names(app, jobs)
     return Facts(
         status=status,
         settings=settings,
@@ -114,7 +115,4 @@ def _entries(schedule: Schedule) -> list[Any]:
 
 
 def _is_scheduled(schedule: Schedule, entries: int) -> bool:
-    try:
-        return schedule.is_ours() and bool(entries or schedule.in_code())
-    except ConfigurationError:
-        return bool(entries)
+    return schedule.is_ours() and bool(entries or schedule.has_code())

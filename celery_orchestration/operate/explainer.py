@@ -13,7 +13,7 @@ from celery_orchestration import graph, queues
 from celery_orchestration.errors import ConfigurationError, UnknownJob
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.keys import decode_job, text
-from celery_orchestration.operate import broker, explain, options, reading
+from celery_orchestration.operate import broker, code, explain, options, reading
 from celery_orchestration.operate.clock import clock, took, when
 from celery_orchestration.operate.explanation import Cause, Explanation, OptionValue
 from celery_orchestration.operate.models import MOST_HISTORY, Ended, Letter, QueueStatus
@@ -21,7 +21,7 @@ from celery_orchestration.operate.root import Finder, Surroundings
 from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.who import command
 from celery_orchestration.policy import Priority, show, suggest
-from celery_orchestration.task import SCHEDULER, jobs_of, read_settings
+from celery_orchestration.task import SCHEDULER, read_settings
 
 
 class Explainer:
@@ -37,7 +37,7 @@ class Explainer:
         self._ledger = ledger
         self._ask = ask
         self._schedule = schedule
-        self._jobs = jobs_of(app)
+        self._jobs = code.jobs(app)
 
     def explain(self, about: str) -> Explanation:
         if text(about) != about:  # nothing that Redis takes

@@ -12,13 +12,14 @@ from celery import Celery
 
 from celery_orchestration.errors import BadCall, ConfigurationError, UnknownEntry, UnknownJob
 from celery_orchestration.ledger import Ledger, keys
+from celery_orchestration.operate import code
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.models import EntryStatus, Paused
 from celery_orchestration.operate.who import me
 from celery_orchestration.policy import Policy, Settings, show, suggest
 from celery_orchestration.scheduler.documents import Written, as_entry, check_name, document, from_document, written
 from celery_orchestration.scheduler.entries import from_code
-from celery_orchestration.task import SCHEDULER, jobs_of
+from celery_orchestration.task import SCHEDULER
 
 #: How many entries are read at a time.
 PART = 200
@@ -109,18 +110,18 @@ class Schedule:
         return self.get(name)
 
     def get(self, name: str) -> EntryStatus:
-        return self._status(keys.entry(name), self._find(name), jobs_of(self._app))
+        return self._status(keys.entry(name), self._find(name), code.jobs(self._app))
 
     def list(self, task: str | None = None, part: str = "") -> builtins.list[EntryStatus]:
         """By name; only those of a task, or with this part in their names. One that is broken says so."""
         found = self._all()
         if task is not None and task not in self._app.tasks and all(entry.task != task for entry in found):
-            hint = suggest(task, {entry.task for entry in found} | set(jobs_of(self._app)))
+            hint = suggest(task, {entry.task for entry in found} | set(code.jobs(self._app)))
             raise UnknownJob(f"no entry fires {show(task)}{hint}")
         return [entry for entry in found if part in entry.name and task in (None, entry.task)]
 
     def _all(self) -> builtins.list[EntryStatus]:
-        jobs, found = jobs_of(self._app), {}
+        jobs, found = code.jobs(self._app), {}
         skip = 0
         while part := self._ask(lambda skip=skip: self._ledger.entries(skip, PART)):  # type: ignore[misc]
             found.update(part)
@@ -129,12 +130,19 @@ class Schedule:
 
     def in_code(self) -> set[str]:
         """The names of entries that the code of this app has."""
-        found, _ = from_code(self._app, jobs_of(self._app), {})
+        found, _ = from_code(self._app, code.jobs(self._app), {})
         return {*found, *self._app.conf.beat_schedule}
+
+    def has_code(self) -> bool:
+        """Whether the code of this app has entries, as far as it can be read."""
+        try:
+            return bool(self.in_code())
+        except ConfigurationError:
+            return False
 
     def asked_for(self) -> set[str]:
         """The tasks that entries of the code fire."""
-        found, _ = from_code(self._app, jobs_of(self._app), {})
+        found, _ = from_code(self._app, code.jobs(self._app), {})
         return {entry.call.task for entry in found.values()}
 
     def is_ours(self) -> bool:
@@ -156,7 +164,7 @@ class Schedule:
     ) -> bool:
         """False if another generation is there."""
         text = document(self._app, name, task, when, args, kwargs, options)
-        entry = from_document(self._app, keys.entry(name), text, jobs_of(self._app))
+        entry = from_document(self._app, keys.entry(name), text, code.jobs(self._app))
         job = keys.encode_job(task) if entry.policy is not None else ""
         return self._change(what, name, "", (task, job, entry.every, text, generation))
 
