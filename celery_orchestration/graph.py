@@ -26,7 +26,10 @@ class Graph:
 
     dependencies: dict[str, tuple[str, ...]]
     dependents: dict[str, tuple[str, ...]]
+    #: By ``blocks``, in both directions.
     conflicts: dict[str, tuple[str, ...]]
+    #: The jobs of each group that ``exclusive`` names.
+    groups: dict[str, tuple[str, ...]]
 
     @classmethod
     def build(cls, policies: Mapping[str, Policy], known: Collection[str] = (), plain: Collection[str] = ()) -> "Graph":
@@ -43,7 +46,13 @@ class Graph:
             dependencies=dependencies,
             dependents={job: _sorted(names) for job, names in _reversed(dependencies).items()},
             conflicts=conflicts(blocks),
+            groups={group: _sorted(jobs) for group, jobs in groups(policies).items()},
         )
+
+    def never_beside(self, job: str) -> tuple[str, ...]:
+        """The jobs that never run at the same time as this one."""
+        shared = [other for jobs in self.groups.values() if job in jobs for other in jobs if other != job]
+        return _sorted([*self.conflicts[job], *shared])
 
     def order(self) -> list[str]:
         """Return the app's jobs, dependencies first; which of several comes first is up to its name."""
@@ -82,6 +91,28 @@ def conflicts(blocks: Edges) -> dict[str, tuple[str, ...]]:
     return {job: _sorted([*blocks.get(job, ()), *others[job]]) for job in others}
 
 
+def groups(policies: Mapping[str, Policy]) -> dict[str, list[str]]:
+    """The jobs of each group that ``exclusive`` names."""
+    found: dict[str, list[str]] = {}
+    for job, policy in policies.items():
+        if policy.exclusive is not None:
+            found.setdefault(policy.exclusive, []).append(job)
+    return found
+
+
+def cliques(conflicts: Edges) -> list[set[str]]:
+    """Find jobs that all block each other: three or more that have the same conflicts, themselves included.
+
+    There may be larger cliques than these, which are hard to find; but what people write is a list of jobs that each of
+    them blocks.
+    """
+    alike: dict[frozenset[str], set[str]] = {}
+    for job, others in conflicts.items():
+        if len(others) >= 2:
+            alike.setdefault(frozenset([job, *others]), set()).add(job)
+    return [jobs for jobs in alike.values() if len(jobs) >= 3]
+
+
 def cycles(documents: Mapping[str, Document]) -> list[list[str]]:
     """Return a dependency cycle for each knot in ``documents``, closed: ``["a", "b", "a"]``.
 
@@ -94,7 +125,7 @@ def cycles(documents: Mapping[str, Document]) -> list[list[str]]:
 def merge(releases: Sequence[Mapping[str, Document]]) -> dict[str, Document]:
     """Return what holds while several releases are live, oldest first: for each job the stricter.
 
-    Blocks and dependencies add up and the smaller cap holds, in whatever order releases came and
+    Blocks, groups and dependencies add up and the smaller cap holds, in whatever order releases came and
     however often; everything else is the newest release's.
     """
     merged: dict[str, Document] = {}
@@ -113,6 +144,7 @@ def _stricter(older: Document, newer: Document) -> Document:
         "keyed": bool(limits) and all(keyed for _, keyed in limits),
         "deps": ordered([*older["deps"], *newer["deps"]]),
         "blocks": sorted({*older["blocks"], *newer["blocks"]}),
+        "exclusive": sorted({*older.get("exclusive", ()), *newer.get("exclusive", ())}),
     }
 
 

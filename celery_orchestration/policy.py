@@ -43,7 +43,7 @@ NOT_AVAILABLE: dict[str, tuple[object, ...]] = {
 
 HARD_LIMIT_AFTER_SECONDS = 10
 
-Source = Literal["written", "recurring default", "default"]
+Source = Literal["written", "recurring default", "exclusive", "default"]
 
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 120
@@ -123,6 +123,12 @@ def _blocks(value: Any) -> list[Any]:
     if any(type(job) is Dependency for job in jobs):
         raise ValueError("should be a list of jobs (tasks or their full names), not of Dependency(...)")
     return jobs
+
+
+def _exclusive(value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()):
+        return value
+    raise ValueError(f"should be the name of a group of jobs of which one runs at a time, not {show(value)}")
 
 
 def _job_name(job: Any) -> str:
@@ -249,6 +255,7 @@ class JobOptions(BaseModel):
     pool: Annotated[str, PlainValidator(_pool)] = "default"
     depends_on: Annotated[tuple[Dependency, ...], BeforeValidator(_dependencies)] = ()
     blocks: Annotated[tuple[Any, ...], BeforeValidator(_blocks)] = ()
+    exclusive: Annotated[str | None, PlainValidator(_exclusive)] = None
     max_running: Count | None = None
     key: Annotated[str | Callable[..., object] | None, PlainValidator(_key)] = None
     max_consecutive_failures: Count | None = None
@@ -278,7 +285,8 @@ class JobOptions(BaseModel):
         if self.mode == "triggered" and "mode" in written and self.recurring:
             cadence = "schedule" if self.interval_seconds is None else "interval_seconds"
             raise ValueError(f"mode='triggered' creates no schedule entry: drop {cadence} or the mode")
-        capped = self.max_running is not None or (self.recurring and "max_running" not in written)
+        implied = self.recurring or self.exclusive is not None
+        capped = self.max_running is not None or (implied and "max_running" not in written)
         if self.key is not None and not capped:
             raise ValueError("key needs max_running, which it makes count per key")
         return self
@@ -321,9 +329,12 @@ class Policy(JobOptions):
         defaults = dict(RECURRING) if options.recurring else {}
         if _limits(written):
             defaults.pop("timeout_seconds", None)
+        if options.exclusive is not None:
+            defaults.setdefault("max_running", 1)
         ours = {option: getattr(options, option) for option in options.model_fields_set}
+        implied: Source = "recurring default" if options.recurring else "exclusive"
         sources: dict[str, Source] = {
-            option: "written" if option in ours else "recurring default" if option in defaults else "default"
+            option: "written" if option in ours else implied if option in defaults else "default"
             for option in OPTIONS
             if NOT_AVAILABLE.get(option) != ()
         }
@@ -414,6 +425,7 @@ class Policy(JobOptions):
             "keyed": self.key is not None,
             "deps": ordered(dependency.document() for dependency in self.depends_on),
             "blocks": list(self.blocked),
+            "exclusive": [] if self.exclusive is None else [self.exclusive],
             "on_crash": self.on_crash,
             "max_recoveries": self.max_recoveries,
             "max_failures": self.max_consecutive_failures,

@@ -10,7 +10,7 @@ Rules and words are those of the ledger (``lua/lib/gate.lua``, ``operate/reasons
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -78,7 +78,7 @@ def decide(
     """
     jobs = _jobs(app)
     graph = Graph.build(jobs, plain=[name for name in app.tasks if name not in jobs])
-    now = _Situation(app, jobs, graph.conflicts, paused)
+    now = _Situation(app, jobs, graph.never_beside, paused)
     run = now.run("job", job, with_key=True)
     if run.job not in jobs:
         raise ConfigurationError(f"decide: job names {show(run.job)}, a job of another service")
@@ -107,11 +107,11 @@ class _Situation:
     """The rules of the gate, each as the design words it, over lists."""
 
     def __init__(
-        self, app: Celery, jobs: Mapping[str, Policy], conflicts: Mapping[str, tuple[str, ...]], paused: bool
+        self, app: Celery, jobs: Mapping[str, Policy], never_beside: Callable[[str], tuple[str, ...]], paused: bool
     ) -> None:
         self._app = app
         self._jobs = jobs
-        self._conflicts = conflicts
+        self._never_beside = never_beside
         self.paused = paused
         self.cap = read_settings(app).max_running
         self.running: list[_Run] = []
@@ -166,7 +166,7 @@ class _Situation:
         if self.cap is not None and len(self.running) >= self.cap:
             return ["global"]
         busy = {one.job for one in self.running}
-        for other in self._conflicts[run.job]:
+        for other in self._never_beside(run.job):
             if other in busy:
                 return ["blocked", other]
         return self._unmet(run.job) or self._barred(run)
@@ -201,7 +201,7 @@ class _Situation:
         before = [one for one in self.waiting if one.priority >= run.priority]
         if any((one.job, one.key) == (run.job, run.key) for one in before):
             return ["behind", run.job]
-        for other in self._conflicts[run.job]:
+        for other in self._never_beside(run.job):
             ready = other not in self.disabled and not self._unmet(other)
             if ready and any(one.job == other for one in before):
                 return ["behind", other]

@@ -42,6 +42,15 @@ def decode_job(encoded: str) -> str:
     return unquote(encoded)
 
 
+def named_group(name: str) -> str:
+    """A group that ``exclusive`` names. Those without a name, of jobs that all block each other, begin otherwise."""
+    return f"={name}"
+
+
+def name_of_group(group: str) -> str | None:
+    return group[1:] if group.startswith("=") else None
+
+
 def entry(name: str) -> str:
     """An entry of the schedule. Celery makes names of calls for entries that have none: they may be long."""
     raw = name.encode("utf-8", "surrogatepass")

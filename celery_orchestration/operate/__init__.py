@@ -30,7 +30,7 @@ from celery_orchestration.operate.models import (
 
 if TYPE_CHECKING:
     from celery_orchestration.operate.explanation import Cause, Explanation, Link, OptionValue
-    from celery_orchestration.operate.picture import Conflict, Drawn, Needs, Picture
+    from celery_orchestration.operate.picture import Conflict, Drawn, Exclusive, Needs, Picture
     from celery_orchestration.operate.schedule import Schedule
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "Drawn",
     "Ended",
     "EntryStatus",
+    "Exclusive",
     "Explanation",
     "Health",
     "JobStatus",
@@ -72,7 +73,7 @@ __all__ = [
 #: Loaded when they are asked for: most commands need none of them.
 _LATER = {
     **dict.fromkeys(("Cause", "Explanation", "Link", "OptionValue"), "explanation"),
-    **dict.fromkeys(("Conflict", "Drawn", "Needs", "Picture"), "picture"),
+    **dict.fromkeys(("Conflict", "Drawn", "Exclusive", "Needs", "Picture"), "picture"),
     "Schedule": "schedule",
 }
 

@@ -73,7 +73,9 @@ class OptionValue(Model):
 
     name: str = Field(description="of the option")
     value: str = Field(description="as this app's code has it")
-    source: Literal["written", "recurring default", "default", "Celery's"] = Field(description="where that comes from")
+    source: Literal["written", "recurring default", "exclusive", "default", "Celery's"] = Field(
+        description="where that comes from; 'exclusive': that option implies it"
+    )
     in_force: str | None = Field(
         default=None, description="what holds instead, because workers of several releases are live: the stricter one"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from celery_orchestration.operate.picture import Picture
+from celery_orchestration.operate.picture import Exclusive, Picture
 from celery_orchestration.policy import printable
 
 #: Of each state: how it is filled, and its border.
@@ -20,6 +20,10 @@ COLOURS = {
     "disabled": ("#fecaca", "#b91c1c"),
     "unknown": ("#ffffff", "#a1a1aa"),
 }
+
+
+def _group_label(group: Exclusive) -> str:
+    return f"one at a time: {group.name}" if group.name else "one at a time"
 
 
 def mermaid(picture: Picture) -> str:
@@ -36,6 +40,9 @@ def _mermaid(picture: Picture) -> Iterator[str]:
         yield f"    {number[needs]} -->{label} {number[job]}"
     for pair in picture.conflicts:
         yield f"    {number[pair.one]} -.- {number[pair.other]}"
+    for at, group in enumerate(picture.groups):
+        yield f'    g{at}(["{_mermaid_text(_group_label(group))}"])'
+        yield from (f"    g{at} -.- {number[job]}" for job in group.jobs)
     for state, (fill, border) in COLOURS.items():
         dashed = ",stroke-dasharray:4" if state == "unknown" else ""
         yield f"    classDef {state} fill:{fill},stroke:{border},color:#18181b{dashed}"
@@ -70,6 +77,9 @@ def _dot(picture: Picture) -> Iterator[str]:
         yield f"    {number[needs]} -> {number[job]}{label};"
     for pair in picture.conflicts:
         yield f"    {number[pair.one]} -> {number[pair.other]} [dir=none, style=dashed, constraint=false];"
+    for at, group in enumerate(picture.groups):
+        yield f'    g{at} [label="{_dot_text(_group_label(group))}", shape=ellipse, style=dashed];'
+        yield from (f"    g{at} -> {number[job]} [dir=none, style=dashed, constraint=false];" for job in group.jobs)
     yield "}"
 
 

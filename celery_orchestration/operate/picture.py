@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from celery_orchestration import graph
-from celery_orchestration.ledger.keys import decode_job
+from celery_orchestration.ledger.keys import decode_job, name_of_group, named_group
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.models import Model
 from celery_orchestration.policy import Policy
@@ -56,6 +56,13 @@ class Conflict(Model):
     other: str = Field(description="and another one")
 
 
+class Exclusive(Model):
+    """Jobs of which no two run at the same time."""
+
+    name: str | None = Field(description="as `exclusive` names the group; null: of jobs that all block each other")
+    jobs: list[str] = Field(description="by name, two or more")
+
+
 class Picture(Model):
     """All jobs and their relations, or those that have to do with one job."""
 
@@ -63,7 +70,8 @@ class Picture(Model):
     at: datetime = Field(description="when that was, by Redis's clock")
     jobs: list[Drawn] = Field(description="by name")
     dependencies: list[Needs] = Field(description="who waits for whom")
-    conflicts: list[Conflict] = Field(description="who never runs beside whom")
+    conflicts: list[Conflict] = Field(description="who never runs beside whom, but for those of one group")
+    groups: list[Exclusive] = Field(description="groups of jobs that never run at the same time")
     cycles: list[list[str]] = Field(
         description="jobs that wait for each other in a circle, for as long as the releases that bring it are live "
         "together: one for each knot, closed"
@@ -84,14 +92,21 @@ def picture(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Pol
     drawn = {name: _drawn(name, one) for name, one in zip(names, told, strict=True)}
     needs = [_needs(name, dep) for name, one in zip(names, told, strict=True) for dep in one["deps"] or ()]
     pairs = {(name, decode_job(other)) for name, one in zip(names, told, strict=True) for other in one["conf"] or ()}
+    groups: dict[str, set[str]] = {}
+    for name, one in zip(names, told, strict=True):
+        for group in one.get("groups") or ():
+            groups.setdefault(group, set()).add(name)
     for name, policy in policies.items():
         if name not in drawn:
             document = policy.document()
             needs += [_needs(name, dep, decode=False) for dep in document["deps"]]
             pairs |= {(name, other) for other in document["blocks"]}
+            for group in document["exclusive"]:
+                groups.setdefault(named_group(group), set()).add(name)
     for name in (*policies, *(one.needs for one in needs), *(name for pair in pairs for name in pair)):
         drawn.setdefault(name, Drawn(name=name, state="unknown"))
-    return _picture(namespace, when(found["now"]), drawn.values(), needs, pairs)
+    shared = [Exclusive(name=name_of_group(group), jobs=sorted(jobs)) for group, jobs in groups.items()]
+    return _picture(namespace, when(found["now"]), drawn.values(), needs, pairs, shared)
 
 
 def about(whole: Picture, job: str) -> Picture:
@@ -100,17 +115,24 @@ def about(whole: Picture, job: str) -> Picture:
     down = edges((one.needs, one.job) for one in whole.dependencies)
     kept = {*_reached(up, job), *_reached(down, job)}
     kept |= {name for one in whole.conflicts if job in (one.one, one.other) for name in (one.one, one.other)}
+    kept |= {name for group in whole.groups if job in group.jobs for name in group.jobs}
     return _picture(
         whole.namespace,
         whole.at,
         [one for one in whole.jobs if one.name in kept],
         [one for one in whole.dependencies if one.job in kept and one.needs in kept],
         {(one.one, one.other) for one in whole.conflicts if one.one in kept and one.other in kept},
+        [Exclusive(name=one.name, jobs=[job for job in one.jobs if job in kept]) for one in whole.groups],
     )
 
 
 def _picture(
-    namespace: str, at: datetime, jobs: Iterable[Drawn], needs: Sequence[Needs], pairs: Collection[tuple[str, str]]
+    namespace: str,
+    at: datetime,
+    jobs: Iterable[Drawn],
+    needs: Sequence[Needs],
+    pairs: Collection[tuple[str, str]],
+    groups: Iterable[Exclusive],
 ) -> Picture:
     waits_for = edges((one.job, one.needs) for one in needs)
     every = sorted(jobs, key=lambda one: one.name)
@@ -123,6 +145,7 @@ def _picture(
             dict.fromkeys(needs), key=lambda one: (one.needs, one.job, one.on, one.max_age_seconds or 0, one.fresh)
         ),
         conflicts=[Conflict(one=one, other=other) for one, other in sorted({tuple(sorted(pair)) for pair in pairs})],
+        groups=sorted((one for one in groups if len(one.jobs) > 1), key=lambda one: (one.name or "", one.jobs)),
         cycles=graph.cycles(documents),
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_orchestration import graph
-from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.ledger.keys import encode_job, named_group
 from celery_orchestration.policy import Policy
 
 
@@ -42,7 +42,7 @@ def merged(documents: Sequence[str]) -> Merged:
     releases = [json.loads(document) for document in documents]
     caps = [one["cap"] for one in releases if one["cap"] is not None]
     jobs = graph.merge([one["jobs"] for one in releases])
-    conflicts = graph.conflicts({name: job["blocks"] for name, job in jobs.items()})
+    conflicts, groups = _conflicts(jobs)
     dependents: dict[str, set[str]] = {}
     for name, job in jobs.items():
         for dependency in job["deps"]:
@@ -50,7 +50,7 @@ def merged(documents: Sequence[str]) -> Merged:
     # A job of another service that somebody here depends on keeps its record, so that its outcome is known.
     return Merged(
         {
-            encode_job(name): _entry(job, conflicts.get(name, ()), dependents.get(name, ()), jobs)
+            encode_job(name): _entry(job, conflicts[name], groups[name], dependents.get(name, ()))
             for name, job in jobs.items()
         },
         min(caps, default=None),
@@ -58,11 +58,29 @@ def merged(documents: Sequence[str]) -> Merged:
     )
 
 
-def _entry(job: Mapping[str, Any], conflicts: Any, dependents: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+def _conflicts(jobs: Mapping[str, Any]) -> tuple[dict[str, set[str]], dict[str, list[str]]]:
+    """Of each job the groups that it is in, and whom it conflicts with besides.
+
+    The cost of a group in the ledger does not grow with the number of its jobs, so jobs that all block each other are
+    made one.
+    """
+    every = graph.conflicts({name: [one for one in job["blocks"] if one in jobs] for name, job in jobs.items()})
+    conflicts = {name: set(others) for name, others in every.items()}
+    groups = {name: [named_group(group) for group in job.get("exclusive", ())] for name, job in jobs.items()}
+    for clique in graph.cliques(every):
+        group = "-" + hashlib.sha256(json.dumps(sorted(clique)).encode()).hexdigest()[:12]
+        for name in clique:
+            conflicts[name] -= clique
+            groups[name].append(group)
+    return conflicts, groups
+
+
+def _entry(job: Mapping[str, Any], conflicts: Any, groups: list[str], dependents: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "cap": job["cap"],
         "keyed": job["keyed"],
-        "conf": [encode_job(name) for name in conflicts if name in known],
+        "conf": sorted(encode_job(name) for name in conflicts),
+        "groups": groups,
         "deps": [{**dependency, "job": encode_job(dependency["job"])} for dependency in job["deps"]],
         "depd": sorted(encode_job(name) for name in dependents),
         "crash": job["on_crash"],

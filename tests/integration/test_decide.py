@@ -67,6 +67,7 @@ def options(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
         others = [other for other in NAMES if other != name]
         found[name]["blocks"] = sorted(draw(st.sets(st.sampled_from(others), max_size=1)))
         found[name]["depends_on"] = []
+        found[name]["exclusive"] = draw(st.sampled_from([None, None, "g"]))
     for before, after in sorted(draw(st.sets(st.sampled_from(PAIRS), min_size=1, max_size=4))):
         # Success of a job of which any number may run is refused.
         countable = found[before]["max_running"] is not None and "key" not in found[before]
@@ -143,7 +144,7 @@ class Played:
                 policies=release.document, jobs=tuple(NAMES),
             )
         )  # fmt: skip
-        unbound = {"conf": [], "deps": [], "depd": []}
+        unbound = {"conf": [], "groups": [], "deps": [], "depd": []}
         free = {
             name: {**job, **unbound, "cap": 99 if job["keyed"] else None, "hash": "free"}
             for name, job in merged.jobs.items()

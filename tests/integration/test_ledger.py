@@ -394,6 +394,40 @@ class TestBarging:
         assert order == ["critical", "critical2", "high", "normal", "low"]
 
 
+class TestGroups:
+    @pytest.mark.parametrize("how", ["exclusive", "blocks"])
+    def test_of_jobs_of_one_group_one_runs_at_a_time_in_rank_order(self, shop: Shop, how: str):
+        names = ["a", "b", "c", "d"]
+        shop.install({n: {"exclusive": ["g"]} if how == "exclusive" else {"blocks": [*{*names} - {n}]} for n in names})
+        assert shop.redis.smembers(f"{shop.ledger.prefix}groups")
+        assert shop.come("a1", "a") == "start"
+        for id, job, priority in [("b1", "b", 1), ("c1", "c", 0), ("d1", "d", 2), ("b2", "b", 1)]:
+            assert shop.come(id, job, priority=priority) == "wait"
+        assert shop.end("a1", free=4) == ["d1"]
+        assert shop.come("a2", "a", priority=3) == "wait", "another job of the group runs"
+        assert shop.end("d1", free=4) == ["a2"]
+        assert shop.end("a2", free=4) == ["b1", "b2"], "runs of one job do not block each other"
+        assert shop.end("b1", free=4) == []
+        assert shop.end("b2", free=4) == ["c1"]
+        assert shop.end("c1", free=4) == []
+
+    def test_a_job_that_leaves_its_group_while_it_runs_blocks_nobody(self, shop: Shop):
+        shop.install({"a": {"exclusive": ["g"]}, "b": {"exclusive": ["g"]}})
+        assert shop.come("a1", "a") == "start"
+        assert shop.come("b1", "b") == "wait"
+        shop.install({"a": {}, "b": {"exclusive": ["g"]}}, release="r2")
+        assert shop.turn(free=1).starts[0].id == "b1"
+
+    def test_jobs_that_come_into_a_group_while_they_run_block_each_other(self, shop: Shop):
+        shop.install({"a": {}, "b": {}})
+        assert shop.come("a1", "a") == "start"
+        assert shop.come("b1", "b") == "start"
+        shop.install({"a": {"exclusive": ["g"]}, "b": {"exclusive": ["g"]}}, release="r2")
+        assert shop.come("a2", "a") == "wait"
+        assert shop.end("a1", free=1) == []
+        assert shop.end("b1", free=1) == ["a2"]
+
+
 class TestHandingOver:
     def test_no_more_is_granted_than_live_slots_can_take(self, shop: Shop):
         shop.install({"wide": {"blocks": ["x"]}, "x": {}})

@@ -66,6 +66,8 @@ def _redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def jobs(draw: st.DrawFn) -> dict[str, Job]:
     pairs = [(x, y) for i, x in enumerate(NAMES) for y in NAMES[i + 1 :]]
     blocked = draw(st.sets(st.sampled_from(pairs), max_size=3))
+    groups = {name: draw(st.sets(st.sampled_from(["g", "h"]), max_size=2)) for name in NAMES}
+    together = {(x, y) for x, y in pairs if groups[x] & groups[y]}
     depending = draw(st.sets(st.sampled_from(pairs), max_size=3))
     if draw(st.booleans()):
         depending |= blocked  # a job that depends on another and blocks it
@@ -76,7 +78,9 @@ def jobs(draw: st.DrawFn) -> dict[str, Job]:
             name,
             cap=cap,
             keyed=cap is not None and draw(st.booleans()),
-            blocks=frozenset({y for x, y in blocked if x == name} | {x for x, y in blocked if y == name}),
+            blocks=_others(name, blocked | together),
+            groups=frozenset(groups[name]),
+            pairs=_others(name, blocked),
             deps=tuple(
                 (x, draw(st.sampled_from(["success", "finish", "idle"])), draw(st.booleans()))
                 for x, y in sorted(depending)
@@ -91,13 +95,18 @@ def jobs(draw: st.DrawFn) -> dict[str, Job]:
     return found
 
 
+def _others(name: str, pairs: set[tuple[str, str]]) -> frozenset[str]:
+    return frozenset({y for x, y in pairs if x == name} | {x for x, y in pairs if y == name})
+
+
 def documents(jobs: dict[str, Job]) -> dict[str, Any]:
     found = {}
     for job in jobs.values():
         entry: dict[str, Any] = {
             "cap": job.cap,
             "keyed": job.keyed,
-            "conf": sorted(job.blocks),
+            "conf": sorted(job.pairs),
+            "groups": sorted(job.groups),
             "deps": [{"job": n, "on": on, "max_age_ms": None, "fresh": f and on != "idle"} for n, on, f in job.deps],
             "depd": sorted(o.name for o in jobs.values() if any(n == job.name for n, _, _ in o.deps)),
             "crash": job.crash,
@@ -520,7 +529,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert job["n"] == len(self.model.holding(name))
             assert job["busy"] == sum(r.job == name and r.started for r in self.model.runs.values())
             assert job["w"] == sum(r.job == name for r in self.model.waiting())
-            assert job["blk"] == sum(bool(self.model.holding(other)) for other in self.model.jobs[name].blocks)
+            assert job["blk"] == sum(bool(self.model.holding(other)) for other in self.model.jobs[name].pairs)
             first = {r.id for r in self.model.runs.values() if r.job == name and r.first}
             assert set(job["sq"]) == first
             probe = self.model.disabled.get(name)
@@ -540,7 +549,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for worker in sorted(self.model.workers):
             self.ledger.leave(worker)
         left = {key.removeprefix(PREFIX) for key in self.redis.keys("*")}
-        kept = {"g", "jobs", "rel", "relseq", "rj:release", "dead", "gone", "audit", *(f"j:{name}" for name in NAMES)}
+        kept = {"g", "jobs", "groups", "rel", "relseq", "rj:release", "dead", "gone", "audit"}
+        kept |= {f"j:{name}" for name in NAMES}
         kept |= {"lead", "entries", *(f"e:{name}" for name in NAMES)}
         history = ("d:", "h:", "dl:", "dj:")
         assert {key for key in left if not key.startswith(history)} <= kept

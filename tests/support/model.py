@@ -18,7 +18,11 @@ class Job:
     name: str
     cap: int | None = None
     keyed: bool = False
-    blocks: frozenset[str] = frozenset()  # symmetric already
+    #: All jobs that never run beside it, those of its groups included. Symmetric already.
+    blocks: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()
+    #: Those that it blocks by name.
+    pairs: frozenset[str] = frozenset()
     deps: tuple[tuple[str, str, bool], ...] = ()  # job, on, fresh
     crash: str = "requeue"
     max_recoveries: int = 2

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.graph import Graph, conflicts, cycles, merge
+from celery_orchestration.graph import Graph, cliques, conflicts, cycles, merge
 from celery_orchestration.policy import Dependency, JobOptions, Policy
 
 
@@ -201,6 +201,26 @@ class TestConflicts:
         )
         assert all(list(others) == sorted(set(others)) for others in closed.values())
         assert conflicts(closed) == closed
+
+    def test_jobs_of_one_group_never_run_beside_each_other(self):
+        graph = build(
+            {"shop.a": {"exclusive": "reports", "blocks": ["shop.c"]}, "shop.b": {"exclusive": "reports"}, "shop.c": {}}
+        )
+        assert graph.never_beside("shop.a") == ("shop.b", "shop.c")
+        assert graph.never_beside("shop.b") == ("shop.a",)
+        assert graph.never_beside("shop.c") == ("shop.a",)
+
+    def test_jobs_that_all_block_each_other_are_found(self):
+        blocks = {"a": ["b", "c"], "b": ["c"], "c": [], "d": ["a"], "e": ["f"], "f": []}
+        assert cliques(conflicts(blocks)) == [], "a has a conflict that b and c have not"
+        assert cliques(conflicts({**blocks, "d": []})) == [{"a", "b", "c"}]
+
+    @given(EDGES)
+    def test_only_jobs_that_all_block_each_other_are_found(self, blocks):
+        closed = conflicts({job: [one for one in names if one != job] for job, names in blocks.items()})
+        for clique in cliques(closed):
+            assert len(clique) >= 3
+            assert all(clique <= {job, *closed[job]} for job in clique)
 
 
 @st.composite

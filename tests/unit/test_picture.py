@@ -19,9 +19,9 @@ from rich.cells import cell_len
 from celery_orchestration.cli.show.graph import picture_lines, print_graph
 from celery_orchestration.ledger.keys import encode_job
 from celery_orchestration.operate.formats import COLOURS, dot, mermaid
-from celery_orchestration.operate.picture import Conflict, Drawn, Needs, Picture, about, picture
+from celery_orchestration.operate.picture import Conflict, Drawn, Exclusive, Needs, Picture, about, picture
 from celery_orchestration.operate.tree import DEEPEST, tree
-from celery_orchestration.policy import Dependency, JobOptions, Policy, printable
+from celery_orchestration.policy import Dependency, JobOptions, Policy, printable, read_options
 from support.hostile import TEXTS
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -67,6 +67,8 @@ def pictures(draw: Any) -> Picture:
     )
     pairs = draw(st.sets(st.tuples(name, name).filter(lambda pair: pair[0] < pair[1]), max_size=10))
     dependencies = draw(st.lists(needs, max_size=20))
+    members = st.sets(name, min_size=2) if len(names) > 1 else st.nothing()
+    groups = draw(st.lists(st.builds(Exclusive, name=st.none() | NAMES, jobs=members.map(sorted)), max_size=2))
     jobs = sorted(names)
     # As picture() makes it: from its own function, so that order and cycles are those of a real one.
     whole = drawn_from(*(told(n, [d.needs for d in dependencies if d.job == n]) for n in jobs))
@@ -75,6 +77,7 @@ def pictures(draw: Any) -> Picture:
             "jobs": [Drawn(name=n, state=draw(states), failed=draw(st.booleans())) for n in jobs],
             "dependencies": dependencies,
             "conflicts": [Conflict(one=a, other=b) for a, b in sorted(pairs)],
+            "groups": groups,
         }
     )
 
@@ -236,6 +239,20 @@ def test_of_many_conflicts_the_first_are_named():
     assert "a  ✕ b0, b1, b10 and 997 more" in shown(whole)
 
 
+def test_a_group_is_told_by_its_name_and_its_jobs():
+    whole = drawn_from(*(told(name, groups=["=reports"]) for name in "abcde"))
+    assert [(one.name, one.jobs) for one in whole.groups] == [("reports", ["a", "b", "c", "d", "e"])]
+    assert "a  ✕ b, c, d and 1 more" in shown(whole)
+    assert whole == about(whole, "a")
+    assert about(of({"x": []}), "x").groups == []
+
+
+def test_a_job_that_the_ledger_does_not_know_yet_is_in_its_group():
+    new = Policy.resolve("new", read_options("new", {"exclusive": "reports"}))
+    whole = drawn_from(told("old", groups=["=reports"]), policies={"new": new})
+    assert [(one.name, one.jobs) for one in whole.groups] == [("reports", ["new", "old"])]
+
+
 def test_without_jobs_that_is_said():
     assert shown(drawn_from()) == "there are no jobs\n"
 
@@ -265,6 +282,10 @@ def test_mermaid_has_every_job_and_every_relation_once(whole):
             found.append((labels[edge[1]], labels[edge[3]], decoded(edge[2] or "")))
         elif pair := re.fullmatch(r"    (n\d+) -\.- (n\d+)", line):
             found.append(("never", *sorted((labels[pair[1]], labels[pair[2]]))))
+        elif group := re.fullmatch(r'    (g\d+)\(\["([\w .#;]*)"\]\)', line):
+            labels[group[1]] = decoded(group[2])
+        elif member := re.fullmatch(r"    (g\d+) -\.- (n\d+)", line):
+            found.append((labels[member[1]], labels[member[2]]))
         else:
             assert re.fullmatch(r"    classDef \w+ fill:#\w+,stroke:#\w+,color:#\w+(,stroke-dasharray:4)?", line), line
     assert sorted(map(repr, found)) == sorted(map(repr, expected(whole)))
@@ -290,6 +311,10 @@ def test_dot_has_every_job_and_every_relation_once(whole):
             found.append((labels[edge[1]], labels[edge[2]], unquoted(edge[3] or "")))
         elif pair := re.fullmatch(r"    (n\d+) -> (n\d+) \[dir=none, style=dashed, constraint=false\];", line):
             found.append(("never", *sorted((labels[pair[1]], labels[pair[2]]))))
+        elif group := re.fullmatch(r'    (g\d+) \[label="(.*)", shape=ellipse, style=dashed\];', line):
+            labels[group[1]] = unquoted(group[2])
+        elif member := re.fullmatch(r"    (g\d+) -> (n\d+) \[dir=none, style=dashed, constraint=false\];", line):
+            found.append((labels[member[1]], labels[member[2]]))
         else:
             assert re.fullmatch(r'    (node|edge) \[[\w="\-, ]+\];', line), line
     assert sorted(map(repr, found)) == sorted(map(repr, expected(whole)))
@@ -305,7 +330,12 @@ def expected(whole: Picture) -> list[Any]:
         *((printable(one.name), one.state) for one in whole.jobs),
         *((printable(needs), printable(job), said) for (needs, job), said in whole.conditions().items()),
         *(("never", *sorted((printable(one.one), printable(one.other)))) for one in whole.conflicts),
+        *((label(one), printable(job)) for one in whole.groups for job in one.jobs),
     ]
+
+
+def label(group: Exclusive) -> str:
+    return printable(f"one at a time: {group.name}" if group.name else "one at a time")
 
 
 def test_ordinary_names_stay_legible():

@@ -173,6 +173,13 @@ class TestOptions:
         assert recurring.sources["max_running"] == "written"
         assert "time_limit" not in recurring.celery_options()
 
+    def test_a_job_of_an_exclusive_group_runs_once_at_a_time_unless_written_otherwise(self):
+        assert policy(exclusive="reports").max_running == 1
+        assert policy(exclusive="reports").sources["max_running"] == "exclusive"
+        assert policy(exclusive="reports", key="{tenant}").max_running == 1
+        assert policy(exclusive="reports", max_running=3).max_running == 3
+        assert policy(exclusive="reports", interval_seconds=60).sources["max_running"] == "recurring default"
+
     def test_none_undoes_what_a_base_class_wrote(self):
         undone = policy(interval_seconds=None, pool=None, mode=None, priority=None, depends_on=None)
         assert undone.celery_options() == {}
@@ -249,6 +256,8 @@ class TestOptions:
             ({"blocks": "shop.fetch"}, "blocks should be a list of jobs"),
             ({"blocks": [Dependency("shop.fetch")]}, "blocks should be a list of jobs"),
             ({"blocks": [""]}, "blocks should name a job"),
+            ({"exclusive": ["reports"]}, "exclusive should be the name of a group"),
+            ({"exclusive": ""}, "exclusive should be the name of a group"),
             ({"max_running": 0}, "max_running should be greater than or equal to 1, not 0"),
             ({"max_running": 1.0}, "max_running should be a valid integer, not 1.0"),
             ({"on_crash": "requeu"}, "should be 'requeue' or 'fail', not 'requeu', did you mean 'requeue'?"),
@@ -463,6 +472,7 @@ class TestDocument:
             pool="images",
             depends_on=["shop.b", Dependency("shop.a", on="finish", max_age_seconds=1.5, fresh=True)],
             blocks=["shop.z", "shop.y", "shop.z"],
+            exclusive="reports",
             on_crash="fail",
             max_recoveries=0,
             cool_down_seconds=2.5,
@@ -476,6 +486,7 @@ class TestDocument:
                 {"job": "shop.b", "on": "success", "max_age_ms": None, "fresh": False},
             ],
             "blocks": ["shop.y", "shop.z"],
+            "exclusive": ["reports"],
             "on_crash": "fail",
             "max_recoveries": 0,
             "max_failures": 5,

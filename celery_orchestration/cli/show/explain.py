@@ -19,6 +19,7 @@ _FACT = 9
 _SOURCES = {
     "written": "options written",
     "recurring default": "recurring defaults",
+    "exclusive": "implied by exclusive",
     "default": "defaults",
     "Celery's": "Celery's",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import IO
 
 from rich.console import Group
@@ -35,7 +37,7 @@ def picture_lines(picture: Picture, width: int) -> list[Text]:
         said = conditions.get((line.under or "", line.job), "")
         text = Text(_branch(line), "dim", no_wrap=False, overflow="fold")
         text.append_text(_job(jobs[line.job], line, said, line.job in circular))
-        marks = _marks(against.get(line.job, ())) if line.drawn == "here" else Text()
+        marks = _marks(against.get(line.job)) if line.drawn == "here" else Text()
         if marks and text.cell_len + marks.cell_len > width:
             found += [text, Text(_branch(line, below=True), "dim", overflow="fold") + marks]
         else:
@@ -47,7 +49,7 @@ def picture_lines(picture: Picture, width: int) -> list[Text]:
 def _head(picture: Picture) -> Text:
     said = [f"{len(picture.jobs)} job{'s' * (len(picture.jobs) != 1)}"]
     said += ["below each what waits for it"] if picture.dependencies else []
-    said += ["✕ never at the same time"] if picture.conflicts else []
+    said += ["✕ never at the same time"] if picture.conflicts or picture.groups else []
     return plain(f"{picture.namespace}: {'; '.join(said)}", "bold")
 
 
@@ -79,19 +81,34 @@ def _job(job: Drawn, line: Line, condition: str, circular: bool) -> Text:
     return text
 
 
-def _against(picture: Picture) -> Mapping[str, Sequence[str]]:
-    found: dict[str, list[str]] = {}
+@dataclass
+class _Others:
+    """Jobs that one never runs together with: the first of them, and how many there are."""
+
+    first: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, names: Sequence[str], count: int) -> None:
+        self.first += names[: NAMED - len(self.first)]
+        self.count += count
+
+
+def _against(picture: Picture) -> Mapping[str, _Others]:
+    found: defaultdict[str, _Others] = defaultdict(_Others)
     for pair in picture.conflicts:
-        found.setdefault(pair.one, []).append(pair.other)
-        found.setdefault(pair.other, []).append(pair.one)
+        found[pair.one].add([pair.other], 1)
+        found[pair.other].add([pair.one], 1)
+    for group in picture.groups:
+        for job in group.jobs:
+            found[job].add([other for other in group.jobs[: NAMED + 1] if other != job], len(group.jobs) - 1)
     return found
 
 
-def _marks(others: Sequence[str]) -> Text:
-    if not others:
+def _marks(others: _Others | None) -> Text:
+    if others is None:
         return Text()
-    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return plain(f"  ✕ {', '.join(others[:NAMED])}{more}", "magenta")
+    more = f" and {others.count - len(others.first)} more" if others.count > len(others.first) else ""
+    return plain(f"  ✕ {', '.join(others.first)}{more}", "magenta")
 
 
 def _cycle(cycle: Sequence[str]) -> str:

@@ -36,6 +36,12 @@ local function look_around(j, key)
   see_to('sq:' .. j.name, 'zset')
   for _, dep in ipairs(j.deps) do job(dep.job) end
   for _, name in ipairs(j.blk > 0 and j.conf or with_waiters(j.conf)) do job(name) end
+  for _, group in ipairs(j.groups) do
+    see_to('bar:' .. group, 'zset')
+    see_to('held:' .. group, 'set')
+    local name = first_of_group(group, j.name)
+    if name then job(name) end
+  end
 end
 
 local function judge(f)

@@ -6,7 +6,8 @@
 -- ARGV  how many jobs at most; of some of them only: their names
 -- Returns  JSON: now, jobs[]: name, off (it is disabled), running, waiting (those not due yet too), failed (its last run
 --          did), deps[] ({job, on, max_age_ms, fresh}), conf[] (whom it conflicts with; each pair is told once, by the one
---          whose name comes first: a job may block all others), more[] (names of the others)
+--          whose name comes first: a job may block all others), groups[] (of which no two run together), more[] (names of
+--          the others)
 -- Called again: the same, as far as nothing changed.
 
 local names, more = cut(ARGV[2] and { unpack(ARGV, 2) } or call('SMEMBERS', P .. 'jobs'), tonumber(ARGV[1]))
@@ -19,7 +20,7 @@ for _, name in ipairs(names) do
       if other > name then conf[#conf + 1] = other end
     end
     jobs[#jobs + 1] = { name = name, off = j.off ~= nil, running = j.n, waiting = j.w + j.z, failed = j.ok == false,
-      deps = j.deps, conf = conf }
+      deps = j.deps, conf = conf, groups = j.groups }
   end
 end
 

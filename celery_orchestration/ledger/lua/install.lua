@@ -3,8 +3,8 @@
 -- install: puts the merged policies of all live releases into force. Jobs that nobody defines or refers to any more and
 -- that have no runs go away.
 --
--- ARGV  releases they were merged from, global cap or '', jobs (JSON: name -> {hash, cap, keyed, conf, deps, depd,
---       crash, recmax, fmax, cool, drop}; conf, deps and depd only name jobs that are in it, or, for deps, external ones)
+-- ARGV  releases they were merged from, global cap or '', jobs (JSON: name -> {hash, cap, keyed, conf, groups, deps,
+--       depd, crash, recmax, fmax, cool, drop}; conf, deps and depd only name jobs that are in it, or, for deps, external ones)
 -- Returns  'ok' | 'stale' (other releases are live now: merge again; nothing changed)
 -- Called again: the same.
 
@@ -92,13 +92,18 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
       J[name] = false
     else
       -- Nobody defines it, but it has runs: they go on, unbound.
-      j.conf, j.deps, j.depd, j.hash = {}, {}, {}, 'gone'
+      j.conf, j.groups, j.deps, j.depd, j.hash = {}, {}, {}, {}, 'gone'
       save_policy(name, j)
     end
   end
 end
 
 -- Who holds room may have changed for anybody whose conflicts changed: counted anew for all.
+for _, group in ipairs(call('SMEMBERS', P .. 'groups')) do
+  call('DEL', P .. 'bar:' .. group, P .. 'held:' .. group)
+end
+call('DEL', P .. 'groups')
+HELD = {}
 for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   local j = job(name)
   if not j then call('SREM', P .. 'jobs', name) end
@@ -110,6 +115,11 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
   if j and blk ~= j.blk then
     j.blk = blk
     j.dirty = true
+  end
+  for _, group in ipairs(j and j.groups or {}) do
+    call('SADD', P .. 'groups', group)
+    if j.n > 0 then call('SADD', P .. 'held:' .. group, name) end
+    if j.br then call('ZADD', P .. 'bar:' .. group, int(j.br), name) end
   end
   for key in pairs(relaned[name] or {}) do touch_lane(j, key) end
 end

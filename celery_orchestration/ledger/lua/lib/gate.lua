@@ -125,6 +125,37 @@ local function head(j)
   return new or judged
 end
 
+-- How many jobs of a group hold room; read once a call.
+local HELD = {}
+
+local function held(group)
+  HELD[group] = HELD[group] or call('SCARD', P .. 'held:' .. group)
+  return HELD[group]
+end
+
+-- Is another job of the group holding room?
+local function group_blocks(j, group)
+  return held(group) > (j.n > 0 and 1 or 0)
+end
+
+-- Rule 3: does a job that j conflicts with hold room?
+local function is_blocked(j)
+  if j.blk > 0 then return true end
+  for _, group in ipairs(j.groups) do
+    if group_blocks(j, group) then return true end
+  end
+  return false
+end
+
+-- The job of a group that goes first, but for these two: its name and rank. It bars all others of the group.
+local function first_of_group(group, name, except)
+  local e = call('ZRANGE', P .. 'bar:' .. group, 0, 2, 'WITHSCORES')
+  for i = 1, #e, 2 do
+    if e[i] ~= name and e[i] ~= except then return e[i], tonumber(e[i + 1]) end
+  end
+  return nil
+end
+
 -- Rule 5 against other jobs: does a conflicting job have a waiting run that ranks before? Returns its name.
 -- `except` names a job whose runs do not count.
 local function barred(j, rank, except)
@@ -133,6 +164,10 @@ local function barred(j, rank, except)
     for i, r in ipairs(call('ZMSCORE', P .. 'bar', unpack(part))) do
       if r and tonumber(r) < rank and part[i] ~= except then return part[i] end
     end
+  end
+  for _, group in ipairs(j.groups) do
+    local name, first = first_of_group(group, j.name, except)
+    if name and first < rank then return name end
   end
   return nil
 end
@@ -179,7 +214,7 @@ end
 -- the bars of the jobs it conflicts with. h: its head, if it bars; moved: whether that is another than before.
 local function place(j, h, moved)
   local at = nil
-  if h and j.blk == 0 and not barred(j, h.rank) then
+  if h and not is_blocked(j) and not barred(j, h.rank) then
     local r = load_run(h.id)
     if not r then return strike(j, h) end
     at = destination(r)
@@ -199,7 +234,14 @@ local function place(j, h, moved)
 end
 
 local function reopen(j)
-  place(j, j.br and j.blk == 0 and head(j) or nil, false)
+  place(j, j.br and not is_blocked(j) and head(j) or nil, false)
+end
+
+-- Of a group only the job that goes first may be open: when j comes, goes or moves in it, the first of the others is the
+-- only one for which something changes.
+local function reopen_group(group, j)
+  local name = first_of_group(group, j.name)
+  if name then reopen(job(name)) end
 end
 
 -- Judges the head of j anew; tells those it conflicts with if what it bars has changed.
@@ -212,10 +254,14 @@ refresh = function(j)
     j.br = br
     j.dirty = true
     if br then call('ZADD', P .. 'bar', int(br), j.name) else call('ZREM', P .. 'bar', j.name) end
+    for _, group in ipairs(j.groups) do
+      if br then call('ZADD', P .. 'bar:' .. group, int(br), j.name) else call('ZREM', P .. 'bar:' .. group, j.name) end
+    end
   end
   place(j, br and h or nil, changed)
   if changed then
     for _, name in ipairs(with_waiters(j.conf)) do reopen(job(name)) end
+    for _, group in ipairs(j.groups) do reopen_group(group, j) end
   end
 end
 
@@ -235,6 +281,11 @@ local function closed(j, r)
     for _, name in ipairs(j.conf) do
       local k = job(name)
       if k and k.n > 0 then return { 'blocked', name } end
+    end
+  end
+  for _, group in ipairs(j.groups) do
+    for _, name in ipairs(group_blocks(j, group) and call('SMEMBERS', P .. 'held:' .. group) or {}) do
+      if name ~= j.name then return { 'blocked', name } end
     end
   end
   local dep = not r.jd and unmet(j, r.rank)

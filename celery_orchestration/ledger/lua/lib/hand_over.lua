@@ -68,7 +68,7 @@ local function best_after(best)
     if d.br then
       for _, name in ipairs(with_waiters(d.depd)) do
         local j = job(name)
-        local h = j.blk == 0 and head(j)
+        local h = not is_blocked(j) and head(j)
         if h and enabled_for(j, h.id, h.rank) and not (G.paused and h.rank >= 0) then
           local rank = math.min(h.rank, d.br - 0.5)
           local first = not best or rank < best.rank or rank == best.rank and h.rank < best.own

@@ -26,6 +26,9 @@
 --   jl:, jk:<job>    zset  keyed jobs: room keys whose lane has waiting runs and room, by the rank of its head
 --   n:<job>          hash  keyed jobs: room key -> room taken
 --   bar              zset  jobs whose head passes rules 1, 2 and 4, by its rank: they bar those they conflict with
+--   groups           set   groups of jobs of which no two run together
+--   bar:<group>      zset  the same as bar, of the jobs in one group
+--   held:<group>     set   jobs of a group that hold room
 --   open:<queue>     zset  jobs whose head may start on that queue (rules 1 to 5 but for the global cap), by rank
 --   opens            set   queues with a non-empty open set
 --   later            zset  runs that are not to start before a time, by that (ms)
@@ -175,7 +178,7 @@ local J = {}
 local restore
 
 -- A job, or nil if the ledger has no policy for it.
---   cap, keyed: how many runs at once, by room key; conf: jobs it conflicts with; deps, depd: its dependencies and
+--   cap, keyed: how many runs at once, by room key; conf: jobs it conflicts with, but for those in its groups; deps, depd: its dependencies and
 --   dependents; crash, recmax: what happens to a run that crashed; hash: of the policy; fmax: how many failures in a
 --   row disable it; cool: ms until a probe then; drop: runs asked for while it is disabled are dropped
 --   n: room taken; busy: runs started and not ended; w: runs in its lanes, wk: of these judged; ok, ended, good, begun:
@@ -193,7 +196,7 @@ local function job(name)
   end
   j = { name = name, blk = tonumber(v[3]) or 0, off = v[4] or nil }
   local sound = false
-  sound, j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax, j.cool, j.drop =
+  sound, j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax, j.cool, j.drop, j.groups =
     pcall(cmsgpack.unpack, v[1])
   if not sound or type(j.depd) ~= 'table' or not j.hash then return restore(name, 'its policy cannot be read') end
   if v[2] then
@@ -203,14 +206,14 @@ local function job(name)
   else
     j.n, j.busy, j.w, j.wk = 0, 0, 0, 0
   end
-  j.z = j.z or 0
+  j.z, j.groups = j.z or 0, j.groups or {}
   J[name] = j
   return j
 end
 
 local function save_policy(name, p)
   call('HSET', P .. 'j:' .. name, 'p', cmsgpack.pack(p.cap, p.keyed, p.conf, p.deps, p.depd, p.crash, p.recmax, p.hash,
-    p.fmax, p.cool, p.drop))
+    p.fmax, p.cool, p.drop, p.groups))
   J[name] = nil
 end
 
@@ -326,7 +329,7 @@ end
 -- policy again. What can be told from its runs and its history is.
 restore = function(name, why)
   set_aside('j:' .. name, why)
-  local j = { name = name, blk = 0, keyed = false, conf = {}, deps = {}, depd = {}, crash = 'requeue', recmax = 2,
+  local j = { name = name, blk = 0, keyed = false, conf = {}, groups = {}, deps = {}, depd = {}, crash = 'requeue', recmax = 2,
     hash = 'corrupt', n = 0, busy = 0, w = 0, wk = 0, z = 0, dirty = true,
     off = cjson.encode({ by = 'ledger', why = 'its record could not be read (' .. why .. ')', at = NOW }) }
   local seen = {}
@@ -357,6 +360,10 @@ restore = function(name, why)
     end
   end
   call('ZREM', P .. 'bar', name)
+  for _, group in ipairs(call('SMEMBERS', P .. 'groups')) do
+    call('ZREM', P .. 'bar:' .. group, name)
+    call('SREM', P .. 'held:' .. group, name)
+  end
   for _, queue in ipairs(call('SMEMBERS', P .. 'opens')) do call('ZREM', P .. 'open:' .. queue, name) end
   save_policy(name, j)
   call('HSET', P .. 'j:' .. name, 'off', j.off)

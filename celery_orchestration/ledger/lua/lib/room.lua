@@ -26,6 +26,11 @@ local function block_conflicts(j, by)
     end
   end
   for _, name in ipairs(with_waiters(j.conf)) do reopen(job(name)) end
+  for _, group in ipairs(j.groups) do
+    call(by > 0 and 'SADD' or 'SREM', P .. 'held:' .. group, j.name)
+    HELD[group] = nil
+    reopen_group(group, j)
+  end
 end
 
 local function take(j, key)
