@@ -8,17 +8,20 @@ PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
 ADOPTION_ARGS ?= --numprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast adoption lint soak endurance demo bench docs clean
+.PHONY: help test test-fast promises adoption lint soak endurance demo bench docs clean
 
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
 		do printf '%-16s %s\n' "$$target" "$$text"; done
 
 test: $(VENV)/.with-test  ## Run all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not promises" $(PYTEST_ARGS)
+
+promises: $(VENV)/.with-test  ## Run the tests that take the real time of the default settings
+	$(BIN)/python -m pytest -m promises $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.with-test  ## Run the tests that are not slow
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not promises" $(PYTEST_ARGS)
 
 adoption: $(VENV)/.with-test-adoption  ## Test it in whole projects, beside the other packages they use (Django, Flower, Sentry ...)
 	$(BIN)/python -m pytest tests/adoption $(ADOPTION_ARGS)

@@ -15,6 +15,7 @@ order in which it meets them:
    ``limits`` and ``worker.limits`` see to where the execution pool cannot.
 5. ``worker.keeper`` (``worker.watch`` looks after it) renews the lease, and sweeps: runs of workers that died go back
    to their queues, what is due goes to the gate, what got lost is published again, what expired ends.
+   If it cannot renew, ``worker.deadline`` ends runs of ``on_lease_lost="stop"`` before the lease can expire.
 6. A worker stops: ``worker.drain`` tells the ledger, and after ``drain_seconds`` ends what still runs there; it goes
    back to its queue.
 7. Redis is emptied, restarted or fails over: ``worker.epoch`` claims what this worker runs, and nothing starts for one

@@ -264,6 +264,7 @@ class JobOptions(BaseModel):
     overlap: Literal["skip", "queue", "allow"] = "skip"
     catch_up: Literal["latest", "none"] = "latest"
     catch_up_seconds: Seconds = 3600
+    on_lease_lost: Literal["continue", "stop"] = "continue"
     on_crash: Literal["requeue", "fail"] = "requeue"
     max_recoveries: Annotated[int, Field(strict=True, ge=0)] = 2
 
@@ -527,6 +528,11 @@ class Settings(BaseModel):
     dead_letter_seconds: Seconds = 14 * 86400
     #: Start even if Redis may evict keys of the ledger.
     allow_eviction: Annotated[bool, Field(strict=True)] = False
+
+    @property
+    def sweep_interval_seconds(self) -> float:
+        """A sweep may advance the ledger clock by two of these: leases of the living must not end by that."""
+        return min(self.sweep_seconds, self.lease_seconds / 6)
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], env: Mapping[str, str], main: str | None) -> "Settings":

@@ -29,6 +29,7 @@ _processes = pytest.StashKey[list[ManagedProcess]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than a few seconds; left out by `make test-fast`")
+    config.addinivalue_line("markers", "promises: real leases of 30 s; run by `make promises`, left out by `make test`")
     nodes.check_kind_of_nodes()
 
 

@@ -31,9 +31,11 @@ from celery.worker.strategy import proto1_to_proto2
 
 from celery_orchestration import queues
 from celery_orchestration.envelope import HEADER, Envelope
+from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.ledger import Arrival, Claim, Outcome, Over, Start, Turn, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.acks import Acks
+from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.limits import Limits
 from celery_orchestration.worker.loop import Loop
 from celery_orchestration.worker.request import OrchestratedRequest
@@ -336,6 +338,8 @@ class Gate:
 
     def _ask_for(self, request: OrchestratedRequest) -> Arrival:
         policy = request.task.orchestration
+        if policy.on_lease_lost == "stop" and not internals.can_kill(self._consumer.pool):
+            raise ConfigurationError("on_lease_lost='stop' needs a worker with -P prefork; it came to another one")
         queue = self._queue_of(request)
         for text in (request.id, queue):
             text.encode()  # JSON may bring what Redis does not take
@@ -504,8 +508,16 @@ class Gate:
 
     # -- starting -----------------------------------------------------------------------------------
 
+    @property
+    def deadline(self) -> Deadline | None:
+        return self._side.deadline
+
     def _execute(self, request: OrchestratedRequest) -> None:
         self._limited.discard(request)
+        if self.deadline is not None and request.stops_with_lease() and self.deadline.has_passed():
+            # Its process would be ended at once. Not right away: it may come back here.
+            self._slots.unused()
+            return self._loop.later(1.0, lambda: request.settle("returned"))
         try:
             result = request.execute_now(self._consumer.pool)
         except TaskRevokedError:

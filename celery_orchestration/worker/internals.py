@@ -201,8 +201,8 @@ def children(pool: Any) -> list[Any]:
 
 
 def can_kill(pool: Any) -> bool:
-    """Whether code in this pool has processes of its own."""
-    return isinstance(pool, PreforkPool)
+    """Whether code in this pool, or a pool of this class, has processes of its own."""
+    return isinstance(pool, PreforkPool) or (isinstance(pool, type) and issubclass(pool, PreforkPool))
 
 
 def kill(process: Any) -> None:

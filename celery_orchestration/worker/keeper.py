@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from celery_orchestration.ledger import Outcome, Over, Registered, Sweep
+from celery_orchestration.worker import deadline
 from celery_orchestration.worker.lease import Lease
 
 if TYPE_CHECKING:
@@ -64,7 +65,12 @@ class Keeper(Lease):
     def _told(self) -> tuple[str, str]:
         return self._side.epoch.name, self._side.epoch.fence
 
+    def _round(self) -> None:
+        self._round_began = deadline.now()
+        super()._round()
+
     def _is_registered(self, found: Registered) -> None:
+        self._lease_runs_from(self._round_began)
         self._side.epoch.registered(found)
         self._drain_is_told = False
         self._side.in_loop(self._side.gate.open)
@@ -91,12 +97,18 @@ class Keeper(Lease):
 
     def _renew(self) -> None:
         runs = [(run.id, run.fence or "") for run in list(self._side.gate.runs.values()) if not run.void]
+        sent = deadline.now()
         void = self._ledger.beat(self._side.worker, int(self._side.settings.lease_seconds * 1000), runs)
+        self._lease_runs_from(sent)
         # A run may have ended while the question was under way: those are no longer ours to stop.
         asked = dict(runs)
         void = [id for id in void if (run := self._side.gate.runs.get(id)) and run.fence == asked[id]]
         if void:
             self._side.in_loop(lambda: self._side.gate.voided(void))
+
+    def _lease_runs_from(self, sent: float) -> None:
+        if self._side.deadline is not None:
+            self._side.deadline.heartbeat(sent)
 
     def _after(self) -> None:
         side = self._side

@@ -43,8 +43,7 @@ class Lease(threading.Thread, ABC):
         self.beaten_at: float | None = None
         self.ahead: float | None = None
         self.trouble = ""
-        # A sweep may advance the ledger clock by two of these: leases of the living must not end by that.
-        self._sweep_seconds = min(member.settings.sweep_seconds, member.settings.lease_seconds / 6)
+        self._sweep_seconds = member.settings.sweep_interval_seconds
         #: Queues of our jobs that no live worker serves, since when; said: those the log knows of.
         self._unserved: dict[str, float] = {}
         self._said: set[str] = set()

@@ -26,6 +26,7 @@ from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
 from celery_orchestration.ledger import keys
 from celery_orchestration.limits import Run, clocks
 from celery_orchestration.task import lost_lease
+from celery_orchestration.worker import deadline
 from celery_orchestration.worker.internals import can_kill
 
 if TYPE_CHECKING:
@@ -80,8 +81,9 @@ class Timeless:
 class OrchestratedRequest(Request):  # type: ignore[misc]
     #: None in mode "off": then this is a plain request.
     gate: Gate | None = None
-    #: Given by the gate when the run may start.
+    #: Given by the gate when the run may start, and when that was, by the clock of deadlines.
     fence: str | None = None
+    started_at = 0.0
     #: How the run ends, if that was decided before its code was gone.
     verdict: str | None = None
     #: What failed, for people.
@@ -144,6 +146,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     def start(self, fence: str, admitted: float) -> None:
         """`admitted`: not after this, by the monotonic clock. This process may have stood still since."""
         self.fence = fence
+        self.started_at = deadline.now()
         properties = self._request_dict.get("properties") or {}
         self._request_dict["properties"] = {**properties, FENCE: fence, ADMITTED: admitted}
 
@@ -217,6 +220,14 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         if self.task.orchestration.celery.keys() & {"reject_on_worker_lost", "retry_on_worker_lost"}:
             # A requeue settles in reject(), a retry in _retry_worker_lost().
             return self._settle_after(as_celery_does, "failed")
+        if self._ended_by_deadline():
+            logger.error(
+                "Run %s of job %s was stopped: no heartbeat of this worker reached the ledger in time, and another "
+                "worker may start the run (on_lease_lost='stop')",
+                *(self.id, self.name),
+            )
+            if self.task.orchestration.on_crash == "requeue":
+                return self._leave_quietly()
         if getattr(self, "_success_was_stored", bool)():
             return self._settle_after(as_celery_does, "succeeded")
 
@@ -228,6 +239,14 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
         task_ready(self)
         return self.settle("crashed", decided)
+
+    def stops_with_lease(self) -> bool:
+        return bool(self.task.orchestration.on_lease_lost == "stop")
+
+    def _ended_by_deadline(self) -> bool:
+        """Then its process has not crashed: see deadline.py."""
+        found = self.gate.deadline if self.gate is not None and self.stops_with_lease() else None
+        return found is not None and found.has_passed_since(self.started_at)
 
     def _retry_worker_lost(self, *args: Any) -> Any:
         retried = super()._retry_worker_lost(*args)

@@ -15,11 +15,12 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from celery_orchestration import queues
-from celery_orchestration.errors import LedgerError
+from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Presence
 from celery_orchestration.limits import CANNOT_INTERRUPT, sentence
 from celery_orchestration.task import SCHEDULER, limits_of
 from celery_orchestration.worker import internals
+from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.drain import Drain
 from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.gate import Gate
@@ -54,6 +55,10 @@ class WorkerSide(Member):
             options = self.app.conf.broker_transport_options or {}
             self.app.conf.broker_transport_options = {"queue_order_strategy": queues.STRICT, **options}
         self.queues = queues.select(self.app, internals.queues_were_chosen(self.app), self.settings.strict_priority)
+        stopped = [name for name, job in self.jobs.items() if job.on_lease_lost == "stop"]
+        self._check_pool_can_stop(stopped)
+        #: Before the execution pool is forked.
+        self.deadline = Deadline(self.settings) if stopped else None
         self.message_consumers: list[Any] = []
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
@@ -63,6 +68,22 @@ class WorkerSide(Member):
     def kind(self) -> str:
         """The execution pool, by the name of its module in Celery."""
         return str(self.controller.pool_cls.__module__.rpartition(".")[2])
+
+    def _check_pool_can_stop(self, jobs: list[str]) -> None:
+        if internals.can_kill(self.controller.pool_cls):
+            return
+        here = sorted(self._jobs_served() & set(jobs))
+        if here:
+            raise ConfigurationError(
+                f"on_lease_lost='stop' needs an execution pool that can end a run's process (prefork), "
+                f"not {CANNOT_INTERRUPT.get(self.kind, self.kind)}: {', '.join(here)}. Serve their queues with "
+                "-P prefork, or write on_lease_lost='continue'"
+            )
+
+    def _jobs_served(self) -> set[str]:
+        """Jobs that are sent to the queues of this worker."""
+        served = self.presence().queues
+        return {job for queue, jobs in self.destinations.items() if queue in served for job in jobs}
 
     def check_scheduler(self) -> None:
         """Says which jobs Celery's own beat, or another one, would never run."""
@@ -78,10 +99,8 @@ class WorkerSide(Member):
 
     def check_limits(self) -> None:
         """Says which jobs have limits that the execution pool does not keep."""
-        served = self.presence().queues
-        here = {job for queue, jobs in self.destinations.items() if queue in served for job in jobs}
         limits = limits_of(self.app)
-        problem = sentence(self.kind, {job: limits[job] for job in here & limits.keys()})
+        problem = sentence(self.kind, {job: limits[job] for job in self._jobs_served() & limits.keys()})
         if problem:
             logger.warning("The %s", problem)
 
