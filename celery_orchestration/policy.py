@@ -390,6 +390,16 @@ class Policy(JobOptions):
         missing = tuple(error for error in exempt if error not in written)
         return {"dont_autoretry_for": written + missing} if missing else {}
 
+    def check_key(self, signature: inspect.Signature) -> None:
+        """Raises if the template names an argument that no call of the task can have."""
+        fields = [field for _, field, _, _ in string.Formatter().parse(self.key)] if isinstance(self.key, str) else []
+        wrong = [field for field in fields if field is not None and not _is_argument(field, signature)]
+        if wrong:
+            names = list(signature.parameters)
+            hint = suggest(wrong[0], names) or f"; it takes {', '.join(names) or 'none'}"
+            problem = f"key {show(self.key)} names {show(wrong[0])}, which is no argument of the task{hint}"
+            raise _configuration_error(f"job {show(self.name)}", [problem])
+
     def room_key(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], signature: inspect.Signature | None = None
     ) -> str:
@@ -436,6 +446,15 @@ class Policy(JobOptions):
             "pool": self.pool,
             "recurring": self.recurring,
         }
+
+
+def _is_argument(field: str, signature: inspect.Signature) -> bool:
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if not field.isdecimal():
+        return field in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = sum(parameter.kind in positional for parameter in signature.parameters.values())
+    return int(field) < count or inspect.Parameter.VAR_POSITIONAL in kinds
 
 
 def read_options(name: str, attributes: Mapping[str, Any]) -> JobOptions:

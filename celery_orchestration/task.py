@@ -160,7 +160,10 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         app.steps["consumer"].add("celery_orchestration.worker.steps:GateStep")
         conf = app.conf
         configured = {name: value for name in _CONFIGURED if (value := conf.get(f"task_{name}"))}
-        cls.orchestration = policy = cls._resolve(cls.name, written, configured)
+        policy = cls._resolve(cls.name, written, configured)
+        if isinstance(policy.key, str) and (signature := _signature_of_run(cls)) is not None:
+            policy.check_key(signature)
+        cls.orchestration = policy
         cls._imply({name: value for name, value in policy.celery_options().items() if name in _LIMITS})
         install_route(app)
         if policy.mode == "scheduled" and conf.beat_scheduler != SCHEDULER:
@@ -335,6 +338,15 @@ def signature_of(task: Task) -> inspect.Signature | None:
     """Of a job's function, for its room key: an argument counts the same by position, by name or by default."""
     try:
         return inspect.signature(task.run)
+    except (TypeError, ValueError):
+        return None
+
+
+def _signature_of_run(cls: type[Task]) -> inspect.Signature | None:
+    """The same, before there is a task: of a method without its ``self``."""
+    run = inspect.getattr_static(cls, "run")
+    try:
+        return inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
     except (TypeError, ValueError):
         return None
 

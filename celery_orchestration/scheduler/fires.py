@@ -80,14 +80,14 @@ class Fires:
             raise ConfigurationError(f"entry {entry.name!r} fires no job")
         packed = message.envelope.pack()
         head = len(packed) - len(message.envelope.body)
-        room = policy.room_key(message.args, message.kwargs, member.signatures.get(entry.call.task))
+        key, _ = member.room_key(entry.call.task, message.args, message.kwargs)  # without one it fails when it starts
         return Template(
             packed[:head],
             packed[head:],
             (
                 keys.text(message.queue),
                 queues.granted_queue_for(message.queue, member.default_queue),
-                keys.room_key(room),
+                key,
                 member.priority_of(message.envelope.headers, policy),
             ),
         )

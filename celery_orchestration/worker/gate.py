@@ -337,19 +337,20 @@ class Gate:
             return None
 
     def _ask_for(self, request: OrchestratedRequest) -> Arrival:
-        policy = request.task.orchestration
+        policy, job = request.task.orchestration, request.task.name
         if policy.on_lease_lost == "stop" and not internals.can_kill(self._consumer.pool):
             raise ConfigurationError("on_lease_lost='stop' needs a worker with -P prefork; it came to another one")
         queue = self._queue_of(request)
         for text in (request.id, queue):
             text.encode()  # JSON may bring what Redis does not take
+        key = ""
+        if policy.key is not None:
+            key, request.problem = self._side.room_key(job, request.args, request.kwargs)
         return Arrival(
             id=request.id,
             attempt=request.attempt,
-            job=self._side.encoded[request.task.name],
-            key=keys.room_key(
-                policy.room_key(request.args, request.kwargs, self._side.signatures.get(request.task.name))
-            ),
+            job=self._side.encoded[job],
+            key=key,
             priority=self._side.priority_of(request.request_dict, policy),
             grant=request.grant,
             expires_ms=int(request.expires.timestamp() * 1000) if request.expires else None,
@@ -518,6 +519,9 @@ class Gate:
             # Its process would be ended at once. Not right away: it may come back here.
             self._slots.unused()
             return self._loop.later(1.0, lambda: request.settle("returned"))
+        if request.problem is not None:
+            self._slots.unused()
+            return _guarded(request.fail, request.problem)
         try:
             result = request.execute_now(self._consumer.pool)
         except TaskRevokedError:
@@ -576,6 +580,8 @@ class Gate:
                 decoded=decoded,
                 utc=utc,
             )
+            if task.orchestration.key is not None:
+                _, request.problem = self._side.room_key(task.name, request.args, request.kwargs)
         except Exception:
             logger.exception("Run %s was handed over, but its message cannot be read", start.id)
             self._side.keeper.fail(start.id, start.fence)

@@ -16,8 +16,7 @@ from kombu.serialization import prepare_accept_content
 from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.graph import Graph
-from celery_orchestration.ledger import Disabled, Ledger, Presence
-from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.ledger import Disabled, Ledger, Presence, keys
 from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.signals import job_disabled
 from celery_orchestration.task import jobs_of, owner_of, settings_of, signature_of
@@ -38,7 +37,7 @@ class Member(ABC):
         self.ledger = Ledger.of(app, self.settings)
         self.jobs = jobs_of(app)
         self.graph = Graph.build(self.jobs, plain=[name for name in app.tasks if name not in self.jobs])
-        self.encoded = {name: encode_job(name) for name in self.jobs}
+        self.encoded = {name: keys.encode_job(name) for name in self.jobs}
         keyed = [name for name, job in self.jobs.items() if job.key is not None]
         self.signatures = {name: signature_of(app.tasks[name]) for name in keyed}
         self.release = policies.release(self.jobs, self.settings.max_running)
@@ -94,6 +93,16 @@ class Member(ABC):
     def check_eviction(self, ledger: Ledger) -> None:
         eviction.check(ledger, self.settings.allow_eviction)
         self.eviction_is_checked = True
+
+    def room_key(
+        self, job: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str, ValueError | None]:
+        """The key that a call's room is counted under. A call that has none is a run all the same, which fails when it
+        starts: with this error."""
+        try:
+            return keys.room_key(self.jobs[job].room_key(args, kwargs, self.signatures.get(job))), None
+        except ValueError as exc:
+            return "", exc
 
     def priority_of(self, headers: Mapping[str, Any], policy: Policy) -> int:
         if headers.get(queues.FORCE_HEADER):

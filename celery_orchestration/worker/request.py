@@ -103,6 +103,8 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     drained = False
     #: What the execution pool gave for it, on threads and gevent.
     pool_result: Any = None
+    #: Why its code cannot be executed: the run fails as soon as it starts.
+    problem: Exception | None = None
     #: Grant number of a handed-over message.
     grant = ""
     origin: dict[str, Any] | None = None
@@ -149,6 +151,13 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         self.started_at = deadline.now()
         properties = self._request_dict.get("properties") or {}
         self._request_dict["properties"] = {**properties, FENCE: fence, ADMITTED: admitted}
+
+    def fail(self, exc: Exception) -> None:
+        """It has started, but is not given to the execution pool: a failed run like any other."""
+        try:
+            self.on_failure(_raised(exc))
+        finally:
+            self.acknowledge()
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         super().on_accepted(pid, time_accepted)

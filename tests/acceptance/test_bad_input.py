@@ -15,6 +15,7 @@ from celery.exceptions import NotRegistered
 from kombu import Connection
 
 from celery_orchestration.operate import Orchestration
+from support.history import History
 from support.processes import free_port
 from support.servers import RedisServer
 from support.wait import until
@@ -314,14 +315,33 @@ def test_an_unknown_task_fails_as_ever(redis_broker: Broker, worker: StartWorker
     assert isinstance(result.get(timeout=10, propagate=False), NotRegistered)
 
 
-def test_a_call_that_the_key_does_not_fit_fails_and_says_so(
-    redis_broker: Broker, worker: StartWorker, load_app: LoadApp
+def test_a_call_that_the_key_does_not_fit_is_a_failed_run_like_any_other(
+    redis_broker: Broker, worker: StartWorker, load_app: LoadApp, history: History
 ) -> None:
     worker(redis_broker, APP)
-    jobs = load_app(redis_broker, APP)
-    result = jobs.app.send_task(f"{APP}.keyed", kwargs={"seconds": 0})
+    jobs, job = load_app(redis_broker, APP), f"{APP}.keyed"
+    client = Orchestration(jobs.app)
+
+    def send(note: int) -> Any:
+        return jobs.app.send_task(job, kwargs={"seconds": 0}, link_error=jobs.plain.si(note=note))
+
+    first = send(1)
     with pytest.raises(ValueError, match=r"key '\{key\}' does not fit the call"):
-        result.get(timeout=10)
-    status = Orchestration(jobs.app).status()
-    assert (status.running, status.waiting) == (0, 0)
-    assert jobs.keyed.delay("a").get(timeout=10) == "a"
+        first.get(timeout=20)
+    # One that has to wait before fails when it is handed over.
+    client.pause()
+    second = send(2)
+    until(lambda: client.status().waiting == 1, 20, "it waits")
+    client.resume()
+    with pytest.raises(ValueError, match=r"key '\{key\}' does not fit the call"):
+        second.get(timeout=20)
+    until(lambda: len(client.history(job)) == 2, 20, "both are in the history")
+    ended = client.history(job)
+    assert [(one.id, one.outcome) for one in ended] == [(second.id, "failed"), (first.id, "failed")]
+    assert all("does not fit the call" in (one.error or "") for one in ended)
+    assert {letter.id for letter in client.dead_letters(job)} == {first.id, second.id}
+    [status] = client.status(jobs=[job]).jobs
+    assert status.failures == 2
+    # The slots are free again, and the errbacks were called.
+    assert jobs.keyed.delay("a").get(timeout=20) == "a"
+    until(lambda: {1, 2} <= {event.note for event in history.ended()}, 20, "errbacks run")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -100,6 +101,7 @@ class Scheduler:
 
 
 def _nothing() -> None: ...
+def _takes_anything(**_: Any) -> None: ...
 
 
 @pytest.fixture
@@ -260,3 +262,16 @@ def _called(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> list[flo
 
     monkeypatch.setattr("celery_orchestration.scheduler.dispatcher.sleep", sleep)
     return pauses
+
+
+def test_a_fire_that_the_key_does_not_fit_is_made_and_left_to_fail(redis_server: RedisServer):
+    """A worker fails it: so it is in the history, and counts."""
+    app = Celery("fires", broker=redis_server.url(), set_as_current=False)
+    options = {"base": OrchestratedTask, "max_running": 1, "key": "{tenant}"}
+    app.task(name="fired", shared=False, **options)(_takes_anything)
+    app.conf.beat_schedule = {"entry": {"task": "fired", "schedule": HOUR_MS / 1000}}
+    app.finalize()
+    with closing(Scheduler(app, redis_server)) as scheduler:
+        scheduler.make_due()
+        assert scheduler.all_fire_once()
+    close_app(app)

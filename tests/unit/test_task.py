@@ -546,3 +546,55 @@ def test_an_eager_retry_works(eager_app):
 
 def test_there_is_no_fence_outside_of_a_worker(app):
     assert job(app).fence is None
+
+
+# -- a key's template and the task's arguments
+
+
+class ByClass(OrchestratedTask):
+    name, key, max_running = "shop.job", "{tenant}", 1
+
+    def run(self, tenant: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "bind"),
+    [
+        ("{tenant}", lambda tenant: None, False),
+        ("{tenant}", lambda self, tenant="x": None, True),
+        ("{tenant}", lambda *, tenant: None, False),
+        ("{tenant}", lambda **kwargs: None, False),
+        ("{0}-{tenant}", lambda number, /, tenant: None, False),
+        ("{1}", lambda a, b=2: None, False),
+        ("{7}", lambda *args: None, False),
+        (lambda *args, **kwargs: "x", lambda tenant: None, False),
+    ],
+)
+def test_a_key_of_arguments_that_the_task_takes_is_good(app, key, body, bind):
+    assert job(app, body, key=key, max_running=1, bind=bind).mistake is None
+
+
+def test_so_is_that_of_a_class(app):
+    assert app.register_task(ByClass()).mistake is None
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "options", "message"),
+    [
+        ("{tennant}", lambda tenant, page: None, {}, "which is no argument of the task, did you mean 'tenant'?"),
+        ("{tennant}", lambda self, tenant: None, {"bind": True}, "did you mean 'tenant'?"),
+        ("{tennant}", lambda tenant: None, {"autoretry_for": (KeyError,)}, "did you mean 'tenant'?"),
+        ("{self}", lambda self, tenant: None, {"bind": True}, "which is no argument of the task; it takes tenant"),
+        ("{1}", lambda self, tenant, *, page: None, {"bind": True}, "'1', which is no argument of the task; it takes"),
+        ("{x}", lambda: None, {}, "it takes none"),
+    ],
+)
+def test_a_key_of_other_arguments_is_refused(app, key, body, options, message):
+    """A worker, a beat, doctor and whoever calls the job say it."""
+    task = job(app, body, key=key, max_running=1, **options)
+    with pytest.raises(ConfigurationError) as caught:
+        jobs_of(app)
+    assert str(caught.value).startswith(f"job 'shop.job': key '{key}' names ")
+    assert message in str(caught.value)
+    with pytest.raises(ConfigurationError):
+        task.delay()
