@@ -19,9 +19,10 @@ from celery_orchestration.operate.explanation import Cause, Explanation, OptionV
 from celery_orchestration.operate.models import MOST_HISTORY, Ended, Letter, QueueStatus
 from celery_orchestration.operate.root import Finder, Surroundings
 from celery_orchestration.operate.schedule import Schedule
+from celery_orchestration.operate.trouble import FULL
 from celery_orchestration.operate.who import command
 from celery_orchestration.policy import Priority, show, suggest
-from celery_orchestration.task import SCHEDULER, read_settings
+from celery_orchestration.task import SCHEDULER, owner_of, read_settings
 
 
 class Explainer:
@@ -137,8 +138,10 @@ class Explainer:
         letter = self._ask(lambda: self._ledger.letter(about))
         if ended is None and letter is None:
             names = {*known, *self._jobs}
+            full = self._ask(lambda: self._ledger.health(owner_of(self._app)))["full"]
             raise UnknownJob(
                 f"there is no job {show(about)}, and no run that a worker has heard of{suggest(about, names)}"
+                + (f". {FULL}" if full else "")
             )
         job = ended.job if ended else reading.letter(*letter).job
         cause = _over(about, job, ended, None if letter is None else reading.letter(*letter))
@@ -155,7 +158,6 @@ class Explainer:
             queue=None,
             options=self._options(job, {}),
         )
-
 
     def _find_ended(self, jobs: Sequence[str], run: str) -> Ended | None:
         for job in jobs:

@@ -36,6 +36,7 @@ Code = Literal[
     "past_time_limit",
     "paused",
     "redis_evicts",
+    "redis_full",
     "released",
     "retrying",
     "room",

@@ -9,6 +9,7 @@ from celery_orchestration.ledger import FORGOTTEN
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.diagnosis import Health
 from celery_orchestration.operate.reading import NO_LEADER
+from celery_orchestration.operate.trouble import FULL
 from celery_orchestration.policy import show
 
 
@@ -38,6 +39,8 @@ def _problems(found: Mapping[str, Any], worker: str | None, scheduler: bool) -> 
     # These are no fault of a worker or a scheduler: nobody should restart them for it.
     if found["replica"] and worker is None and not scheduler:
         yield "the ledger's Redis is a replica, and takes no writes"
+    if found["full"] and worker is None and not scheduler:
+        yield FULL
     if epoch["left"] > 0 and worker is None and not scheduler:
         forgotten = FORGOTTEN.get(epoch.get("why") or "", "may have forgotten something")
         yield f"the ledger {forgotten}; nothing starts for {epoch['left'] / 1000:.0f} s"

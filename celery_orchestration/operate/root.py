@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_orchestration.ledger.keys import decode_job
-from celery_orchestration.operate import overdue, reading, reasons
+from celery_orchestration.operate import overdue, reading, reasons, trouble
 from celery_orchestration.operate.broker import Stranger
 from celery_orchestration.operate.clock import lasting, when
 from celery_orchestration.operate.explain import Step, doing
@@ -201,7 +201,7 @@ class Finder:
     # -- nobody has asked for a run of the last link's job, and one could start
 
     def _is_idle(self, job: str) -> Cause:
-        found = self._unserved(job, self.around.queue_of.get(job)) or self._unheard(job)
+        found = self._full(job) or self._unserved(job, self.around.queue_of.get(job)) or self._unheard(job)
         return found or (self._off(job) if self._may_be_tried(job) else self._asked_for(job))
 
     def _is_wanting(self, job: str, before: Step) -> Cause:
@@ -248,6 +248,13 @@ class Finder:
     def _trigger(self, job: str) -> str:
         """A job of another app is not this one's to call."""
         return command("trigger", job) if job in self.around.queue_of else f"call {show(job)} from the app that has it"
+
+    def _full(self, job: str) -> Cause | None:
+        """Runs that were asked for stay in their queues, unknown to the ledger."""
+        if not self.found.get("full"):
+            return None
+        mend = f"{command('doctor')}  # says how to give it more memory"
+        return Cause(code="redis_full", job=job, text=trouble.FULL, wrong=True, mend=mend)
 
     # -- nobody takes anything from a queue
 

@@ -9,11 +9,14 @@ from typing import Any
 from celery_orchestration.ledger import FORGOTTEN
 from celery_orchestration.operate.clock import when
 
+FULL = "Redis is full: no new run is taken in, jobs stay in their queues; what runs and waits goes on"
 #: How long a status mentions that the ledger may have forgotten something.
 SHOW_MS = 24 * 3600 * 1000
 
 
 def with_redis(found: Mapping[str, Any]) -> Iterator[str]:
+    if found.get("full"):
+        yield FULL
     policy, epoch = found.get("eviction") or "", found.get("epoch") or {}
     if policy.startswith("allkeys-"):
         yield f"Redis may drop parts of the ledger when it is full: its maxmemory-policy is {policy}"

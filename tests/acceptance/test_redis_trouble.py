@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from celery_orchestration.errors import UnknownJob
 from celery_orchestration.ledger.scripts import script
+from celery_orchestration.operate import Orchestration
+from celery_orchestration.operate.trouble import FULL
 from support.invariants import all_ended, fences_out_of_order, forbidden_overlaps, prefix_of, status_of, waiting
 from support.proxy import DroppingProxy
 from support.servers import RedisServer
@@ -245,7 +248,16 @@ def test_a_full_redis_takes_nothing_in_and_lets_everything_end(apart, ledger: Re
     stays(lambda: not any(stage.starts(result) for result in late), LEASE + 2, "nothing new is taken in")
     status = status_of(stage.app)
     assert (status.running, status.waiting, [one.state for one in status.workers]) == (0, 0, ["idle"])
+    orchestration = Orchestration(stage.app)
+    assert FULL in status.problems
+    assert not orchestration.health().ok
+    assert orchestration.explain(stage.jobs.free.name).root.code == "redis_full"
+    with pytest.raises(UnknownJob, match="Redis is full"):
+        orchestration.explain(late[0].id)
+    assert [check.found for check in orchestration.doctor().checks if check.name == "memory"] == [FULL]
     client.config_set("maxmemory", 0)
+    assert FULL not in status_of(stage.app).problems
+    assert orchestration.health().ok
     stage.release("late")
     stage.all_well()
     stage.ran_once(stage.sent)

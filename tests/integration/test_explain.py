@@ -454,6 +454,14 @@ def test_no_worker_starts_with_such_a_redis_or_such_code(desk: Desk):
     assert desk.root("a", **around, cycles=[["a", "b"]]).text.endswith("a → b → a")
 
 
+def test_a_full_redis_is_why_nothing_new_is_heard_of(desk: Desk):
+    desk.install({"a": {}, "b": on("a")})
+    desk.redis.config_set("maxmemory", 1)
+    assert desk.why("a") == desk.why("b") == ("redis_full", "a")
+    desk.redis.config_set("maxmemory", 0)
+    assert desk.why("a")[0] != "redis_full"
+
+
 def test_hostile_names_do_no_harm(desk: Desk):
     names = [text for text in TEXTS if 0 < len(text) < 60 and text.isprintable()]
     desk.install({name: on(names[0]) if name != names[0] else {} for name in names})

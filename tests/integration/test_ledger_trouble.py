@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Claim, Claimed, NewEpoch, Outcome, Presence, Registered, UnknownWorker
+from celery_orchestration.operate.health import health
+from celery_orchestration.operate.trouble import FULL
 from celery_orchestration.worker import policies
 from integration.test_ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer, redis_binaries
@@ -543,6 +545,20 @@ class TestAFullRedis:
         assert shop.ledger.beat("w", 1000, []) == []
         self.fill(shop, False)
         assert one.come("e", "free") == "start"
+
+    def test_people_are_told(self, shop: Shop):
+        def told() -> set[bool]:
+            explained = shop.ledger.explain("job", "x") or {}
+            return {document(shop)["full"], explained["full"], shop.ledger.health("shop")["full"]}
+
+        worker(shop)
+        assert told() == {False}
+        shop.redis.config_set("maxmemory", shop.redis.info("memory")["used_memory"] + (1 << 20))
+        assert told() == {False}, "nearly"
+        self.fill(shop)
+        assert told() == {True}
+        assert health(shop.ledger.health("shop"), "", "", None, scheduler=False).problem == FULL
+        assert health(shop.ledger.health("shop", "w"), "", "", None, scheduler=True).problem != FULL
 
     def test_a_full_turn_gives_the_same_answer_again(self, shop: Shop):
         worker(shop)

@@ -420,6 +420,7 @@ def test_a_line_to_copy_is_whole_and_the_rest_folds(tmp_path):
 
 FOUND: dict[str, Any] = {
     **{"now": MS, "owner": "shop", "schema": 1, "workers": 3, "lead": "beat@h", "epoch": {"left": 0}, "replica": False},
+    "full": False,
 }
 REPLICA = {**FOUND, "replica": True}
 CLOSED = {**FOUND, "epoch": {"left": 4000, "why": "moved"}}
@@ -433,6 +434,8 @@ HELD = {**FOUND, "worker": {"left": 20_000, "silent": 1000, "lease": 30_000}}
         ({**FOUND, "workers": 1, "lead": None}, (None, False), "ok: 1 worker lives"),
         (REPLICA, (None, False), "is a replica, and takes no writes"),
         (REPLICA, (None, True), "ok: "),
+        ({**FOUND, "full": True}, (None, False), "Redis is full"),
+        ({**FOUND, "full": True}, (None, True), "ok: "),
         (CLOSED, (None, False), "nothing starts for 4 s"),
         (CLOSED, (None, True), "ok: "),
         ({**CLOSED, "worker": HELD["worker"]}, ("w1@h", False), "ok: the lease of w1@h holds for 20 s"),

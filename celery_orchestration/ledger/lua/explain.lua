@@ -1,4 +1,4 @@
--- uses: records gate term tell
+-- uses: records gate term tell full
 --
 -- explain: what keeps a job, or a run, from running, down to the root. Reads only.
 --
@@ -6,7 +6,7 @@
 --       asked for yet, most entries to list
 -- Returns  JSON: now, clock_left (ms until the gate opens after the ledger may have forgotten something), pause, total,
 --          cap, live (how many workers), names[] (of all workers), led (whether a scheduler leads), eviction (Redis's
---          policy, if it can be had), slots{}, under_way{}, jobs{} (of those in the chain), entries (how many the schedule
+--          policy, if it can be had), full (whether Redis is), slots{}, under_way{}, jobs{} (of those in the chain), entries (how many the schedule
 --          has), fires[] (as status tells them), workers{} (of runs in the chain), chain[], each with: job, run or nothing
 --          (nobody has asked for one: what one would wait for now), why: the words of closed() or nothing, queue: if that
 --          matters, cycle: the chain is back at this one of it (from 1). Or nil: there is no such job, or run that has not
@@ -190,7 +190,8 @@ for _, one in ipairs(chain) do
   if own then named[own] = workers[own] end
 end
 
+local eviction, full = memory()
 return cjson.encode({ now = NOW, clock_left = math.max(0, G.opens - G.clk), total = G.total, cap = G.cap,
   pause = G.paused and call('HGET', P .. 'g', 'pause') or nil, live = live, names = names, slots = counts('slots'),
-  under_way = counts('out'), eviction = eviction(), jobs = told, chain = chain, workers = next(named) and named or nil,
+  under_way = counts('out'), eviction = eviction, full = full, jobs = told, chain = chain, workers = next(named) and named or nil,
   entries = count_entries(), fires = told_entries(0, tonumber(ARGV[5])), led = leader() ~= nil })

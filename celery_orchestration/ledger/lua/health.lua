@@ -1,10 +1,11 @@
--- uses: records
+-- uses: records full
 --
 -- health: what a probe asks, in one round trip. Reads only.
 --
 -- ARGV  name of a worker, or ''
 -- Returns  JSON: now, owner, schema, epoch {why, left: ms until the gate opens}, workers (how many live), lead (name of who
---          leads now), replica (it takes no writes, as far as it tells), worker {left, silent: ms of its lease that are
+--          leads now), replica (it takes no writes, as far as it tells), full (Redis
+--          is), worker {left, silent: ms of its lease that are
 --          left, since it was heard of; lease} if it is there
 -- Called again: the same.
 local asked = ARGV[1] ~= '' and call('HGET', P .. 'wn', ARGV[1])
@@ -21,5 +22,6 @@ local lead = redis.pcall('HMGET', P .. 'lead', 'name', 'until')
 local leads = not lead.err and (tonumber(lead[2]) or 0) >= NOW
 local told = redis.pcall('INFO', 'replication')
 local replica = type(told) == 'string' and string.find(told, 'role:slave', 1, true) ~= nil
-return cjson.encode({ now = NOW, replica = replica, owner = g[1], schema = tonumber(g[2]), workers = workers, worker = worker,
+local _, full = memory()
+return cjson.encode({ now = NOW, replica = replica, full = full, owner = g[1], schema = tonumber(g[2]), workers = workers, worker = worker,
   lead = leads and lead[1] or nil, epoch = { why = g[3], left = math.max(0, G.opens - G.clk) } })

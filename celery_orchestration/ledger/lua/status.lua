@@ -1,12 +1,12 @@
--- uses: records gate term tell
+-- uses: records gate term tell full
 --
 -- status: everything `status` shows, as one JSON document. Reads only. Of very many jobs and entries only the first ones:
 -- jobs and fires tell the others, so that Redis is never kept busy for long.
 --
 -- ARGV  most running runs, most waiting runs, most jobs, most entries to list
 -- Returns  JSON: now, paused, cap, total, waiting, later, letters, jobs[], more[] (names of the other jobs), running[],
---          waits[], workers[], gone[], slots{}, under_way{}, bad{}, owner, eviction (policy, if it can be had), epoch {name,
---          why, left: ms until the gate opens}, lead {who, name, since} of who leads now, if somebody does, entries (how many
+--          waits[], workers[], gone[], slots{}, under_way{}, bad{}, owner, eviction (policy, if it can be had), full (whether
+--          Redis is), epoch {name, why, left: ms until the gate opens}, lead {who, name, since} of who leads now, if somebody does, entries (how many
 --          the schedule has), fires[] (of those that fire jobs: job, prev, last, at, next, gap, off, name if it is paused),
 --          pause (JSON: by, why, at)
 -- Called again: the same, as far as nothing changed.
@@ -61,9 +61,10 @@ for _, id in ipairs(firsts_of('later', most_waiting - #waits)) do
 end
 
 local g = call('HMGET', P .. 'g', 'owner', 'why', 'pause')
+local eviction, full = memory()
 return cjson.encode({ now = NOW, paused = G.paused, cap = G.cap, total = G.total, waiting = call('ZCARD', P .. 'wait'),
   later = call('ZCARD', P .. 'later'), letters = call('ZCARD', P .. 'dead'), gone = call('LRANGE', P .. 'gone', 0, -1),
   jobs = jobs, more = more, running = running, waits = waits, workers = workers, slots = counts('slots'),
-  under_way = counts('out'), owner = g[1], bad = counts('bad'), eviction = eviction(), lead = leader(),
+  under_way = counts('out'), owner = g[1], bad = counts('bad'), eviction = eviction, full = full, lead = leader(),
   epoch = G.epoch and { name = G.epoch, why = g[2], left = math.max(0, G.opens - G.clk) } or nil,
   entries = count_entries(), fires = told_entries(0, tonumber(ARGV[4])), pause = G.paused and g[3] or nil })

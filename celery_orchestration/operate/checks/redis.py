@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from celery_orchestration.operate.checks.facts import About, Facts, claim, redis_url
 from celery_orchestration.operate.diagnosis import Check
+from celery_orchestration.operate.trouble import FULL
 from celery_orchestration.operate.who import redis_cli
 
 #: Part of maxmemory that may be used.
@@ -95,19 +96,25 @@ def _often(save: str) -> str:
 
 def memory(facts: Facts) -> Iterator[Check]:
     about = About("memory", "a Redis that is full takes no more work")
+    claimed = claim(facts, FULL)
     used, most = (int(facts.info.get(name) or 0) for name in ("used_memory", "maxmemory"))
-    if not facts.info:
+    if claimed:
+        yield about.problem(claimed[0], _more_memory(facts, used, most))
+    elif not facts.info:
         yield about.unknown("Redis does not tell how much memory it has (INFO is not allowed)")
     elif not most:
         yield about.fine(f"Redis uses {_bytes(used)}, without a limit of its own")
     elif used >= most * MOST_MEMORY:
-        there, wanted = int(facts.info.get("total_system_memory") or 0), 2 * max(used, most)
-        mend = redis_url("with more memory, if that machine has none to give")
-        if wanted < there * MOST_OF_MACHINE:
-            mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory', str(wanted))}  # {KEPT}"
-        yield about.problem(f"Redis uses {_bytes(used)} of {_bytes(most)}", mend)
+        yield about.problem(f"Redis uses {_bytes(used)} of {_bytes(most)}", _more_memory(facts, used, most))
     else:
         yield about.fine(f"Redis uses {_bytes(used)} of {_bytes(most)}")
+
+
+def _more_memory(facts: Facts, used: int, most: int) -> str:
+    there, wanted = int(facts.info.get("total_system_memory") or 0), 2 * max(used, most)
+    if wanted < there * MOST_OF_MACHINE:
+        return f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory', str(wanted))}  # {KEPT}"
+    return redis_url("with more memory, if that machine has none to give")
 
 
 def _bytes(count: int) -> str:

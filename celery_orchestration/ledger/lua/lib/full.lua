@@ -14,3 +14,14 @@ local function is_full(key, field)
   make_way()
   return true
 end
+
+-- For people: Redis's maxmemory-policy, and whether it is full: whether it refuses writes that grow, by the figures that it goes by
+-- itself. nil, false if it may not be asked.
+local function memory()
+  local told = redis.pcall('INFO', 'memory')
+  if type(told) ~= 'string' then return nil, false end
+  local function figure(name) return tonumber(string.match(told, '[\r\n]' .. name .. ':(%d+)')) or 0 end
+  local most = figure('maxmemory')
+  local full = most > 0 and figure('used_memory') - figure('mem_not_counted_for_evict') > most
+  return string.match(told, 'maxmemory_policy:([%w-]+)'), full
+end

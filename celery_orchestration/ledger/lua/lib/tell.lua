@@ -93,9 +93,3 @@ local function leader()
   if lead.err or (tonumber(lead[4]) or 0) < NOW then return nil end
   return { who = lead[1], name = lead[2], since = tonumber(lead[3]) }
 end
-
--- Redis's maxmemory-policy, if it can be had.
-local function eviction()
-  local memory = redis.pcall('INFO', 'memory')
-  return type(memory) == 'string' and string.match(memory, 'maxmemory_policy:([%w-]+)') or nil
-end
