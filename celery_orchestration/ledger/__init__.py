@@ -256,7 +256,7 @@ class Adopted:
 
 @dataclass(slots=True)
 class Fire:
-    """An entry is due. Without a job, only whether to send it is asked."""
+    """An entry is due. Without a job, only whether to send it is asked; without a message, whether to make one."""
 
     entry: str
     generation: str
@@ -274,6 +274,8 @@ class Fire:
     granted_queue: str = ""
     message: bytes = b""
     eta_ms: int | None = None
+    #: Why it is not to be sent.
+    refused: str = ""
 
 
 @dataclass(slots=True)
@@ -578,7 +580,7 @@ class Ledger:
         for f in fires:
             args += (f.entry, f.generation, f.due_ms, f.next_ms, f.missed, f.job, f.id, f.key, f.priority)
             args += (_or_none(f.expires_ms), f.queue, f.granted_queue, f.message, _or_none(f.eta_ms), f.overlap)
-            args.append(f.late_ms)
+            args += (f.late_ms, f.refused)
         self._meet()
         return _dispatched(self._call("dispatch", args))
 

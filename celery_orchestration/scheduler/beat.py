@@ -7,10 +7,11 @@ import threading
 from typing import Any
 
 from celery import Celery
-from celery.beat import PersistentScheduler, Scheduler
+from celery.beat import PersistentScheduler, Scheduler, SchedulingError
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import ConfigurationError, LedgerRefused
+from celery_orchestration.scheduler.apply import Applier, under_way
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.side import SchedulerSide
 from celery_orchestration.task import jobs_of, schedule_of, settings_of
@@ -24,11 +25,13 @@ TICK = 1.0
 class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
     """Any number of ``celery beat`` processes with it: one leads, the others stand by.
 
-    The work is done by threads of its own, so that a signal never comes in the midst of a dispatch. With
-    ``orchestration_mode = "off"`` it is Celery's own scheduler.
+    The work is done by threads of its own, so that a signal never comes in the midst of a dispatch. They begin with the
+    first tick: handlers of ``beat_init`` have run by then. With ``orchestration_mode = "off"`` it is Celery's own
+    scheduler.
     """
 
     _side: SchedulerSide | None = None
+    _is_started = False
 
     def __new__(cls, app: Celery, *args: Any, **kwargs: Any) -> Any:
         if settings_of(app).mode != "off":
@@ -45,7 +48,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
         }
         try:
             entries, problems = from_code(self.app, jobs_of(self.app), defaults)
-            side = SchedulerSide(self.app, entries)
+            side = SchedulerSide(self.app, entries, Applier(self))
             side.check_ledger()
         except (ConfigurationError, LedgerRefused) as exc:
             logger.critical("%s", exc)
@@ -53,15 +56,33 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
         for problem in problems:
             logger.error("%s: it is not fired", problem)
         _end_on_sigterm()
-        side.start()
         self._side = side
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        if self._side is not None and self._side.problem:
-            raise LedgerRefused(self._side.problem)
-        if self._side is not None and not self._side.dispatcher.is_alive():
+        side = self._side
+        if side is not None and not self._is_started:
+            self._is_started = True
+            side.start()
+        if side is not None and side.problem:
+            raise LedgerRefused(side.problem)
+        if side is not None and not side.dispatcher.is_alive():
             raise RuntimeError("the dispatcher of this scheduler died")
         return TICK
+
+    def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
+        """What ``apply_entry`` calls: see :mod:`~celery_orchestration.scheduler.apply`."""
+        fire = under_way()
+        if fire is None:
+            return super().apply_async(entry, producer=producer, advance=advance, **kwargs)
+        entry.options = {**entry.options, "task_id": fire.id}
+        try:
+            result = super().apply_async(entry, producer=fire.producer, advance=False, **kwargs)
+        except Exception as exc:
+            cause = exc.__context__ if isinstance(exc, SchedulingError) else exc
+            fire.error = cause if isinstance(cause, Exception) else exc
+            raise
+        fire.is_sent = True
+        return result
 
     def should_sync(self) -> bool:
         return False
@@ -69,7 +90,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
     def close(self) -> None:
         """Resigns. Called in a signal handler, and once more when Celery's loop ends."""
         side, self._side = self._side, None
-        if side is not None:
+        if side is not None and self._is_started:
             side.stop()
         super().close()
 

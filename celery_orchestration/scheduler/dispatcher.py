@@ -49,8 +49,8 @@ class Dispatcher(threading.Thread):
         self._ledger = side.ledger.line()
         self._code = {entry.id: entry for entry in code.values()}
         self._agenda = Agenda(side.graph)
-        self._fires = Fires(side)
-        self._sender = Sender(side.app, self._leads, self.wake)
+        self._fires = Fires(side, side.applier)
+        self._sender = Sender(side.app, side.applier, self._leads, self.wake)
         #: What is due and was not asked for yet; the part that was, and got no answer.
         self._due: deque[tuple[Entry, Due]] = deque()
         self._unanswered: list[tuple[Entry, Fire]] = []
@@ -333,17 +333,35 @@ class Dispatcher(threading.Thread):
                 self._again(entry, 1.0)
             return None
         self._side.publisher.publish(found.grants)
-        stale = []
+        stale, wanted = [], []
         for (entry, fire), (what, *detail) in zip(part, found.answers, strict=True):
             if what == "send":
                 self._sender.send(entry, fire)
+            elif what == "make":
+                self._again(entry, 1.0)  # unless it is made now
+                wanted.append((entry, fire))
             elif what == "stale":
                 self._again(entry, 1.0)  # unless it is adopted now
                 stale.append(entry)
             else:
                 self._answered(entry, fire, what, " ".join(detail))
         self._adopt(self._term, [entry for entry in stale if entry in self._agenda], self._side.term.now(), known=True)
-        return None
+        return self._make(wanted)
+
+    def _make(self, part: list[tuple[Entry, Fire]]) -> None:
+        """The messages of fires that make runs; then the ledger is asked for good."""
+        made = []
+        for entry, fire in part:
+            self._alive_at = monotonic()
+            try:
+                self._fires.make(entry, fire)
+            except Exception as exc:
+                self._cannot(entry, exc)
+            else:
+                made.append((entry, fire))
+        self._unanswered = made
+        if made and self._leads():
+            self._ask()
 
     def _ask_one_by_one(self, part: list[tuple[Entry, Fire]], exc: LedgerError) -> None:
         """The ledger takes offence at one of them."""
@@ -359,7 +377,9 @@ class Dispatcher(threading.Thread):
 
     def _answered(self, entry: Entry, fire: Fire, what: str, detail: str) -> None:
         if what == "fired":
-            logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
+            if entry.template is not None:  # else it was said when its message was made
+                logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
+            self._sender.announce(fire)
             self._next(entry, fire)
         elif what in ("skipped", "missed"):
             logger.info("Scheduler: %s (%s) is %s: %s", entry.shown, entry.call.task, what, detail or "too late")
@@ -389,6 +409,9 @@ class Dispatcher(threading.Thread):
                 self._cannot(one.entry, one.error)
             elif one.again:
                 self._again(one.entry, one.again)
+            elif one.refused:
+                one.fire.refused = one.refused
+                self._unanswered.append((one.entry, one.fire))
             else:
                 fires.append(one.fire)
                 self._next(one.entry, one.fire)

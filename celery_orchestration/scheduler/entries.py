@@ -41,6 +41,8 @@ class Entry:
     #: None: a continuous job's.
     times: Times | None
     source: str = "code"
+    #: Its schedule, as Celery has it.
+    when: BaseSchedule | None = field(default=None, kw_only=True)
     #: Of the job that it fires, if it is one.
     policy: Policy | None = None
     #: Ms between two runs of a continuous job.
@@ -52,6 +54,8 @@ class Entry:
     last_ms: int = 0
     #: The message of all its fires, if that differs by nothing but the id.
     template: Template | None = None
+    #: Its messages go to an exchange: it is sent as a plain task.
+    is_unroutable: bool = False
 
     def __post_init__(self) -> None:
         self.id = keys.entry(self.name)
@@ -109,7 +113,7 @@ def entry_of(
         late = latest_is_late(policy.catch_up, policy.catch_up_seconds, settings_of(app).term_seconds)
     elif isinstance(when, crontab) and app.conf.beat_cron_starting_deadline is not None:
         late = round(app.conf.beat_cron_starting_deadline * 1000)
-    return Entry(name, call, in_words(when), times_of(when, app), source, policy, late_ms=late)
+    return Entry(name, call, in_words(when), times_of(when, app), source, policy, late_ms=late, when=when)
 
 
 def in_words(when: BaseSchedule) -> str:

@@ -9,8 +9,9 @@ from celery.utils.log import get_logger
 from celery_orchestration import queues
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.ledger import Adoption, Fire, keys
+from celery_orchestration.scheduler.apply import NOT_SENT, Applier
 from celery_orchestration.scheduler.entries import Entry, Template
-from celery_orchestration.scheduler.message import MARK, Message, Unroutable, is_constant, make
+from celery_orchestration.scheduler.message import MARK, Kept, Message, Unroutable, is_constant, make, make_for_all
 from celery_orchestration.scheduler.times import Due
 from celery_orchestration.worker.member import Member
 
@@ -18,61 +19,73 @@ logger = get_logger(__name__)
 
 
 class Fires:
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, applier: Applier) -> None:
         self._member = member
-        self._unroutable: set[str] = set()
+        self._applier = applier
 
     def adoption(self, entry: Entry, last_ms: int | None) -> Adoption:
         """`last_ms`: where it goes on should the ledger have forgotten it."""
         name, task, every = (keys.text(one) for one in (entry.name, entry.call.task, entry.every))
         found = Adoption(entry.id, name, task, self._job(entry), every, entry.source, last_ms)
         if entry.gap_ms is not None:
-            one = self._template(entry)
+            one = self._placed(entry, make_for_all(self._member.app, entry.call))
             found.gap_ms, found.message = entry.gap_ms, one.message(MARK)
             found.queue, found.granted_queue, found.key, found.priority = one.place
         return found
 
     def fire(self, entry: Entry, due: Due) -> Fire:
-        """Without a job, if the ledger cannot hand its run over: then it is sent as any task is."""
+        """Without a message, if that has to be made for each fire: the ledger is asked first whether it makes a run.
+        Without a job, if the ledger cannot hand its run over: then it is sent as any task is."""
         fire = Fire(entry.id, entry.generation, due.at, due.next, due.missed, "", entry.run_id(due.at), entry.late_ms)
         job = self._job(entry)
-        if entry.policy is None or not job:
+        if entry.policy is None or not job or entry.is_unroutable:
             return fire
+        fire.job, fire.overlap, fire.priority = job, entry.policy.overlap, int(entry.policy.priority)
         try:
-            template = self._fill_in(fire, entry)
+            self.prepare(entry)
         except Unroutable as exc:
-            if entry.id not in self._unroutable:
-                self._unroutable.add(entry.id)
-                logger.warning(
-                    "Entry %s is sent as a plain task, at least once and without overlap: %s", entry.shown, exc
-                )
-            return fire
-        fire.job, fire.overlap = job, entry.policy.overlap
-        fire.queue, fire.granted_queue, fire.key, fire.priority = template.place
+            self._send_as_plain(entry, fire, exc)
+        if entry.template is not None:
+            _fill_in(fire, entry.template)
         return fire
+
+    def make(self, entry: Entry, fire: Fire) -> None:
+        """The message of this one fire, made as Celery's beat would send it. Fills in why there is none, if so."""
+        try:
+            message = self._applied(entry, fire.id) if self._applier.is_needed else self._made(entry, fire.id)
+        except Unroutable as exc:
+            return self._send_as_plain(entry, fire, exc)
+        if message is None:
+            fire.refused = NOT_SENT
+            return None
+        headers = message.envelope.headers
+        fire.expires_ms, fire.eta_ms = _ms(headers.get("expires")), _ms(headers.get("eta"))
+        return _fill_in(fire, self._placed(entry, message))
 
     def prepare(self, entry: Entry) -> None:
         """What can be made of its fires before it is due."""
-        if entry.template is None and self._job(entry) and is_constant(self._member.app, entry.call):
-            entry.template = self._template(entry)
+        if not self._job(entry) or self._applier.is_needed or not is_constant(self._member.app, entry.call):
+            entry.template = None
+        elif entry.template is None:
+            entry.template = self._placed(entry, make(self._member.app, entry.call, MARK))
 
     def _job(self, entry: Entry) -> str:
         """In observe mode the gate is asked by the worker. Continuous jobs are the ledger's in any case."""
         ours = self._member.settings.mode == "enforce" or entry.gap_ms is not None
         return self._member.encoded[entry.call.task] if ours and entry.policy is not None else ""
 
-    def _fill_in(self, fire: Fire, entry: Entry) -> Template:
-        if is_constant(self._member.app, entry.call):
-            entry.template = template = entry.template or self._template(entry)
-        else:
-            made = make(self._member.app, entry.call, fire.id)
-            template, headers = self._placed(entry, made), made.envelope.headers
-            fire.expires_ms, fire.eta_ms = _ms(headers.get("expires")), _ms(headers.get("eta"))
-        fire.message = template.message(fire.id)
-        return template
+    def _made(self, entry: Entry, id: str) -> Message:
+        logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
+        return make(self._member.app, entry.call, id)
 
-    def _template(self, entry: Entry) -> Template:
-        return self._placed(entry, make(self._member.app, entry.call, MARK))
+    def _applied(self, entry: Entry, id: str) -> Message | None:
+        kept = Kept()
+        self._applier.apply(entry, id, kept)
+        return kept.message
+
+    def _send_as_plain(self, entry: Entry, fire: Fire, exc: Unroutable) -> None:
+        logger.warning("Entry %s is sent as a plain task, at least once and without overlap: %s", entry.shown, exc)
+        entry.is_unroutable, fire.job = True, ""
 
     def _placed(self, entry: Entry, message: Message) -> Template:
         member, policy = self._member, entry.policy
@@ -91,6 +104,11 @@ class Fires:
                 member.priority_of(message.envelope.headers, policy),
             ),
         )
+
+
+def _fill_in(fire: Fire, template: Template) -> None:
+    fire.message = template.message(fire.id)
+    fire.queue, fire.granted_queue, fire.key, fire.priority = template.place
 
 
 def _ms(text: str | None) -> int | None:

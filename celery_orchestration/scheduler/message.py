@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
-from celery import Celery, Task, signals
+from celery import Celery, Task
 from celery.beat import BeatLazyFunc
 from celery.result import denied_join_result
 from kombu import Queue, compression
@@ -15,12 +18,15 @@ from kombu.serialization import dumps
 
 from celery_orchestration.envelope import PROPERTIES, Envelope
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.task import OrchestratedTask
+from celery_orchestration.scheduler.hooks import sending_is_patched
 
 #: Stands for the id of a run in a message that is made once for many; as long as one. lib/entries.lua knows it, too.
 MARK = "0rch0000-0000-4000-8000-000000000000"
 #: Options of a call whose value in the message depends on the time at which it is made.
 _TIMED = ("countdown", "eta", "expires")
+
+#: Types of values that are written the same way each time.
+_PLAIN = (type(None), bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID)
 
 
 class Unroutable(Exception):
@@ -58,10 +64,9 @@ class Message:
 class Kept:
     """A producer that keeps the one message it is given."""
 
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
         self.connection: Any = self
         self.message: Message | None = None
-        self._args, self._kwargs = args, kwargs
 
     def _reraise_as_library_errors(self) -> Any:
         return nullcontext()
@@ -95,7 +100,12 @@ class Kept:
             routing_key=routing_key or "",
             body=data.encode() if isinstance(data, str) else data,
         )
-        self.message = Message(declare[0].name, envelope, self._args, self._kwargs)
+        self.message = Message(declare[0].name, envelope, *_arguments(body))
+
+
+def _arguments(body: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """As the worker will see them."""
+    return (body["args"], body["kwargs"]) if isinstance(body, Mapping) else (body[0], body[1])
 
 
 def _leads_to(queue: Queue, exchange: str, routing_key: str) -> bool:
@@ -110,7 +120,7 @@ def _content_type(name: str) -> str:
 def make(app: Celery, call: Call, id: str) -> Message:
     """Raises :class:`Unroutable` if it goes to no queue by name."""
     args, kwargs = call.evaluated()
-    kept = Kept(args, kwargs)
+    kept = Kept()
     task: Task = app.tasks[call.task]
     with denied_join_result():  # nobody waits for its result here
         task.apply_async(args, kwargs, producer=kept, **call.options_of(id))
@@ -119,11 +129,43 @@ def make(app: Celery, call: Call, id: str) -> Message:
     return kept.message
 
 
+def make_for_all(app: Celery, call: Call) -> Message:
+    """A message for any number of runs, with the mark instead of an id. Headers and properties that differ between two
+    calls, such as times and the ids of traces, would be wrong in all but one of them: they are left out."""
+    one = make(app, call, MARK)
+    if is_constant(app, call):
+        return one
+    other = make(app, call, MARK)
+    envelope = replace(
+        one.envelope,
+        headers=_in_both(one.envelope.headers, other.envelope.headers),
+        properties=_in_both(one.envelope.properties, other.envelope.properties),
+    )
+    return replace(one, envelope=envelope)
+
+
+def _in_both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in one.items():
+        if isinstance(value, dict) and isinstance(other.get(name), dict):
+            found[name] = _in_both(value, other[name])
+        elif name in other and other[name] == value:
+            found[name] = value
+    return found
+
+
 def is_constant(app: Celery, call: Call) -> bool:
     """Whether the messages of a job's call differ by nothing but their id, and nobody looks at each of them."""
     task = app.tasks[call.task]
-    lazy = any(isinstance(value, BeatLazyFunc) for value in (*call.args, *call.kwargs.values()))
     timed = task.expires or any(call.options.get(name) for name in _TIMED)
-    own = type(task).apply_async is not OrchestratedTask.apply_async
-    watched = signals.before_task_publish.receivers or signals.after_task_publish.receivers
-    return not (lazy or timed or own or watched)
+    plain = all(map(_is_plain, (*call.args, *call.kwargs.values())))
+    return plain and not timed and not sending_is_patched(app, task)
+
+
+def _is_plain(value: Any) -> bool:
+    """Other values may be written in another way each time; one that is lazy is asked each time."""
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    return type(value) in _PLAIN

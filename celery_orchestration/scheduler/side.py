@@ -13,6 +13,7 @@ from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.ledger import BEAT, FORGOTTEN, Presence, Registered
+from celery_orchestration.scheduler.apply import Applier
 from celery_orchestration.scheduler.dispatcher import Dispatcher
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.term import Term
@@ -55,8 +56,9 @@ class SchedulerKeeper(Lease):
 
 
 class SchedulerSide(Member):
-    def __init__(self, app: Celery, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, app: Celery, entries: Mapping[str, Entry], applier: Applier | None = None) -> None:
         super().__init__(app)
+        self.applier = applier or Applier()
         self.name = f"beat-{os.getpid()}@{socket.gethostname()}"
         self.problem = ""
         self.publisher = Publisher(self)

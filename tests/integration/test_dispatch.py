@@ -736,6 +736,38 @@ OVERLAPS: list[tuple[Callable[[Beat], None], tuple[str, ...], tuple[str, ...]]] 
 ]
 
 
+class TestMessagesThatAreMadeForEachFire:
+    """By code that sees each message: the ledger is asked first whether the fire makes a run."""
+
+    def test_are_asked_for_and_nothing_changes_before(self, beat: Beat):
+        beat.begin({"one": {}})
+        beat.adopt()
+        before, fire = beat.entry(), beat.fire(message=b"", missed=2)
+        for _ in range(2):
+            assert beat.dispatch(fire).answers == [("make",)]
+        assert (beat.entry(), beat.past()) == (before, [])
+        assert beat.dispatch(replace(fire, message=b"made")).answers == [FIRED]
+        assert beat.dispatch(fire).answers == [("known", "fired")]
+        assert [count for *_, count in beat.past()] == [2], "the missed ones are recorded once"
+
+    def test_are_not_asked_for_by_a_fire_that_makes_no_run(self, beat: Beat):
+        beat.begin({"one": {"cap": 1}})
+        beat.adopt()
+        beat.starts()
+        assert beat.fires(overlap="skip", message=b"") == ("skipped", ENDED)
+        assert beat.fires(late_ms=0, message=b"") == ("missed",)
+
+    @pytest.mark.parametrize("job", ["one", ""])
+    def test_may_be_refused_by_that_code(self, beat: Beat, job: str):
+        beat.begin({"one": {}})
+        beat.adopt(job=job)
+        fire = beat.fire(job=job, message=b"", refused="not now")
+        assert beat.dispatch(fire).answers == [("skipped", "not now")]
+        assert beat.dispatch(fire).answers == [("known", "skipped")]
+        assert (beat.entry()["how"], beat.entry()["skips"], beat.entry().get("fires")) == ("skipped", "1", None)
+        assert beat.past() == ([("skipped", "not now", 1)] if job else [])
+
+
 class TestOverlap:
     @pytest.mark.parametrize(
         ("last", "skip", "queue"), OVERLAPS, ids=[f"{number}-{one[0].__name__}" for number, one in enumerate(OVERLAPS)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from functools import wraps
 from typing import Any
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from celery.beat import BeatLazyFunc, ScheduleEntry, Scheduler
 from celery.schedules import BaseSchedule, crontab, schedule
 from kombu import Exchange, Producer, Queue
@@ -507,6 +508,26 @@ class TestWhatIsMadeOnce:
 
         job(shop.app, "shop.own", base=Own)
         assert not is_constant(shop.app, Call("shop.own", (), {}, {}))
+
+    @pytest.mark.parametrize("routes", [{"shop.*": "there"}, ([("shop.job", {"queue": "there"})],)])
+    def test_is_what_a_table_routes(self, shop: Shop, routes: Any):
+        shop.app.conf.task_routes = routes
+        assert is_constant(shop.app, call())
+
+    def test_but_not_what_a_function_routes(self, shop: Shop):
+        shop.app.conf.task_routes = lambda *args, **_: {"queue": "there"}
+        assert not is_constant(shop.app, call())
+
+    def test_nor_what_has_arguments_of_unknown_types(self, shop: Shop):
+        class Written:
+            def __json__(self) -> float: ...
+
+        assert is_constant(shop.app, call([1, {"a": None}], a=(datetime(2026, 1, 1), "b")))
+        assert not is_constant(shop.app, call(a=[Written()]))
+
+    def test_nor_what_a_wrapper_sends_that_goes_by_the_name_of_what_it_wraps(self, shop: Shop, monkeypatch):
+        monkeypatch.setattr(Task, "apply_async", wraps(Task.apply_async)(lambda *args, **options: None))
+        assert not is_constant(shop.app, call())
 
     def test_a_continuous_job_never_expires(self, shop: Shop):
         """Its message is kept by the ledger for all its runs."""

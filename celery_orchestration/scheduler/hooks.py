@@ -1,0 +1,48 @@
+"""Code that others put around the sending of a task: monitors, tracers, a company's base classes.
+
+Such code patches or overrides the methods through which Celery sends, connects to its signals, or routes by a function
+of its own. Where there is none, the messages of an entry can only differ by their ids, and are made once. Where there
+is some, each fire is sent as Celery's beat would send it. This is looked up at each fire: code may be patched late.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType, MethodType
+from typing import Any
+
+from celery import Celery, Task, signals
+from celery.app.amqp import AMQP
+from celery.app.routes import MapRoute
+
+_BEAT = ("celery.beat", "celery_orchestration.scheduler.beat")
+_TASK = ("celery.app.task", "celery_orchestration.task")
+_SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
+
+
+def apply_entry_is_patched(scheduler: Any) -> bool:
+    """Or what it calls; by a subclass, too."""
+    return any(not _is_own(getattr(scheduler, name), *_BEAT) for name in ("apply_entry", "apply_async", "send_task"))
+
+
+def sending_is_patched(app: Celery, task: Task) -> bool:
+    """Whether anything may see or change each message of a task."""
+    return (
+        any(signal.receivers for signal in _SIGNALS)
+        or not _is_own(app.send_task, "celery.app.base")
+        or not all(_is_own(found, *_TASK) for found in _definitions(task, "apply_async"))
+        or type(app.amqp) is not AMQP
+        or not _is_own(app.amqp.create_task_message, "celery.app.amqp")
+        or not _is_own(app.amqp.send_task_message, "celery.app.amqp")
+        or any(type(one) is not MapRoute and not _is_own(one, "celery_orchestration.queues") for one in app.amqp.routes)
+    )
+
+
+def _definitions(thing: Any, name: str) -> list[Any]:
+    """Of a method: each may call the one before it."""
+    return [vars(owner)[name] for owner in (thing, *type(thing).__mro__) if name in vars(owner)]
+
+
+def _is_own(function: Any, *modules: str) -> bool:
+    """Whether it is what one of these modules defines. Wrappers take over its name, but not its globals."""
+    function = function.__func__ if type(function) is MethodType else function
+    return type(function) is FunctionType and function.__globals__.get("__name__") in modules
