@@ -125,7 +125,8 @@ def cycles(documents: Mapping[str, Document]) -> list[list[str]]:
 def merge(releases: Sequence[Mapping[str, Document]]) -> dict[str, Document]:
     """Return what holds while several releases are live, oldest first: for each job the stricter.
 
-    Blocks, groups and dependencies add up and the smaller cap holds, in whatever order releases came and
+    Blocks, groups and dependencies add up, the smaller cap holds, and a run that one of them would not
+    run again after a crash is not run again, in whatever order releases came and
     however often; everything else is the newest release's.
     """
     merged: dict[str, Document] = {}
@@ -141,6 +142,7 @@ def _stricter(older: Document, newer: Document) -> Document:
         **newer,
         "cap": min((cap for cap, _ in limits), default=None),
         "max_failures": min((doc["max_failures"] for doc in (older, newer) if doc["max_failures"]), default=None),
+        "on_crash": "fail" if "fail" in (older["on_crash"], newer["on_crash"]) else newer["on_crash"],
         "keyed": bool(limits) and all(keyed for _, keyed in limits),
         "deps": ordered([*older["deps"], *newer["deps"]]),
         "blocks": sorted({*older["blocks"], *newer["blocks"]}),

@@ -43,7 +43,17 @@ NOT_AVAILABLE: dict[str, tuple[object, ...]] = {
 
 HARD_LIMIT_AFTER_SECONDS = 10
 
-Source = Literal["written", "recurring default", "exclusive", "default"]
+Source = Literal[
+    "written",
+    "recurring default",
+    "exclusive",
+    "default",
+    "default with options",
+    "acks_late",
+    "reject_on_worker_lost",
+    "retry_on_worker_lost",
+    "orchestration_on_crash",
+]
 
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 120
@@ -193,6 +203,7 @@ def _unfit_for_namespace(text: str) -> set[str]:
 
 
 LONGEST_SECONDS = 10**9
+OnCrash = Literal["requeue", "fail"]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=LONGEST_SECONDS)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 
@@ -265,7 +276,7 @@ class JobOptions(BaseModel):
     catch_up: Literal["latest", "none"] = "latest"
     catch_up_seconds: Seconds = 3600
     on_lease_lost: Literal["continue", "stop"] = "continue"
-    on_crash: Literal["requeue", "fail"] = "requeue"
+    on_crash: OnCrash = "fail"
     max_recoveries: Annotated[int, Field(strict=True, ge=0)] = 2
 
     @property
@@ -301,6 +312,7 @@ RECURRING: dict[str, Any] = {
     "timeout_seconds": 60,
     "max_running": 1,
     "max_consecutive_failures": 5,
+    "on_crash": "requeue",
 }
 
 #: Celery's options that a recurring job gets unless they are written.
@@ -326,7 +338,8 @@ class Policy(JobOptions):
 
     @classmethod
     def resolve(cls, name: str, options: JobOptions, written: Mapping[str, Any] = MappingProxyType({})) -> "Policy":
-        """Fill in the defaults; ``written`` holds Celery's own options as written on the task."""
+        """Fill in the defaults; ``written`` holds Celery's own options as written on the task, and what the app's
+        settings say about all its jobs."""
         defaults = dict(RECURRING) if options.recurring else {}
         if _limits(written):
             defaults.pop("timeout_seconds", None)
@@ -334,11 +347,14 @@ class Policy(JobOptions):
             defaults.setdefault("max_running", 1)
         ours = {option: getattr(options, option) for option in options.model_fields_set}
         implied: Source = "recurring default" if options.recurring else "exclusive"
+        on_crash = _on_crash(options, written)
         sources: dict[str, Source] = {
             option: "written" if option in ours else implied if option in defaults else "default"
             for option in OPTIONS
             if NOT_AVAILABLE.get(option) != ()
         }
+        if on_crash is not None:
+            ours["on_crash"], sources["on_crash"] = on_crash
         return cls.model_validate({**defaults, **ours, "name": name, "sources": sources, "celery": dict(written)})
 
     @property
@@ -457,6 +473,25 @@ def _is_argument(field: str, signature: inspect.Signature) -> bool:
     return int(field) < count or inspect.Parameter.VAR_POSITIONAL in kinds
 
 
+def _on_crash(options: JobOptions, written: Mapping[str, Any]) -> tuple[OnCrash, Source] | None:
+    """What becomes of a run that had begun when its process or worker died, and who says so; None: the defaults do.
+
+    Celery runs a task once unless told otherwise: somebody who writes ``acks_late`` or an option of ours has done so.
+    """
+    names: tuple[Source, ...] = ("reject_on_worker_lost", "retry_on_worker_lost")
+    for name in sorted((name for name in names if name in written), key=lambda name: not written[name]):
+        return "requeue" if written[name] else "fail", name
+    if "on_crash" in options.model_fields_set:
+        return None
+    if written.get("on_crash") is not None:
+        return written["on_crash"], "orchestration_on_crash"
+    if options.recurring:
+        return None
+    if any(getattr(options, option) is not None for option in options.model_fields_set):
+        return "requeue", "default with options"
+    return ("requeue", "acks_late") if written.get("acks_late") else None
+
+
 def read_options(name: str, attributes: Mapping[str, Any]) -> JobOptions:
     """Pick a job's options out of the attributes written on its class, or say all that is wrong.
 
@@ -545,6 +580,8 @@ class Settings(BaseModel):
     history: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 100
     dead_letters: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 1000
     dead_letter_seconds: Seconds = 14 * 86400
+    #: For jobs that do not say it themselves; None: by what is written on each.
+    on_crash: OnCrash | None = None
     #: Start even if Redis may evict keys of the ledger.
     allow_eviction: Annotated[bool, Field(strict=True)] = False
 

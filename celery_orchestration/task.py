@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from celery import Celery, Task
 from celery.app.annotations import resolve_all
@@ -24,7 +24,7 @@ from celery_orchestration.envelope import ADMITTED, FENCE
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.limits import Clock, Run, clocks
-from celery_orchestration.policy import Policy, Priority, Settings, read_options
+from celery_orchestration.policy import OnCrash, Policy, Priority, Settings, read_options
 from celery_orchestration.queues import PRIORITY_HEADER, install_route
 
 logger = get_logger(__name__)
@@ -43,6 +43,7 @@ _CELERY_OPTIONS = (
     "soft_time_limit",
     "reject_on_worker_lost",
     "retry_on_worker_lost",
+    "acks_late",
 )
 _LIMITS = ("time_limit", "soft_time_limit")
 #: What Celery does about retries unless told otherwise.
@@ -54,7 +55,7 @@ _CELERYS_RETRIES = {
     "retry_jitter": True,
 }
 #: Those that count as written when the app's configuration has them.
-_CONFIGURED = (*_LIMITS, "reject_on_worker_lost", "retry_on_worker_lost")
+_CONFIGURED = (*_LIMITS, "reject_on_worker_lost", "retry_on_worker_lost", "acks_late")
 SCHEDULER = "celery_orchestration:OrchestratedScheduler"
 
 
@@ -160,6 +161,8 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         app.steps["consumer"].add("celery_orchestration.worker.steps:GateStep")
         conf = app.conf
         configured = {name: value for name in _CONFIGURED if (value := conf.get(f"task_{name}"))}
+        if conf.get("orchestration_on_crash") in get_args(OnCrash):  # if not: what starts says so
+            configured["on_crash"] = conf["orchestration_on_crash"]
         policy = cls._resolve(cls.name, written, configured)
         if isinstance(policy.key, str) and (signature := _signature_of_run(cls)) is not None:
             policy.check_key(signature)

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from celery_orchestration.operate.models import Ended, Model, QueueStatus, RunStatus
+from celery_orchestration.policy import Source
 
 Code = Literal[
     "alone",
@@ -74,8 +75,8 @@ class OptionValue(Model):
 
     name: str = Field(description="of the option")
     value: str = Field(description="as this app's code has it")
-    source: Literal["written", "recurring default", "exclusive", "default", "Celery's"] = Field(
-        description="where that comes from; 'exclusive': that option implies it"
+    source: Literal[Source, "Celery's"] = Field(
+        description="where that comes from; the name of an option or a setting: that implies it"
     )
     in_force: str | None = Field(
         default=None, description="what holds instead, because workers of several releases are live: the stricter one"

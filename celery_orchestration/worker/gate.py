@@ -745,15 +745,18 @@ class Gate:
         return not alive and all(internals.is_over(run.pool_result) for run in list(self.runs.values()))
 
     def return_all(self) -> None:
-        """The execution pool is down: no code of ours runs any more."""
-        self.returned(list(self.runs.values()))
+        """The execution pool is down: no code of ours runs any more. What had not begun was given back before."""
+        for request in list(self.runs.values()):
+            request.interrupted()
 
     def wait_told(self, deadline: float) -> bool:
         """Waits until every outcome was told to the ledger."""
-        while self._told or self._suspects or self._in_flight is not None:
+        while True:
+            with self._lock:  # whoever holds it may be telling Celery what the ledger has answered
+                if not (self._told or self._suspects or self._in_flight is not None):
+                    return True
             if time.monotonic() > deadline:
                 return False
             self._loop.drain()  # an answer may have come just after the loop went down
             self._flush()
             time.sleep(0.01)
-        return True

@@ -22,6 +22,7 @@ from celery.exceptions import WorkerLostError
 from celery.utils.log import get_logger
 from kombu import Queue
 from kombu.exceptions import KombuError
+from kombu.utils.encoding import safe_repr
 from redis.exceptions import RedisError
 
 from celery_orchestration import queues
@@ -264,11 +265,12 @@ class Publisher(threading.Thread):
         ignored = getattr(task, "ignore_result", False) if ignored is None else ignored
         store = not ignored or bool(getattr(task, "store_errors_even_if_ignored", False))
         if why == "crashed":
-            exc = WorkerLostError(f"run {ending.id} took its worker down too often")
+            exc = WorkerLostError(f"The worker of run {ending.id} died before the run ended")
             backend.mark_as_failure(ending.id, exc, request=context, store_result=store)
             signals.task_failure.send(
                 sender=task, task_id=ending.id, exception=exc, args=context.args, kwargs=context.kwargs, einfo=None
             )
+            self._member.send_event("task-failed", ending.id, exception=safe_repr(exc), traceback=None)
         else:
             backend.mark_as_revoked(ending.id, why, request=context, store_result=store)
             signals.task_revoked.send(task, request=context, terminated=False, signum=None, expired=why == "expired")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.worker.request import Request, task_ready
 from celery.worker.state import task_reserved
@@ -194,7 +195,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             return self._on_process_lost(as_celery_does)
         outcome = _outcome_of(exc)
         if isinstance(exc, Terminated) and self._already_cancelled and not self._already_revoked:
-            outcome = "returned"  # cancelled by Celery itself (lost connection, cold shutdown): back to its queue
+            return self.interrupted(as_celery_does)  # by Celery itself: lost connection, cold shutdown
         return self._settle_after(as_celery_does, outcome)
 
     def _lost_lease(self) -> bool:
@@ -223,9 +224,11 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     def _on_process_lost(self, as_celery_does: Callable[[], None]) -> None:
         """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
         if self.drained:
-            return self._leave_quietly()
-        if self._already_cancelled or self._already_revoked:
-            return self._settle_after(as_celery_does, "revoked" if self._already_revoked else "returned")
+            return self.interrupted(self._leave_quietly)
+        if self._already_revoked:
+            return self._settle_after(as_celery_does, "revoked")
+        if self._already_cancelled:
+            return self.interrupted(as_celery_does)
         if self.task.orchestration.celery.keys() & {"reject_on_worker_lost", "retry_on_worker_lost"}:
             # A requeue settles in reject(), a retry in _retry_worker_lost().
             return self._settle_after(as_celery_does, "failed")
@@ -235,8 +238,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
                 "worker may start the run (on_lease_lost='stop')",
                 *(self.id, self.name),
             )
-            if self.task.orchestration.on_crash == "requeue":
-                return self._leave_quietly()
+            return self.interrupted(self._leave_quietly)
         if getattr(self, "_success_was_stored", bool)():
             return self._settle_after(as_celery_does, "succeeded")
 
@@ -256,6 +258,19 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         """Then its process has not crashed: see deadline.py."""
         found = self.gate.deadline if self.gate is not None and self.stops_with_lease() else None
         return found is not None and found.has_passed_since(self.started_at)
+
+    def interrupted(self, requeued: Callable[[], None] = noop) -> None:
+        """Its code was stopped, by no fault of its own. It goes back to its queue unless `on_crash` is "fail"."""
+
+        def decided(answer: str) -> None:
+            if answer == "dead":
+                lost = WorkerLostError(f"The worker of run {self.id} stopped before the run ended")
+                super(OrchestratedRequest, self).on_failure(_raised(lost))
+            else:
+                requeued()
+
+        task_ready(self)
+        self.settle("interrupted", decided)
 
     def _retry_worker_lost(self, *args: Any) -> Any:
         retried = super()._retry_worker_lost(*args)

@@ -155,7 +155,7 @@ def test_while_two_releases_are_live_the_stricter_holds(
 def test_an_old_release_that_starts_again_does_not_take_over(deployment: Deployment) -> None:
     """What is neither stricter nor laxer is the newest release's: an old one is old however often it starts."""
     stage = deployment.stage
-    old, new = Deployment.release(a={"on_crash": "fail"}), Deployment.release(a={"on_crash": "requeue"})
+    old, new = Deployment.release(a={"max_recoveries": 0}), Deployment.release(a={"max_recoveries": 2})
     old_one = deployment.worker(old, "old", serving=False)
     serving = deployment.worker(new, "new")
     deployment.gone(old_one)

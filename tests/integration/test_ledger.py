@@ -233,7 +233,7 @@ class TestDrain:
         assert shop.ledger.granted(grant) == ("q", b"b")
 
     def test_a_worker_lost_while_it_drains_is_no_crash_of_its_runs(self, shop: Shop):
-        shop.install({"one": {"on_crash": "fail"}})
+        shop.install({"one": {"max_recoveries": 0}})
         shop.register("w2")
         shop.turn(come=[arrival("a", "one")], worker="w2")
         shop.ledger.drain("w2")
@@ -242,6 +242,25 @@ class TestDrain:
         swept = shop.ledger.sweep("w1", 1, 5000)
         assert (swept.recovered, swept.endings, swept.dead_workers) == (1, [], ["w2@host"])
         assert [grant.id for grant in swept.grants] == ["a"]
+
+    def test_a_run_that_must_not_run_twice_fails_if_its_worker_is_lost_while_it_drains(self, shop: Shop):
+        shop.install({"one": {"on_crash": "fail"}})
+        shop.register("w2")
+        shop.turn(come=[arrival("a", "one")], worker="w2")
+        shop.ledger.drain("w2")
+        shop.redis.zadd(f"{PREFIX}ws", {"w2": 0})
+        shop.redis.hset(f"{PREFIX}g", "clk", 1)
+        swept = shop.ledger.sweep("w1", 1, 5000)
+        assert ([(one.id, one.why) for one in swept.endings], swept.grants) == ([("a", "crashed")], [])
+        shop.ledger.finish([("a", 0)])
+        assert shop.turn(come=[arrival("a", "one")]).answers[0].what == "drop"
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("one", 0, 10)] == ["a"]
+
+    @pytest.mark.parametrize(("outcome", "answer"), [("interrupted", "dead"), ("returned", "requeued")])
+    def test_only_what_had_begun_fails_when_its_worker_stops(self, shop: Shop, outcome: str, answer: str):
+        shop.install({"one": {"on_crash": "fail"}})
+        shop.come("a", "one")
+        assert shop.turn(ends={"a": outcome}).outcomes == [answer]
 
     def test_the_lease_of_one_that_departs_ends_then_and_not_before(self, shop: Shop):
         """However long ago the last sweep was; a heartbeat that is late does not renew it."""

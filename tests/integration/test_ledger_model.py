@@ -29,7 +29,9 @@ NAMES = ["a", "b", "c", "d"]
 #: Own queue and granted queue of each job.
 QUEUES = {"a": ("q", "g"), "b": ("q", "g"), "c": ("q", ""), "d": ("other", "")}
 SERVED = [("q", "g"), ("q",), ("other", "q", "g")]
-OUTCOMES = ["succeeded", "failed", "ignored", "rejected", "revoked", "retry", "requeued", "crashed", "returned"]
+OUTCOMES = [
+    "succeeded", "failed", "ignored", "rejected", "revoked", "retry", "requeued", "crashed", "interrupted", "returned",
+]  # fmt: skip
 PREFIX = "{model}:"
 #: A time in milliseconds that does not come by itself, and the priority of a forced run.
 FAR, FORCED = 10**14, 4

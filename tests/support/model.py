@@ -258,29 +258,28 @@ class Model:
     def no_longer_kept(self, run: Run) -> None:
         self.kept = {worker: id for worker, id in self.kept.items() if id != run.id}
 
-    def recover(self, run: Run, counted: str) -> str:
+    def recover(self, run: Run, counted: str, begun: bool = True) -> str:
         """``counted``: 'process' or 'worker' if that is what died, '' if none did."""
         run.worker = None
         self.no_longer_kept(run)
         if run.behind is not None:
             self.give_way(run)
             return "superseded"
-        if counted:
-            run.recoveries += 1
-            fails = self.jobs[run.job].crash == "fail"
-            if fails or run.recoveries > self.jobs[run.job].max_recoveries:
-                if fails or counted == "process" or run.alone:
-                    run.started = False
-                    run.state = "dead"
-                    self.note_end(run, False)
-                    return "dead"
-                run.alone = True
+        run.recoveries += bool(counted)
+        fails = begun and self.jobs[run.job].crash == "fail"
+        if fails or (counted and run.recoveries > self.jobs[run.job].max_recoveries):
+            if fails or counted == "process" or run.alone:
+                run.started = False
+                run.state = "dead"
+                self.note_end(run, False)
+                return "dead"
+            run.alone = True
         run.state = "waiting"
         return "requeued"
 
     def settle(self, run: Run, outcome: str, after: list[str]) -> str:
-        if outcome in ("crashed", "returned"):
-            what = self.recover(run, "process" if outcome == "crashed" else "")
+        if outcome in ("crashed", "interrupted", "returned"):
+            what = self.recover(run, "process" if outcome == "crashed" else "", outcome != "returned")
             if what == "dead":
                 self.forget(run, True)
                 after.append(run.job)
@@ -536,5 +535,6 @@ class Model:
         """What was running there and is not."""
         gone = [run for run in self.runs.values() if run.worker == worker and run.id not in has]
         for run in gone:
-            self.recover(run, counted="")
+            if self.recover(run, counted="") == "dead":
+                run.state, run.why = "ending", "crashed"
         return len(gone)

@@ -35,6 +35,41 @@ def refusal(**attributes):
     return str(caught.value)
 
 
+class TestOnCrash:
+    """A task that only inherits is run as often as Celery would run it: once."""
+
+    @pytest.mark.parametrize(
+        ("celery", "options", "value", "source"),
+        [
+            ({}, {}, "fail", "default"),
+            ({}, {"max_running": None}, "fail", "default"),
+            ({"max_retries": 5, "time_limit": 9}, {}, "fail", "default"),
+            ({}, {"on_crash": "fail"}, "fail", "written"),
+            ({}, {"on_crash": "requeue"}, "requeue", "written"),
+            ({}, {"pool": "default"}, "requeue", "default with options"),
+            ({}, {"priority": "high"}, "requeue", "default with options"),
+            ({}, {"depends_on": ["shop.other"]}, "requeue", "default with options"),
+            ({}, {"max_recoveries": 1}, "requeue", "default with options"),
+            ({}, {"interval_seconds": 60}, "requeue", "recurring default"),
+            ({}, {"mode": "continuous"}, "requeue", "recurring default"),
+            ({"acks_late": True}, {}, "requeue", "acks_late"),
+            ({"acks_late": False}, {}, "fail", "default"),
+            ({"acks_late": True}, {"on_crash": "fail"}, "fail", "written"),
+            ({"on_crash": "requeue"}, {}, "requeue", "orchestration_on_crash"),
+            ({"on_crash": "fail"}, {"interval_seconds": 60}, "fail", "orchestration_on_crash"),
+            ({"on_crash": "fail", "acks_late": True}, {"pool": "images"}, "fail", "orchestration_on_crash"),
+            ({"on_crash": "fail"}, {"on_crash": "requeue"}, "requeue", "written"),
+            ({"reject_on_worker_lost": True}, {"on_crash": "fail"}, "requeue", "reject_on_worker_lost"),
+            ({"reject_on_worker_lost": False}, {"max_running": 1}, "fail", "reject_on_worker_lost"),
+            ({"reject_on_worker_lost": False, "retry_on_worker_lost": True}, {}, "requeue", "retry_on_worker_lost"),
+        ],
+    )
+    def test_is_requeue_where_somebody_asked_for_more_than_celery(self, celery, options, value, source):
+        found = policy(celery, **options)
+        assert (found.on_crash, found.sources["on_crash"]) == (value, source)
+        assert found.document()["on_crash"] == value
+
+
 class TestPriority:
     @pytest.mark.parametrize("written", ["high", "HIGH", "High", Priority.HIGH])
     def test_is_read_from_a_name_in_any_case_or_a_priority(self, written):

@@ -21,6 +21,11 @@ _SOURCES = {
     "recurring default": "recurring defaults",
     "exclusive": "implied by exclusive",
     "default": "defaults",
+    "default with options": "default of a job with options",
+    "acks_late": "because of acks_late",
+    "reject_on_worker_lost": "because of reject_on_worker_lost",
+    "retry_on_worker_lost": "because of retry_on_worker_lost",
+    "orchestration_on_crash": "by orchestration_on_crash",
     "Celery's": "Celery's",
 }
 

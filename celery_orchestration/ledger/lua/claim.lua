@@ -99,7 +99,8 @@ local back = 0
 for _, id in ipairs(call('SMEMBERS', P .. 'wr:' .. worker)) do
   local r = not has[id] and load_run(id)
   if r and r.st == 'running' and r.own == worker then
-    recover(job(r.job), r, false)
+    -- It may have run. A sweep tells Celery of one that must not run again.
+    if recover(job(r.job), r, false, true) == 'dead' then ending(r, 'crashed') end
     back = back + 1
   elseif not has[id] then
     call('SREM', P .. 'wr:' .. worker, id)

@@ -1,7 +1,7 @@
 -- uses: records gate room life entries hand_over workers full
 --
 -- drain: a worker begins to stop. It shows as draining, its slots count no more, and what was to be handed over to it goes
--- elsewhere where that can be. What it runs goes on; should its lease run out, that is no crash of its runs.
+-- elsewhere where that can be. What it runs goes on; should its lease run out, that is not counted as a crash of its runs.
 --
 -- ARGV  worker, within how many ms its process will be gone, or '' (it ends when its runs have). With a number it departs:
 --       its lease ends then and is not renewed, and a sweep takes its runs.

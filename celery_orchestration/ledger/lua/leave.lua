@@ -1,6 +1,7 @@
 -- uses: records gate room life entries hand_over workers full
 --
--- leave: a worker stops in good order. Runs it still has go back to their queue; that is no crash of theirs.
+-- leave: a worker stops in good order. Runs it still has go back to their queue (on_crash 'fail': they have failed); that is
+-- no crash of theirs.
 --
 -- ARGV  worker
 -- Returns  { granted: {id, grant number} to publish }

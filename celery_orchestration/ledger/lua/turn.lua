@@ -6,7 +6,7 @@
 -- ARGV  worker, number of the call, mode ('enforce' | 'observe'), free slots offered,
 --       count of outcomes, then for each: id, fence, outcome, what failed or '', traceback or ''
 --         outcome: succeeded | failed | ignored | rejected | revoked | retry | requeued (back in the broker's queue)
---                  | crashed (its process died) | returned (never begun)
+--                  | crashed (its process died) | interrupted (it had begun, and was stopped) | returned (never begun)
 --       count of arrivals, then for each: id, attempt, job, room key, priority, grant number or '', expires (ms) or '',
 --         own queue, granted queue or '', message, not before (ms) or '' (one with a time comes without a slot)
 -- Returns  { runs that wait, more (1: call again, there is more to hand over),

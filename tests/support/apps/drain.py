@@ -10,7 +10,7 @@ from celery import Task
 from celery.exceptions import Reject
 from celery.signals import worker_process_init
 
-from support.apps.faults import app, exclusive, free, held, held_free, held_late, hold, job, scratch
+from support.apps.faults import app, exclusive, free, held, held_free, held_late, hold, job, noted, scratch
 from support.history import recorded
 
 __all__ = [
@@ -54,12 +54,12 @@ def beat(self: Task, name: str, clings: float = 0) -> str:
 
 
 # A crash that is counted ends these at once.
-@job(max_running=1, on_crash="fail")
+@job(max_running=1, max_recoveries=0)
 def beating(self: Task, name: str, clings: float = 0) -> Any:
     return beat(self, name, clings)
 
 
-@job(max_running=1, on_crash="fail", acks_late=True, priority="high")
+@job(max_running=1, max_recoveries=0, acks_late=True, priority="high")
 def beating_late(self: Task, name: str, clings: float = 0) -> Any:
     return beat(self, name, clings)
 

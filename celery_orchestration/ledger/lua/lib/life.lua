@@ -248,9 +248,10 @@ local function no_longer_alone(r)
 end
 
 -- A running run came back without an outcome: its process died (counted), its whole worker did (counted == 'worker'), or
--- it never began (not counted). Returns 'requeued', 'superseded' or 'dead'; the caller buries or ends a dead one. Or 'failed':
--- Celery knew that its time was over, and it has ended.
-local function recover(j, r, counted)
+-- it was stopped or never began (not counted). begun: its code may have begun; then a job with on_crash 'fail' never begins
+-- it again. Returns 'requeued', 'superseded' or 'dead'; the caller buries or ends a dead one. Or 'failed': Celery knew that
+-- its time was over, and it has ended.
+local function recover(j, r, counted, begun)
   local over = noted(r, 'o')
   call('SREM', P .. 'wr:' .. r.own, r.id)
   no_longer_alone(r)
@@ -273,21 +274,20 @@ local function recover(j, r, counted)
     refresh(j)
     return 'superseded'
   end
-  if counted then
-    r.rec = r.rec + 1
-    if j.crash == 'fail' or r.rec > j.recmax then
-      if counted == 'worker' and j.crash ~= 'fail' and not r.al then
-        -- Others ran there as well: whose fault it was shows when it is tried alone.
-        r.al = true
-      else
-        r.own, r.fence = own, fence
-        note_down(j, r, 'crashed', CRASH, true)
-        r.own, r.fence = nil, nil
-        ended(j, r, false, CRASH)
-        refresh_dependents(j)
-        refresh(j)
-        return 'dead'
-      end
+  if counted then r.rec = r.rec + 1 end
+  local fails = begun and j.crash == 'fail'
+  if fails or (counted and r.rec > j.recmax) then
+    if counted == 'worker' and not fails and not r.al then
+      -- Others ran there as well: whose fault it was shows when it is tried alone.
+      r.al = true
+    else
+      r.own, r.fence = own, fence
+      note_down(j, r, 'crashed', CRASH, true)
+      r.own, r.fence = nil, nil
+      ended(j, r, false, CRASH)
+      refresh_dependents(j)
+      refresh(j)
+      return 'dead'
     end
   end
   enqueue(j, r)
@@ -296,15 +296,15 @@ local function recover(j, r, counted)
 end
 
 -- The outcome of a running run. Returns 'ok', 'refused' (its fence is void: nothing changes), or, for the
--- outcomes 'crashed' and 'returned', what recover says. Jobs that ended are noted in `after`.
+-- outcomes 'crashed', 'interrupted' and 'returned', what recover says. Jobs that ended are noted in `after`.
 local SUCCEEDED = { succeeded = true, failed = false }
 
 local function settle(id, fence, outcome, note, trace, after)
   local r = load_run(id)
   if not r or r.st ~= 'running' or r.fence ~= fence then return 'refused' end
   local j = job(r.job)
-  if outcome == 'crashed' or outcome == 'returned' then
-    local what = recover(j, r, outcome == 'crashed')
+  if outcome == 'crashed' or outcome == 'interrupted' or outcome == 'returned' then
+    local what = recover(j, r, outcome == 'crashed', outcome ~= 'returned')
     if what == 'dead' then
       DONE, FAILED = DONE + 1, FAILED + 1
       bury(r, note ~= '' and note or CRASH, trace)

@@ -18,14 +18,14 @@ local function refresh_all()
 end
 
 -- Takes up to `limit` running runs from a worker that is gone. Returns {dead}, {recovered}, done: whether none is left.
--- counted: 'worker' if it counts as a crash of the runs.
+-- counted: 'worker' if it counts as a crash of the runs. Whether a run had begun there is not known: so it had.
 local function take_runs(worker, counted, limit)
   local dead, recovered = {}, {}
   local ids = call('SMEMBERS', P .. 'wr:' .. worker)
   for i = 1, math.min(#ids, limit) do
     local r = load_run(ids[i])
     if r and r.st == 'running' and r.own == worker then
-      local what = recover(job(r.job), r, counted)
+      local what = recover(job(r.job), r, counted, true)
       if what == 'dead' then
         ending(r, 'crashed')
         dead[#dead + 1] = r.id
