@@ -5,7 +5,8 @@ and a soft shutdown sleeps. The ledger is told (the worker shows as draining, no
 more runs are admitted, and what runs may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold
 shutdown.
 
-What still runs when the time is up is killed, and goes back to its queue when its process is gone: the pool hears of
+What still runs when the time is up is killed, and goes back to its queue when its process is gone (unless the job's
+`on_crash` is "fail": then it has failed): the pool hears of
 the death like of any other, but the run knows that it was us. Where code cannot be killed by itself (threads, gevent,
 solo) the whole process ends. It cannot say so afterwards, so it says before that it will be gone within two seconds;
 until then the ledger keeps its runs, and then another worker's sweep takes them. A cold shutdown of such a worker ends

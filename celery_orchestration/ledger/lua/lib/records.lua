@@ -329,7 +329,7 @@ end
 -- policy again. What can be told from its runs and its history is.
 restore = function(name, why)
   set_aside('j:' .. name, why)
-  local j = { name = name, blk = 0, keyed = false, conf = {}, groups = {}, deps = {}, depd = {}, crash = 'requeue', recmax = 2,
+  local j = { name = name, blk = 0, keyed = false, conf = {}, groups = {}, deps = {}, depd = {}, crash = 'fail', recmax = 2,
     hash = 'corrupt', n = 0, busy = 0, w = 0, wk = 0, z = 0, dirty = true,
     off = cjson.encode({ by = 'ledger', why = 'its record could not be read (' .. why .. ')', at = NOW }) }
   local seen = {}
