@@ -223,7 +223,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     def _on_process_lost(self, as_celery_does: Callable[[], None]) -> None:
         """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
-        if self.drained:
+        if self.drained or self._ended_by_deadline():
             return self.interrupted(self._leave_quietly)
         if self._already_revoked:
             return self._settle_after(as_celery_does, "revoked")
@@ -232,13 +232,6 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         if self.task.orchestration.celery.keys() & {"reject_on_worker_lost", "retry_on_worker_lost"}:
             # A requeue settles in reject(), a retry in _retry_worker_lost().
             return self._settle_after(as_celery_does, "failed")
-        if self._ended_by_deadline():
-            logger.error(
-                "Run %s of job %s was stopped: no heartbeat of this worker reached the ledger in time, and another "
-                "worker may start the run (on_lease_lost='stop')",
-                *(self.id, self.name),
-            )
-            return self.interrupted(self._leave_quietly)
         if getattr(self, "_success_was_stored", bool)():
             return self._settle_after(as_celery_does, "succeeded")
 
@@ -257,7 +250,14 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     def _ended_by_deadline(self) -> bool:
         """Then its process has not crashed: see deadline.py."""
         found = self.gate.deadline if self.gate is not None and self.stops_with_lease() else None
-        return found is not None and found.has_passed_since(self.started_at)
+        if found is None or not found.has_passed_since(self.started_at):
+            return False
+        logger.error(
+            "Run %s of job %s was stopped: no heartbeat of this worker reached the ledger in time, and another "
+            "worker may start the run (on_lease_lost='stop')",
+            *(self.id, self.name),
+        )
+        return True
 
     def interrupted(self, requeued: Callable[[], None] = noop) -> None:
         """Its code was stopped, by no fault of its own. It goes back to its queue unless `on_crash` is "fail"."""

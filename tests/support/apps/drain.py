@@ -23,6 +23,7 @@ __all__ = [
     "held_free",
     "held_late",
     "limited",
+    "noted",
     "plain",
     "plain_late",
 ]
