@@ -359,14 +359,15 @@ def test_a_worker_killed_while_it_drains_is_no_crash_of_its_runs(stage):
 def test_workers_are_scaled_down_under_load(stage):
     """One after the other is replaced, with runs of all kinds under way: each run succeeds, exclusive ones by turns."""
     jobs: list[Any] = [stage.jobs.free, stage.jobs.exclusive]
-    first = stage.worker(concurrency=3, env={"TEST_DRAIN": "0.5"})
+    env = {"TEST_DRAIN": "0.5", "TEST_ON_CRASH": "requeue"}
+    first = stage.worker(concurrency=3, env=env)
     for _ in range(4):
         for _ in range(15):
             for job in jobs:
                 stage.send(job, 0.05)
         stage.send(stage.jobs.free, 1.5)
         until(stage.history.ended, 10)
-        second = stage.worker(concurrency=3, env={"TEST_DRAIN": "0.5"})
+        second = stage.worker(concurrency=3, env=env)
         first.signal(signal.SIGTERM)
         gone(first, 10)
         first = second

@@ -33,6 +33,7 @@ app.conf.result_backend_always_retry = "TEST_RETRY_RESULTS" in os.environ
 app.conf.orchestration_lease_seconds = float(os.environ.get("TEST_LEASE", "3"))
 app.conf.orchestration_sweep_seconds = float(os.environ.get("TEST_SWEEP", "0.5"))
 app.conf.orchestration_allow_eviction = "TEST_ALLOW_EVICTION" in os.environ
+app.conf.orchestration_on_crash = os.environ.get("TEST_ON_CRASH")
 if "TEST_MAX_RUNNING" in os.environ:
     app.conf.orchestration_max_running = int(os.environ["TEST_MAX_RUNNING"])
 if "TEST_VISIBILITY" in os.environ:

@@ -85,7 +85,7 @@ def stubborn(self: Task, note: Any = None) -> Any:
     return note
 
 
-@app.task(base=OrchestratedTask, bind=True)
+@app.task(base=OrchestratedTask, bind=True, on_crash="requeue")
 def deadly(self: Task) -> None:
     """Takes its whole worker down."""
     with recorded(self):
@@ -93,7 +93,7 @@ def deadly(self: Task) -> None:
         time.sleep(5)
 
 
-@app.task(base=OrchestratedTask, bind=True)
+@app.task(base=OrchestratedTask, bind=True, on_crash="requeue")
 def bystander(self: Task, name: str = "bystander") -> str:
     with recorded(self):
         while not (SCRATCH / name).exists():

@@ -35,6 +35,7 @@ app.conf.task_publish_retry_policy = {"max_retries": 100, "interval_start": 0, "
 app.conf.result_backend_always_retry = True
 app.conf.orchestration_lease_seconds = LEASE
 app.conf.orchestration_sweep_seconds = SWEEP
+app.conf.orchestration_on_crash = "requeue"  # each is to succeed
 if "TEST_LEDGER" in os.environ:
     app.conf.orchestration_redis_url = os.environ["TEST_LEDGER"]
 if "TEST_MAX_RUNNING" in os.environ:
