@@ -4,20 +4,25 @@ A routed job is sent to ``{pool}.{priority}``; a run that is handed over goes to
 workers serve on a channel of its own, so that it never stands behind a backlog. Order of routing: what the
 call says, then ``Task.queue``, then the user's ``task_routes``, then ours, and ours only if ``priority`` or
 ``pool`` was written.
+
+A worker without ``-Q`` serves its default queue, the ``default.*`` queues that its jobs are sent to, and any other
+``default.*`` queue as soon as the broker has it: ``apply_async(priority="high")`` may send the first run there, or a
+release with other options. Queues that nothing is sent to are not declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from celery import Celery
 from celery.app.routes import prepare
 from celery.exceptions import QueueNotFound
-from kombu import Queue
+from kombu import Exchange, Queue
 from kombu.utils.scheduling import round_robin_cycle
 
-from celery_orchestration.policy import Priority
+from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.policy import Policy, Priority
 
 DEFAULT_POOL = "default"
 #: Header of a call that was given a priority of its own: apply_async(priority="high").
@@ -65,12 +70,27 @@ def granted_queue_for(queue: str, default_queue: str) -> str:
     return granted_name(pool) if pool else ""
 
 
+def can_be_used(app: Celery, name: str) -> bool:
+    """Whether the app has this queue, or lets it be created (task_create_missing_queues)."""
+    return name in app.amqp.queues or bool(app.amqp.queues.create_missing)
+
+
 def declared(app: Celery, name: str) -> Queue:
-    """The queue of that name, declared as Celery declares missing ones even if the app forbids that for typos."""
+    """The queue of that name, declared as Celery declares missing ones. A message that goes back to where it came from
+    is not lost because the app forbids missing queues: see :func:`can_be_used` for those that may be used."""
     queues = app.amqp.queues
-    if name in queues or queues.create_missing:
-        return queues[name]
-    return queues.add(queues.new_missing(name))
+    return queues[name] if name in queues else queues.add(_new(app, name))
+
+
+def _new(app: Celery, name: str) -> Queue:
+    """A missing queue. One of ours has the type of the app's default queue, unless the app has a type for missing ones.
+    Quorum queues get a topic exchange: Celery's delayed delivery does not know direct ones, and warns of each."""
+    queue = app.amqp.queues.new_missing(name)
+    if pool_of(name) and app.conf.get("task_default_queue_type") == "quorum" and not queue.queue_arguments:
+        queue.queue_arguments = {"x-queue-type": "quorum"}
+        if queue.exchange and queue.exchange.type == "direct":
+            queue.exchange = Exchange(queue.exchange.name, type="topic")
+    return queue
 
 
 def route(app: Celery) -> Any:
@@ -85,8 +105,8 @@ def route(app: Celery) -> Any:
         moved = (options.get("headers") or {}).get(PRIORITY_HEADER)
         if not (job.routed or moved):
             return None
-        priority = Priority.parse(moved) if moved else job.priority
-        return {"queue": declared(app, queue_name(job.pool, priority))}
+        queue = queue_name(job.pool, Priority.parse(moved) if moved else job.priority)
+        return {"queue": declared(app, queue) if can_be_used(app, queue) else queue}  # Celery refuses the latter
 
     return orchestration_route
 
@@ -130,26 +150,53 @@ def sent_there(jobs: list[str]) -> str:
     return f"{shown} {'are' if len(jobs) > 1 else 'is'} sent"
 
 
-def select(app: Celery, chosen: bool, strict: bool) -> list[str]:
-    """Settles which queues a worker consumes; returns those it serves on a channel of ours.
+def check(app: Celery, jobs: Mapping[str, Policy]) -> None:
+    """Raises if a job is to be sent to a queue of ours that the app does not have and does not let be created."""
+    for name, job in sorted(jobs.items()):
+        queue = queue_name(job.pool, job.priority)
+        if job.routed and not can_be_used(app, queue):
+            try:
+                app.amqp.router.route({}, name, task_type=app.tasks[name])
+            except QueueNotFound:
+                raise ConfigurationError(
+                    f"job {name} is sent to queue {queue}, which task_queues does not have, and "
+                    f'task_create_missing_queues is False: add Queue("{queue}") to task_queues'
+                ) from None
 
-    `chosen`: queues were named with -Q. Without, the worker serves the default pool too. Queues that we add
-    stay off the channel that Celery uses, so that plain tasks are fetched as ever; under strict priority one
-    channel must know the order of all, but for the granted queues, which come first anyway.
+
+def select(app: Celery, chosen: bool, destinations: Iterable[str]) -> None:
+    """Settles which queues a worker consumes from, but for the granted ones: see :func:`granted_queues`.
+
+    `chosen`: queues were named with -Q. Without, the worker serves the queues of the default pool too that its jobs are
+    sent to.
     """
     queues = app.amqp.queues
-    ours = [] if chosen else pool_queues(DEFAULT_POOL)
-    pools = {DEFAULT_POOL} if not chosen else set()
-    pools |= {pool for pool in map(pool_of, queues.consume_from) if pool}
-    if strict:
-        for name in ours:
-            queues.select_add(declared(app, name))
-        ours = []
-    ours = [*sorted(map(granted_name, pools)), *(name for name in ours if name not in queues.consume_from)]
-    for name in ours:
-        declared(app, name)
-    queues.deselect(ours)
-    return ours
+    if chosen:
+        configured = {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}
+        for name in [name for name in queues.consume_from if pool_of(name) and name not in configured]:
+            queues.select_add(_new(app, name))  # as who sends there declares it
+    else:
+        ours = {name for name in destinations if name in pool_queues(DEFAULT_POOL)}
+        for name in pool_queues(DEFAULT_POOL):
+            if name in ours:
+                queues.select_add(declared(app, name))
+
+
+def granted_queues(app: Celery, chosen: bool) -> list[str]:
+    """Where runs are handed over to a worker that consumes from what it does: one queue for each pool it serves."""
+    served = list(app.amqp.queues.consume_from)  # others may read it while remote control changes it
+    pools = {pool for pool in map(pool_of, served) if pool}
+    if not chosen and app.conf.task_default_queue in served:
+        pools.add(DEFAULT_POOL)
+    names = sorted(map(granted_name, pools))
+    return [name for name in names if name not in served and can_be_used(app, name)]
+
+
+def may_come(app: Celery, chosen: bool) -> list[str]:
+    """Queues that a worker begins to serve once the broker has them."""
+    if chosen or not app.amqp.queues.create_missing:
+        return []
+    return [name for name in pool_queues(DEFAULT_POOL) if name not in app.amqp.queues.consume_from]
 
 
 class StrictCycle(round_robin_cycle):  # type: ignore[misc]

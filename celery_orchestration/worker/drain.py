@@ -148,7 +148,7 @@ class Drain(threading.Thread):
         logger.warning("What runs cannot be stopped but by ending this process")
         for child in internals.children(side.controller.pool):
             internals.kill(child)
-        self._within(HANGING_UP_SECONDS, side.hang_up)
+        self._within(HANGING_UP_SECONDS, side.consuming.hang_up)
         side.gate.wait_told(monotonic() + 1)
         side.keeper.stop()
         side.keeper.join(1.0)

@@ -138,6 +138,8 @@ class Gate:
         self._flush_is_due = False
         self._more = False
         self._stalled: list[OrchestratedRequest] = []
+        #: Requests that had not asked when the worker stopped.
+        self._unbegun: list[OrchestratedRequest] = []
         self._acks = Acks(loop)
         #: Handed-over runs that wait for Celery's rate limit.
         self._limited: set[OrchestratedRequest] = set()
@@ -182,11 +184,11 @@ class Gate:
         slot sooner: the first to start it wins, the ledger drops the other. Until then we take no more of them."""
         if request.stage != "reserved" or self.closed or self.stopping:
             return
-        queue = internals.queue_of(request.message, self._side.message_consumers)
-        if queue in self._side.queues:  # in the user's own queues messages are prefetched as ever
+        queue = internals.queue_of(request.message, self._side.consuming.consumers)
+        if queue in self._side.consuming.granted:  # in the user's own queues messages are prefetched as ever
             if not self._sharing:
                 self._sharing = True
-                self._side.serve_granted(False)
+                self._side.consuming.take_granted(False)
             self._side.publisher.copy(request.envelope(), queue, request.grant)
 
     def _reserve(self, request: OrchestratedRequest) -> None:
@@ -223,7 +225,7 @@ class Gate:
         self._slots.rest()
         if self._sharing and not (self._reserved and self._reserved[0].rank == _HANDED_OVER):
             self._sharing = False
-            self._side.serve_granted(True)
+            self._side.consuming.take_granted(True)
 
     def free_slots(self) -> int:
         return self._slots.free()
@@ -363,7 +365,7 @@ class Gate:
     def _queue_of(self, request: OrchestratedRequest) -> str:
         if request.origin is not None and not request.origin.get("exchange"):
             return request.origin.get("routing_key") or ""
-        return internals.queue_of(request.message, self._side.message_consumers)
+        return internals.queue_of(request.message, self._side.consuming.consumers)
 
     def answered(self, batch: Batch, turn: Turn) -> None:
         """The ledger's answers to a turn."""
@@ -729,7 +731,10 @@ class Gate:
         self.stopping = True
         self._loop.drain()
         self._acks.flush()
-        waiting = [entry.request for entry in self._reserved if entry.request.fence is not None]
+        reserved = [entry.request for entry in self._reserved]
+        waiting = [request for request in reserved if request.fence is not None]
+        unasked = [request for request in reserved if request.fence is None]
+        self._unbegun = [*unasked, *self._asking, *self._putting_off]
         self._reserved.clear()
         self._asking.clear()
         self._putting_off.clear()
@@ -738,6 +743,16 @@ class Gate:
         for request in self.in_pool():
             internals.take_back(request.pool_result)
         self._flush()
+
+    def hand_back(self) -> None:
+        """No more messages come: those that were fetched and not begun go back to their queues now, and not only when
+        what runs here has ended."""
+        unbegun, self._unbegun = self._unbegun, []
+        for request in reversed(unbegun):  # Redis puts each before the others
+            if not request.acknowledged and request.message.channel is not None:
+                task_ready(request)
+                _guarded(request.message.requeue)
+                request.acknowledged = True
 
     def code_is_gone(self) -> bool:
         """Whether nothing of our runs is executed any more: the pool is down, and not only left alone."""

@@ -68,7 +68,10 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     handler = _source(Consumer.create_task_handler)
     for name in ("on_unknown_task", "on_invalid_task", "on_decode_error"):
         yield f"no Consumer.{name}", f"self.{name}" in handler
-    yield "no control command revoke", callable(control.Panel.data.get("revoke"))
+    for name in ("revoke", "active_queues"):
+        yield f"no control command {name}", callable(control.Panel.data.get(name))
+    for name in ("add_task_queue", "cancel_task_queue"):
+        yield f"no Consumer.{name}", f"consumer.{name}" in _source(control)
     yield "no QoS.callback", "self.callback" in _source(QoS)
     yield "AsynPool does not watch its children", "self._event_process_exit" in _source(AsynPool)
     yield "AsynPool has no on_partial_read", "if not job._accepted" in _source(AsynPool.on_partial_read)
@@ -250,8 +253,8 @@ def owns_process(controller: Any) -> bool:
 BRPOP_SECONDS = 1.2
 
 
-def hang_up(connection: Any, consumers: Iterable[Any]) -> None:
-    """Closes a broker connection while the main thread is somewhere else: what was fetched goes back to the broker.
+def stop_fetching(connection: Any, consumers: Iterable[Any]) -> None:
+    """Ends what was asked of the broker, while its connection stays: what it still sends goes back.
 
     kombu's Redis channel waits at its close for the answer to the BRPOP under way, so that no message is lost with it.
     But it also thinks that one is under way while a message is being dealt with (on solo: while its task runs), and it
@@ -266,7 +269,6 @@ def hang_up(connection: Any, consumers: Iterable[Any]) -> None:
                 if channel._in_poll.can_read(BRPOP_SECONDS):
                     channel._brpop_read()
             channel._in_poll = None
-    connection.close()
 
 
 # -- acknowledging: kombu's Redis channel counts deliveries (here), and keeps them in a hash (there) ------
@@ -336,6 +338,56 @@ def hear_refused_messages(consumer: Any, heard: Callable[[Any], None]) -> None:
 def queues_were_chosen(app: Any) -> bool:
     """Whether the worker was started with -Q."""
     return app.amqp.queues._consume_from is not None
+
+
+def is_amqp(connection: Any) -> bool:
+    return bool(connection.transport.driver_type == "amqp")
+
+
+def has_queue(connection: Any, name: str) -> bool:
+    """Whether the broker has that queue; Redis: whether there are messages in it."""
+    channel = connection.channel()  # RabbitMQ closes it if there is no such queue
+    try:
+        channel.queue_declare(name, passive=True)
+    except connection.channel_errors:
+        return False
+    finally:
+        with suppress(Exception):
+            channel.close()
+    return True
+
+
+def hear_queue_changes(consumer: Any, adding: Callable[[str], bool], changed: Callable[[str, bool], None]) -> None:
+    """Remote control begins or ceases to consume from a queue. `adding(name)` is called before the former, and says
+    whether Celery is to leave it alone; `changed(name, cancelled)` after either."""
+    if "add_task_queue" in vars(consumer):
+        return
+    add, cancel = consumer.add_task_queue, consumer.cancel_task_queue
+
+    def add_task_queue(queue: str, *args: Any, **options: Any) -> None:
+        if not adding(queue):
+            add(queue, *args, **options)
+        changed(queue, False)
+
+    def cancel_task_queue(queue: str) -> None:
+        cancel(queue)
+        changed(queue, True)
+
+    consumer.add_task_queue, consumer.cancel_task_queue = add_task_queue, cancel_task_queue
+
+
+def show_more_queues(more: Callable[[Any], list[dict[str, Any]]]) -> None:
+    """`more(consumer)`: queues for ``inspect active_queues`` that are not Celery's own consumer's."""
+    active_queues = control.Panel.data["active_queues"]
+    if hasattr(active_queues, "more"):
+        active_queues.more = more
+        return
+
+    def with_more(state: Any) -> list[dict[str, Any]]:
+        return [*active_queues(state), *with_more.more(state.consumer)]  # type: ignore[attr-defined]
+
+    with_more.more = more  # type: ignore[attr-defined]
+    control.Panel.data["active_queues"] = with_more
 
 
 def fetch_only_while(channel: Any, wanted: Callable[[], bool]) -> None:

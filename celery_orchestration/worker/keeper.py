@@ -94,6 +94,7 @@ class Keeper(Lease):
 
     def _has_swept(self, swept: Sweep) -> None:
         self._side.in_loop(lambda: self._side.gate.look_again_in(swept.due))
+        self._side.consuming.look()
 
     def _renew(self) -> None:
         runs = [(run.id, run.fence or "") for run in list(self._side.gate.runs.values()) if not run.void]

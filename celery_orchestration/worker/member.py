@@ -46,6 +46,7 @@ class Member(ABC):
         self.eviction_is_checked = False
         self.default_queue: str = app.conf.task_default_queue
         self.accept = prepare_accept_content(app.conf.accept_content)
+        queues.check(app, self.jobs)
         self.destinations = queues.destinations(app, self.jobs)
 
     @abstractmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import Empty, PriorityQueue
@@ -29,6 +29,7 @@ from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.ledger import Ending, Grant, keys
+from celery_orchestration.worker import internals
 from celery_orchestration.worker.line import Patience
 
 if TYPE_CHECKING:
@@ -62,7 +63,15 @@ class Again:
     id: str
 
 
-Errand = Grant | Ending | Copy | Again
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Which of these queues does the broker have?"""
+
+    queues: list[str]
+    found: Callable[[list[str]], None]
+
+
+Errand = Grant | Ending | Copy | Again | Look
 
 
 class Publisher(threading.Thread):
@@ -96,6 +105,9 @@ class Publisher(threading.Thread):
     def retry(self, ids: Sequence[str]) -> None:
         for id in ids:
             self._put_errand(1, Again(id))
+
+    def look_for(self, queues: list[str], found: Callable[[list[str]], None]) -> None:
+        self._put_errand(2, Look(queues, found))
 
     def end(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
@@ -182,6 +194,9 @@ class Publisher(threading.Thread):
 
     def _set_aside(self, errand: Errand, exc: Exception) -> bool:
         self._patience.over()
+        if isinstance(errand, Look):
+            logger.error("The broker cannot be asked for the queues %s: %r", ", ".join(errand.queues), exc)
+            return False
         if not isinstance(errand, Ending):
             logger.error("%s cannot be published, and is left to the next sweep: %r", errand, exc, exc_info=exc)
             return False
@@ -201,6 +216,8 @@ class Publisher(threading.Thread):
             return self._put(errand.envelope, errand.queue, errand.grant)
         if isinstance(errand, Again):
             return self._retry(errand)
+        if isinstance(errand, Look):
+            return self._look(errand)
         found = self._ledger.granted(errand)
         if found is None:
             return False  # granted again since, or over
@@ -216,6 +233,13 @@ class Publisher(threading.Thread):
         queue, attempt, message = found
         logger.warning("The retry of run %s did not arrive: it is sent again", again.id)
         return self._put(Envelope.unpack(message).retried(keys.retries(attempt + 1)), queue, "")
+
+    def _look(self, look: Look) -> bool:
+        self._connected()
+        found = [name for name in look.queues if internals.has_queue(self._connection, name)]
+        if found:
+            look.found(found)
+        return True
 
     def _put(self, envelope: Envelope, queue: str, grant: str) -> bool:
         producer = self._connected()

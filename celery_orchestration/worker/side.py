@@ -10,7 +10,6 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.worker import state
 
@@ -20,6 +19,7 @@ from celery_orchestration.ledger import Presence
 from celery_orchestration.limits import CANNOT_INTERRUPT, sentence
 from celery_orchestration.task import SCHEDULER, limits_of
 from celery_orchestration.worker import internals
+from celery_orchestration.worker.consuming import Consuming
 from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.drain import Drain
 from celery_orchestration.worker.epoch import Epoch
@@ -54,12 +54,11 @@ class WorkerSide(Member):
         if self.settings.strict_priority:
             options = self.app.conf.broker_transport_options or {}
             self.app.conf.broker_transport_options = {"queue_order_strategy": queues.STRICT, **options}
-        self.queues = queues.select(self.app, internals.queues_were_chosen(self.app), self.settings.strict_priority)
+        self.consuming = Consuming(self)
         stopped = [name for name, job in self.jobs.items() if job.on_lease_lost == "stop"]
         self._check_pool_can_stop(stopped)
         #: Before the execution pool is forked.
         self.deadline = Deadline(self.settings) if stopped else None
-        self.message_consumers: list[Any] = []
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
         self._running = self._cold = False
@@ -115,11 +114,7 @@ class WorkerSide(Member):
             self._loop.schedule_again()
             self.gate.connected(consumer)
         internals.hear_refused_messages(consumer, self.gate.unknown_task)
-        self.message_consumers = [consumer.task_consumer]
-        if self.settings.strict_priority:
-            self._fetch_strictly(consumer)
-        if self.queues:
-            self.message_consumers.append(self._consume(consumer))
+        self.consuming.connected(consumer)
         consumer.on_task_message.add(self.gate.reserved)
         if first:
             self.check_limits()
@@ -145,66 +140,12 @@ class WorkerSide(Member):
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
         internals.say_nothing_of_returned(queues.is_granted)
+        internals.show_more_queues(lambda consumer: gates[consumer.hostname]._side.consuming.active_queues())
         internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
 
     def _flushed(self, lost: list[OrchestratedRequest]) -> None:
         self.gate.drop_reserved()
         self.gate.returned(lost)
-
-    def _fetch_strictly(self, consumer: Any) -> None:
-        """Highest priority first, and nothing fetched that no slot is free for: it could be overtaken."""
-        channel, slots = consumer.task_consumer.channel, self.presence().slots
-        if consumer.connection.transport.driver_type == "amqp":
-            # One more than there are slots, or a higher queue's next message would come too late.
-            internals.prefetch_per_queue(channel, slots + 1)
-            consumer.qos.callback = noop
-        else:
-            internals.fetch_only_while(channel, lambda: len(state.reserved_requests) < slots)
-
-    def _consume(self, consumer: Any) -> Any:
-        """Queues of ours on a channel of their own: handed-over runs never stand behind a backlog, and the queues of
-        plain tasks are fetched from as ever."""
-        channel = consumer.connection.channel()
-        together = internals.prefetch_is_shared(consumer)
-        channel.basic_qos(0, consumer.initial_prefetch_count, together)
-        ours = consumer.app.amqp.TaskConsumer(
-            channel,
-            queues=[queues.declared(self.app, name) for name in self.queues],
-            on_decode_error=consumer.on_decode_error,
-        )
-        ours.on_message = consumer.create_task_handler()
-        theirs = consumer.qos.callback
-
-        def both(prefetch_count: int) -> Any:
-            ours.qos(prefetch_count=prefetch_count, apply_global=together)
-            return theirs(prefetch_count=prefetch_count)
-
-        consumer.qos.callback = both
-        ours.consume()
-        return ours
-
-    def serve_granted(self, yes: bool) -> None:
-        """In the event loop: whether we take messages of runs that were handed over."""
-        for ours in self.message_consumers[1:]:
-            for name in self.queues:
-                if queues.is_granted(name) and yes:
-                    ours.add_queue(queues.declared(self.app, name))
-                elif queues.is_granted(name):
-                    ours.cancel_by_queue(name)
-            ours.consume()
-
-    def disconnect(self) -> None:
-        for ours in self.message_consumers[1:]:
-            try:
-                ours.cancel()
-                # Before the others: a message that Redis sends meanwhile goes back to its queue through one of them.
-                ours.channel.close()
-            except Exception as exc:
-                logger.debug("Cancelling the consumer of %s: %r", self.queues, exc)
-
-    def hang_up(self) -> None:
-        """From any thread, when the process is about to end."""
-        internals.hang_up(self._consumer.connection, self.message_consumers)
 
     def register_with_hub(self) -> None:
         if self._loop is not None:
@@ -224,13 +165,17 @@ class WorkerSide(Member):
         self.keeper = Keeper(self, stuck)
         self.keeper.start()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the event loop is down for good."""
+        return self._running and self.gate.stopping
+
     # -- what others ask ----------------------------------------------------------------------------
 
     def presence(self) -> Presence:
         controller = self.controller
-        served = [*self.app.amqp.queues.consume_from, *self.queues]
         slots = controller.max_concurrency or controller.concurrency
-        return self.as_present(controller.hostname, self.kind, slots, tuple(dict.fromkeys(served)))
+        return self.as_present(controller.hostname, self.kind, slots, self.consuming.served)
 
     def send_event(self, type: str, id: str, **fields: Any) -> None:
         def send() -> None:

@@ -31,7 +31,8 @@ class Boot(bootsteps.StartStopStep):  # type: ignore[misc]
         # Producers may still send to our queues: without a gate they are queues like any other.
         if not internals.queues_were_chosen(worker.app):
             for name in (queues.granted_name(queues.DEFAULT_POOL), *queues.pool_queues(queues.DEFAULT_POOL)):
-                worker.app.amqp.queues.select_add(queues.declared(worker.app, name))
+                if queues.can_be_used(worker.app, name):
+                    worker.app.amqp.queues.select_add(queues.declared(worker.app, name))
         logger.warning("Orchestration is off: jobs run as plain tasks")
         return False
 
@@ -74,7 +75,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
         consumer.controller.orchestration.register_with_hub()
 
     def stop(self, consumer: Any) -> None:
-        consumer.controller.orchestration.disconnect()
+        consumer.controller.orchestration.consuming.disconnect()
 
     def terminate(self, consumer: Any) -> None:
-        consumer.controller.orchestration.disconnect()
+        consumer.controller.orchestration.consuming.disconnect()

@@ -12,16 +12,22 @@ from celery.exceptions import QueueNotFound
 from kombu import Exchange, Queue
 
 from celery_orchestration import OrchestratedTask, Priority
+from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.queues import (
     StrictCycle,
+    check,
     declared,
+    destinations,
     granted_queue_for,
+    granted_queues,
+    may_come,
     pool_of,
     pool_queues,
     queue_name,
     rank_of,
     select,
 )
+from celery_orchestration.task import jobs_of
 
 DEFAULTS = ["default.critical", "default.high", "default.normal", "default.low"]
 
@@ -156,14 +162,27 @@ def test_routes_may_be_assigned_after_the_first_bound_job(app):
     assert destination(task.delay) == "mine"
 
 
-def test_our_queues_exist_where_missing_ones_are_not_created(new_app):
-    app = new_app(task_queues=[Queue("celery")], task_create_missing_queues=False)
+def test_our_queues_are_not_created_where_missing_ones_are_not(new_app):
+    app = new_app(task_queues=[Queue("celery"), Queue("default.low")], task_create_missing_queues=False)
     task = job(app, priority="high")
-    assert destination(task.delay) == "default.high"
-    with pytest.raises(QueueNotFound):
-        task.apply_async(queue="a_typo")
-    # They are for sending: a worker consumes from what was configured.
-    assert list(app.amqp.queues.consume_from) == ["celery"]
+    with pytest.raises(QueueNotFound, match=r"default\.high"):
+        task.delay()
+    assert destination(lambda: task.apply_async(priority="low")) == "default.low"
+    with pytest.raises(ConfigurationError, match=r'shop\.job is sent to queue default\.high.*add Queue\("default'):
+        check(app, jobs_of(app))
+
+
+@pytest.mark.parametrize("settings", [{}, {"task_queues": [Queue("celery"), Queue("default.high")]}])
+def test_jobs_whose_queue_is_there_or_may_be_created_are_fine(new_app, settings):
+    app = new_app(task_create_missing_queues=not settings, **settings)
+    job(app, priority="high")
+    check(app, jobs_of(app))
+
+
+def test_a_job_on_the_users_own_route_needs_no_queue_of_ours(new_app):
+    app = new_app(task_queues=[Queue("mine")], task_routes={"shop.*": "mine"}, task_create_missing_queues=False)
+    job(app, priority="high")
+    check(app, jobs_of(app))
 
 
 def test_a_queue_of_the_user_that_is_named_like_ours_is_used_as_declared(new_app):
@@ -176,6 +195,21 @@ def test_a_queue_of_the_user_that_is_named_like_ours_is_used_as_declared(new_app
 def test_our_queues_are_declared_as_celery_declares_missing_ones(new_app):
     app = new_app(task_create_missing_queue_type="quorum")
     assert declared(app, "default.high").queue_arguments == {"x-queue-type": "quorum"}
+
+
+def test_our_queues_have_the_type_of_the_default_queue(new_app):
+    app = new_app(task_default_queue_type="quorum")
+    for name in ("default.high", "images.granted"):
+        queue = declared(app, name)
+        assert queue.queue_arguments == {"x-queue-type": "quorum"}
+        assert queue.exchange.type == "topic"  # Celery's delayed delivery warns of direct ones
+    assert declared(app, "of_the_user").queue_arguments is None
+    app.amqp.queues.select(["images.low", "own"])
+    select(app, chosen=True, destinations=[])
+    types = {name: (queue.queue_arguments or {}).get("x-queue-type") for name, queue in app.amqp.queues.items()}
+    assert types["images.low"] == "quorum"
+    assert types["own"] is None
+    assert app.amqp.queues.consume_from["images.low"] is app.amqp.queues["images.low"]
 
 
 # -- names
@@ -221,32 +255,45 @@ def test_where_a_run_is_handed_over(came_through, handed_over):
 # -- what a worker serves
 
 
-def served(app: Celery, *chosen: str, strict: bool = False) -> tuple[list[str], list[str]]:
-    """Queues on Celery's own channel, and on ours."""
+def served(app: Celery, *chosen: str) -> tuple[list[str], list[str]]:
+    """Queues that Celery consumes from, and those where runs are handed over."""
     if chosen:
         app.amqp.queues.select(chosen)
-    ours = select(app, bool(chosen), strict)
-    return list(app.amqp.queues.consume_from), ours
+    select(app, bool(chosen), destinations(app, jobs_of(app)))
+    return list(app.amqp.queues.consume_from), granted_queues(app, bool(chosen))
 
 
-def test_a_worker_without_q_serves_its_default_queue_and_the_default_pool(app):
-    assert served(app) == (["celery"], ["default.granted", *DEFAULTS])
+def test_a_worker_without_q_serves_its_default_queue(app):
+    job(app)
+    assert served(app) == (["celery"], ["default.granted"])
+
+
+def test_a_worker_without_q_serves_the_queues_that_its_jobs_of_the_default_pool_are_sent_to(app):
+    job(app, priority="low")
+    job(app, name="shop.critical", priority="critical")
+    job(app, name="shop.image", pool="images")
+    assert served(app) == (["celery", "default.critical", "default.low"], ["default.granted"])
+
+
+def test_the_other_queues_of_the_default_pool_are_served_once_the_broker_has_them(app):
+    job(app, priority="low")
+    served(app)
+    assert may_come(app, chosen=False) == ["default.critical", "default.high", "default.normal"]
+    assert may_come(app, chosen=True) == []
 
 
 def test_a_worker_without_q_serves_the_users_queues_too(new_app):
-    app = new_app(task_queues=[Queue("one"), Queue("two")])
-    assert served(app) == (["one", "two"], ["default.granted", *DEFAULTS])
+    app = new_app(task_queues=[Queue("celery"), Queue("two")])
+    assert served(app) == (["celery", "two"], ["default.granted"])
 
 
-def test_a_queue_that_the_user_declared_is_fetched_by_celery(new_app):
+def test_a_queue_that_the_user_declared_is_served(new_app):
     app = new_app(task_queues=[Queue("celery"), Queue("default.high"), Queue("images.low")])
-    theirs, ours = served(app)
-    assert theirs == ["celery", "default.high", "images.low"]
-    assert ours == ["default.granted", "images.granted", "default.critical", "default.normal", "default.low"]
+    assert served(app) == (["celery", "default.high", "images.low"], ["default.granted", "images.granted"])
 
 
 @pytest.mark.parametrize(
-    ("chosen", "ours"),
+    ("chosen", "granted"),
     [
         (["celery"], []),
         (["own"], []),
@@ -255,29 +302,23 @@ def test_a_queue_that_the_user_declared_is_fetched_by_celery(new_app):
         (["images.low", "default.low", "own"], ["default.granted", "images.granted"]),
     ],
 )
-def test_a_worker_with_q_serves_those_and_what_is_handed_over_to_their_pools(app, chosen, ours):
-    assert served(app, *chosen) == (chosen, ours)
+def test_a_worker_with_q_serves_those_and_what_is_handed_over_to_their_pools(app, chosen, granted):
+    job(app, priority="critical")
+    assert served(app, *chosen) == (chosen, granted)
 
 
 def test_a_granted_queue_that_is_named_with_q_is_served_once(app):
-    assert served(app, "images.granted", "images.low") == (["images.low"], ["images.granted"])
+    assert served(app, "images.granted", "images.low") == (["images.granted", "images.low"], [])
 
 
-def test_under_strict_priority_one_channel_knows_all_but_the_granted_queues(app):
-    assert served(app, strict=True) == (["celery", *DEFAULTS], ["default.granted"])
-
-
-def test_under_strict_priority_q_is_kept(app):
-    assert served(app, "default.low", strict=True) == (["default.low"], ["default.granted"])
-
-
-def test_a_worker_serves_our_queues_where_missing_ones_are_not_created(new_app):
-    app = new_app(task_queues=[Queue("celery")], task_create_missing_queues=False)
-    assert served(app) == (["celery"], ["default.granted", *DEFAULTS])
+def test_where_missing_queues_are_not_created_runs_are_handed_over_through_their_own(new_app):
+    app = new_app(task_queues=[Queue("celery"), Queue("default.low")], task_create_missing_queues=False)
+    assert served(app) == (["celery", "default.low"], [])
+    assert may_come(app, chosen=False) == []
 
 
 def test_the_default_queue_may_have_another_name(new_app):
-    assert served(new_app(task_default_queue="mine")) == (["mine"], ["default.granted", *DEFAULTS])
+    assert served(new_app(task_default_queue="mine")) == (["mine"], ["default.granted"])
 
 
 # -- order

@@ -1,0 +1,181 @@
+"""The queues that a worker consumes from: all of them are set up here.
+
+Celery's own message consumer has the user's queues and the pools' queues, as if they had been named with ``-Q``: remote
+control adds, cancels and lists them as any other. Only the granted queues have a channel of their own, so that a
+handed-over run never stands behind a backlog; remote control reaches them here.
+
+Everything here happens in the worker's event loop, but for :meth:`Consuming.look`.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.functional import noop
+from celery.utils.log import get_logger
+from celery.worker import state
+
+from celery_orchestration import queues
+from celery_orchestration.worker import internals
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.side import WorkerSide
+
+logger = get_logger(__name__)
+
+#: Seconds between looks at whether the broker has a queue that we would serve. RabbitMQ logs an error for each that it
+#: does not have.
+LOOK_EVERY, LOOK_EVERY_AMQP = 5.0, 60.0
+
+
+class Consuming:
+    def __init__(self, side: WorkerSide) -> None:
+        self._side = side
+        self._app = side.app
+        self._chosen = internals.queues_were_chosen(side.app)
+        queues.select(side.app, self._chosen, side.destinations)
+        #: Queues that remote control told us not to serve.
+        self._cancelled: set[str] = set()
+        self._consumer: Any = None
+        #: Of the granted queues, on a channel of its own.
+        self._ours: Any = None
+        #: Whether we take messages from the granted queues just now.
+        self._taking = True
+        self._look_at = 0.0
+
+    @property
+    def granted(self) -> list[str]:
+        """The granted queues that this worker serves."""
+        return [name for name in queues.granted_queues(self._app, self._chosen) if name not in self._cancelled]
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """All queues that this worker serves."""
+        return (*self._app.amqp.queues.consume_from, *self.granted)
+
+    @property
+    def consumers(self) -> list[Any]:
+        """kombu's consumers of this connection."""
+        return [one for one in (getattr(self._consumer, "task_consumer", None), self._ours) if one is not None]
+
+    # -- a connection to the broker -----------------------------------------------------------------
+
+    def connected(self, consumer: Any) -> None:
+        self._consumer, self._ours, self._taking = consumer, None, True
+        if self._side.settings.strict_priority:
+            self._fetch_strictly()
+        internals.hear_queue_changes(consumer, self._adding, self._changed)
+        self._serve_granted()
+        self._look_at = 0.0
+
+    def _fetch_strictly(self) -> None:
+        """Highest priority first, and nothing fetched that no slot is free for: it could be overtaken."""
+        consumer = self._consumer
+        channel, slots = consumer.task_consumer.channel, self._side.presence().slots
+        if internals.is_amqp(consumer.connection):
+            # One more than there are slots, or a higher queue's next message would come too late.
+            internals.prefetch_per_queue(channel, slots + 1)
+            consumer.qos.callback = noop
+        else:
+            internals.fetch_only_while(channel, lambda: len(state.reserved_requests) < slots)
+
+    def _open_channel(self) -> Any:
+        consumer = self._consumer
+        channel = consumer.connection.channel()
+        together = internals.prefetch_is_shared(consumer)
+        channel.basic_qos(0, consumer.qos.value, together)
+        ours = consumer.app.amqp.Consumer(
+            channel, queues=[], accept=self._app.conf.accept_content, on_decode_error=consumer.on_decode_error
+        )
+        ours.on_message = consumer.create_task_handler()
+        theirs = consumer.qos.callback
+
+        def both(prefetch_count: int) -> Any:
+            ours.qos(prefetch_count=prefetch_count, apply_global=together)
+            return theirs(prefetch_count=prefetch_count)
+
+        consumer.qos.callback = both
+        return ours
+
+    def _serve_granted(self) -> None:
+        """Brings what we consume from in line with what we are to."""
+        wanted = self.granted if self._taking else []
+        if wanted and self._ours is None:
+            self._ours = self._open_channel()
+        if self._ours is None:
+            return
+        for name in [queue.name for queue in self._ours.queues if queue.name not in wanted]:
+            self._ours.cancel_by_queue(name)
+        for name in wanted:
+            if not self._ours.consuming_from(name):
+                self._ours.add_queue(queues.declared(self._app, name))
+        self._ours.consume()
+
+    def take_granted(self, yes: bool) -> None:
+        """Whether we take messages of runs that were handed over."""
+        self._taking = yes
+        self._serve_granted()
+
+    def disconnect(self) -> None:
+        if self._side.stopping and self._consumer.connection is not None:
+            # Celery keeps the connection until the pool has ended: nothing is to lie here until then.
+            internals.stop_fetching(self._consumer.connection, self.consumers)
+            self._side.gate.hand_back()
+        ours, self._ours = self._ours, None
+        if ours is not None:
+            try:
+                ours.cancel()
+                # Before the others: a message that Redis sends meanwhile goes back to its queue through one of them.
+                ours.channel.close()
+            except Exception as exc:
+                logger.debug("Cancelling the consumer of the granted queues: %r", exc)
+
+    def hang_up(self) -> None:
+        """From any thread, when the process is about to end: what was fetched goes back to the broker."""
+        internals.stop_fetching(self._consumer.connection, self.consumers)
+        self._consumer.connection.close()
+
+    # -- remote control -----------------------------------------------------------------------------
+
+    def active_queues(self) -> list[dict[str, Any]]:
+        """The granted queues, as ``inspect active_queues`` shows queues."""
+        return [dict(queues.declared(self._app, name).as_dict(recurse=True)) for name in self.granted]
+
+    def _adding(self, name: str) -> bool:
+        """``add_consumer`` was called. Whether it is for us alone."""
+        self._cancelled.discard(name)
+        if name in self.granted:
+            return True
+        if queues.pool_of(name) and queues.can_be_used(self._app, name):
+            queues.declared(self._app, name)  # as who sends there declares it
+        return False
+
+    def _changed(self, name: str, cancelled: bool) -> None:
+        """``add_consumer`` or ``cancel_consumer`` was carried out."""
+        if cancelled:
+            self._cancelled.add(name)
+        self._serve_granted()
+        self._side.keeper.register_soon()  # the ledger hands over by what a worker serves
+
+    # -- queues that come later ---------------------------------------------------------------------
+
+    def look(self) -> None:
+        """From any thread, now and then: whether the broker has got a queue that we would serve."""
+        names = [name for name in queues.may_come(self._app, self._chosen) if name not in self._cancelled]
+        connection = getattr(self._consumer, "connection", None)
+        if not names or connection is None or monotonic() < self._look_at:
+            return
+        self._look_at = monotonic() + (LOOK_EVERY_AMQP if internals.is_amqp(connection) else LOOK_EVERY)
+        self._side.publisher.look_for(names, self._found)
+
+    def _found(self, names: list[str]) -> None:
+        self._side.in_loop(lambda: self._begin(names))
+
+    def _begin(self, names: list[str]) -> None:
+        if self._side.stopping or self._side.gate.draining:
+            return
+        for name in names:
+            if name in queues.may_come(self._app, self._chosen) and name not in self._cancelled:
+                logger.info("Queue %s has come into use: this worker serves it too", name)
+                self._consumer.add_task_queue(name)

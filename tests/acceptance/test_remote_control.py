@@ -1,0 +1,100 @@
+"""Celery's own remote control, and the tools that read it: jobs' queues and runs are there as any others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from support.history import History
+from support.invariants import status_of
+from support.wait import stays, until
+from support.workers import Broker, WorkerProcess
+
+APP = "support.apps.configured"
+
+StartWorker = Callable[..., WorkerProcess]
+LoadApp = Callable[..., ModuleType]
+
+
+def conf(**settings: Any) -> dict[str, str]:
+    return {"TEST_CONF": json.dumps(settings)}
+
+
+def active_queues(jobs: ModuleType) -> dict[str, list[str]]:
+    """By worker's short name."""
+    said = jobs.app.control.inspect(timeout=2).active_queues() or {}
+    return {name.partition("@")[0]: sorted(queue["name"] for queue in found) for name, found in said.items()}
+
+
+def served(jobs: ModuleType) -> list[str]:
+    """By the ledger, of the only worker."""
+    [found] = status_of(jobs.app).workers
+    return sorted(found.queues)
+
+
+# -- queues
+
+
+def test_remote_control_lists_cancels_and_adds_the_pools_queues(
+    broker: Broker, worker: StartWorker, load_app: LoadApp, history: History
+) -> None:
+    worker(broker, APP)
+    jobs = load_app(broker, APP)
+    all_of_them = ["celery", "default.granted", "default.high", "default.low"]
+    [(name, found)] = until(lambda: active_queues(jobs)).items()
+    assert found == all_of_them, "the queues that jobs are sent to, and no more"
+    assert served(jobs) == all_of_them
+
+    jobs.app.control.cancel_consumer("default.high")
+    until(lambda: active_queues(jobs) == {name: ["celery", "default.granted", "default.low"]}, 20)
+    until(lambda: served(jobs) == ["celery", "default.granted", "default.low"], 20)
+    held = jobs.high.delay(note="held")
+    assert jobs.low.delay(note="low").get(timeout=20) == "low"
+    stays(lambda: not held.ready(), 2)  # nor is it found again as a queue that has come into use
+
+    jobs.app.control.add_consumer("default.high")
+    assert held.get(timeout=20) == "held"
+    until(lambda: served(jobs) == all_of_them, 20)
+
+    jobs.app.control.cancel_consumer("default.granted")
+    until(lambda: active_queues(jobs) == {name: ["celery", "default.high", "default.low"]}, 20)
+    jobs.app.control.add_consumer("images.low")  # with it, runs of its pool may be handed over here
+    until(lambda: "images.granted" in served(jobs), 20)
+    assert jobs.image.delay(note="image").get(timeout=20) == "image"
+
+
+def test_a_queue_that_gets_its_first_run_later_is_served(
+    broker: Broker, worker: StartWorker, load_app: LoadApp, history: History
+) -> None:
+    jobs = load_app(broker, APP)
+    early = jobs.free.apply_async(kwargs={"note": "early"}, priority="critical")  # before any worker lives
+    process = worker(broker, APP)
+    assert early.get(timeout=20) == "early"
+    until(lambda: "default.critical" in served(jobs), 20)
+    if broker.name == "redis":  # RabbitMQ is asked once a minute only
+        later = jobs.free.apply_async(kwargs={"note": "later"}, priority="normal")
+        assert later.get(timeout=30) == "later"
+    process.wait_for_log("Queue default.critical has come into use")
+
+
+def test_quorum_queues_are_quorum_queues_throughout(
+    rabbitmq_broker: Broker, worker: StartWorker, load_app: LoadApp, history: History, tmp_path: Path
+) -> None:
+    env = conf(task_default_queue_type="quorum", task_default_exchange_type="topic", task_default_routing_key="celery")
+    process = worker(rabbitmq_broker, APP, concurrency=1, env=env)
+    worker(rabbitmq_broker, APP, name="images", concurrency=1, queues=["images.low"], env=env)
+    jobs = load_app(rabbitmq_broker, APP, env=env)
+    first = jobs.exclusive.delay(until=str(tmp_path / "go"))
+    until(history.started)
+    second = jobs.exclusive.apply_async(kwargs={"note": "second"}, priority="high")
+    (tmp_path / "go").touch()
+    assert (first.get(timeout=20), second.get(timeout=20)) == (None, "second")
+    assert jobs.image.apply_async(kwargs={"note": "image"}, countdown=1).get(timeout=20) == "image"
+    queues = [q for found in jobs.app.control.inspect(timeout=2).active_queues().values() for q in found]
+    expected = {"celery", "default.granted", "default.high", "default.low", "images.granted", "images.low"}
+    assert {queue["name"] for queue in queues} == expected
+    assert all(queue["queue_arguments"] == {"x-queue-type": "quorum"} for queue in queues)
+    assert "direct exchange" not in process.log()
