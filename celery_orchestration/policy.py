@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from celery.app.task import Task
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.local import Proxy
-from celery.schedules import BaseSchedule
+from celery.schedules import BaseSchedule, crontab
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -153,15 +153,29 @@ def _job_name(job: Any) -> str:
         ) from error
 
 
+def crontab_of(text: str) -> crontab:
+    """A crontab as its text has it: minute, hour, day of month, month, day of week."""
+    fields = text.split()
+    if len(fields) != 5:
+        raise ValueError(f"a crontab has 5 fields, and this has {len(fields)}")
+    minute, hour, day_of_month, month_of_year, day_of_week = fields
+    return crontab(minute, hour, day_of_week, day_of_month, month_of_year)
+
+
 def _schedule(value: Any) -> Any:
     if value is None or isinstance(value, BaseSchedule):
         return value
+    if isinstance(value, str):
+        try:
+            return crontab_of(value)
+        except Exception as exc:
+            raise ValueError(f"should be a crontab such as '*/5 * * * *', not {show(value)}: {exc}") from None
     if isinstance(value, timedelta) and value > timedelta(0):
         return value
     if type(value) in (int, float) and 0 < value <= LONGEST_SECONDS:
         return value
     raise ValueError(
-        "should be a Celery schedule such as crontab(...), a timedelta above zero "
+        "should be a Celery schedule such as crontab(...) or its text ('*/5 * * * *'), a timedelta above zero "
         f"or a number of seconds above zero, not {show(value)}"
     )
 
@@ -298,6 +312,11 @@ class JobOptions(BaseModel):
             cadence = "schedule" if self.interval_seconds is None else "interval_seconds"
             raise ValueError(f"mode='triggered' creates no schedule entry: drop {cadence} or the mode")
         implied = self.recurring or self.exclusive is not None
+        disables = self.max_consecutive_failures is not None or (
+            self.recurring and "max_consecutive_failures" not in written
+        )
+        if self.cool_down_seconds is not None and not disables:
+            raise ValueError("cool_down_seconds needs max_consecutive_failures, which disables the job")
         capped = self.max_running is not None or (implied and "max_running" not in written)
         if self.key is not None and not capped:
             raise ValueError("key needs max_running, which it makes count per key")

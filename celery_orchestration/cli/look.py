@@ -120,7 +120,7 @@ def _explained(client: Orchestration, about: str) -> Explanation:
         return client.explain(about)
     except UnknownJob as unknown:
         try:
-            run = client.find_run(about)
+            run = client.find_run(about, ended=True)
         except AmbiguousRun:
             raise
         except UnknownRun:

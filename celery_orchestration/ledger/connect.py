@@ -74,7 +74,8 @@ def find(app: Celery, settings: Settings) -> Address:
         return own
     raise ConfigurationError(
         "celery_orchestration keeps its state in Redis, but neither broker_url nor result_backend is a Redis address: "
-        "set app.conf.orchestration_redis_url = 'redis://host:6379/0' (or CELERY_ORCHESTRATION_REDIS_URL)"
+        "set app.conf.orchestration_redis_url = 'redis://host:6379/0' (or CELERY_ORCHESTRATION_REDIS_URL); in tests "
+        "without Redis, app.conf.orchestration_mode = 'off' (or CELERY_ORCHESTRATION_MODE) makes jobs plain tasks"
     )
 
 

@@ -157,11 +157,13 @@ class Orchestration:
             return health.no_answer(f"the ledger at {address} does not answer: {exc}", address, namespace, name)
         return health.health(found, address, namespace, name, scheduler)
 
-    def find_run(self, id_or_prefix: str, *, dead: bool = False) -> str:
+    def find_run(self, id_or_prefix: str, *, dead: bool = False, ended: bool = False) -> str:
         """The id of a run that has not ended, or of a dead letter, for people: by its beginning, too, if a status lists
-        the run or it is one of the latest dead letters."""
+        the run or it is one of the latest dead letters. `ended`: or one that has, if a history has it."""
         word = keys.text(id_or_prefix)
         found = self._ask(lambda: self._ledger.find(word, dead, SHORTEST, MOST_RUNNING, MOST_FOUND))
+        if ended and len(word) >= SHORTEST and found != [word]:
+            found = list(dict.fromkeys([*found, *self._ended_like(word)]))
         if not found or word != id_or_prefix:
             raise UnknownRun(
                 f"there is no dead letter {show(id_or_prefix)}"
@@ -173,6 +175,13 @@ class Orchestration:
             more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
             raise AmbiguousRun(f"{show(id_or_prefix)} may mean {shown}{more}: give more of its id")
         return found[0]
+
+    def _ended_like(self, beginning: str) -> list[str]:
+        jobs = [keys.decode_job(job["name"]) for job in self._ask(self._ledger.graph)["jobs"]]
+        records = [self._ask(lambda job=job: self._ledger.history(job, MOST_HISTORY)) or () for job in jobs]  # type: ignore[misc]
+        ids = [reading.id_of(record) for of_job in records for record in of_job]
+        letters = self._ask(lambda: self._ledger.find(beginning, True, SHORTEST, MOST_RUNNING, MOST_FOUND))
+        return [*letters, *(id for id in ids if id.startswith(beginning))]
 
     def graph(self, job: str | None = None) -> Picture:
         """Which jobs wait for which, and which never run together; of one job, what it has to do with."""

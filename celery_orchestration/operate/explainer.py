@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -162,7 +161,7 @@ class Explainer:
     def _find_ended(self, jobs: Sequence[str], run: str) -> Ended | None:
         for job in jobs:
             for record in self._ledger.history(job, MOST_HISTORY) or ():
-                if json.loads(record)[0] == run:
+                if reading.id_of(record) == run:
                     return reading.ended(job, record)
         return None
 

@@ -315,6 +315,11 @@ def change(text: str) -> Change:
     return Change(**found)
 
 
+def id_of(text: str) -> str:
+    """Of a run, as a record of the history has it."""
+    return str(json.loads(text)[0])
+
+
 def ended(job: str, text: str) -> Ended:
     """Records of an older version end with the room key; that of fires that made no run says how many."""
     fields = json.loads(text)

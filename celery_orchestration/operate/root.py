@@ -19,7 +19,7 @@ from celery_orchestration.operate.broker import Stranger
 from celery_orchestration.operate.clock import lasting, when
 from celery_orchestration.operate.explain import Step, doing
 from celery_orchestration.operate.explanation import Cause, Code
-from celery_orchestration.operate.who import command, redis_cli
+from celery_orchestration.operate.who import command, redis_cli, worker_for
 from celery_orchestration.policy import show
 
 #: Seconds after which somebody may want to end a run that others wait for.
@@ -271,7 +271,7 @@ class Finder:
                 job=job,
                 text=f"no live worker serves queue {queue}, where {job} is sent",
                 wrong=True,
-                mend=command("-Q", queue, program="worker"),
+                mend=worker_for(queue),
             )
         )
 

@@ -22,6 +22,11 @@ def command(*words: str, program: str = "orchestration") -> str:
     return " ".join([CELERY, program, *map(shlex.quote, words)])
 
 
+def worker_for(queue: str) -> str:
+    """A line to type: a worker that serves this queue, with a name of its own beside others of its machine."""
+    return command("-n", f"{queue}@%h", "-Q", queue, program="worker")
+
+
 def redis_cli(address: str, *words: str) -> str:
     """A line to type, for the Redis at an address without secrets; '…' where that does not say which one it is."""
     scheme, _, rest = address.partition(";")[0].partition("://")

@@ -14,7 +14,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.ledger import keys
-from celery_orchestration.policy import Policy, Priority, show, suggest
+from celery_orchestration.policy import Policy, Priority, crontab_of, show, suggest
 from celery_orchestration.scheduler.entries import Entry, entry_of, in_words
 from celery_orchestration.scheduler.message import Call
 from celery_orchestration.task import OrchestratedTask
@@ -174,16 +174,11 @@ def _from_text(text: str) -> Any:
     except ValueError:
         pass
     try:
-        return _crontab(text)
+        return crontab_of(text)
     except Exception as exc:
         raise ConfigurationError(
             f"{show(text)} is neither a number of seconds nor a crontab such as '*/5 * * * *': {exc}"
         ) from None
-
-
-def _crontab(text: str) -> crontab:
-    minute, hour, day_of_month, month_of_year, day_of_week = text.split()
-    return crontab(minute, hour, day_of_week, day_of_month, month_of_year)
 
 
 def _schedule(plain: Mapping[str, Any], app: Celery) -> BaseSchedule:
@@ -192,5 +187,5 @@ def _schedule(plain: Mapping[str, Any], app: Celery) -> BaseSchedule:
             raise ValueError(f"every {plain['every']} s")
         return schedule(plain["every"], plain.get("relative", False), app=app)
     if "cron" in plain:
-        return _crontab(plain["cron"])
+        return crontab_of(plain["cron"])
     return solar(*plain["solar"], app=app)

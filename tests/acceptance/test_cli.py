@@ -312,7 +312,7 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
         (("schedule", "update", "a:b"), "say what to change"),
         (("schedule", "update", "a:b", "--when", "often"), "often"),
         (("schedule", "add", "new", "shop.proces", "5"), "there is no task 'shop.proces' in this app"),
-        (("schedule", "add", "new", JOB, "soon"), "neither a number of seconds nor a crontab"),
+        (("schedule", "add", "new", JOB, "sixty"), "a crontab has 5 fields, and this has 1"),
         (("schedule", "add", "new", JOB, "5", "--args", "[1, 2]"), "cannot be called like that"),
         (("schedule", "add", "new", JOB, "0"), "above zero"),
         (("schedule", "add", "a:b", JOB, "5"), "there is an entry 'a:b' already"),
@@ -639,3 +639,19 @@ def test_every_field_is_described():
 
 def test_the_page_about_json_is_up_to_date():
     assert (PROJECT / "docs" / "json.md").read_text() == schema.page(), "make docs writes it anew"
+
+
+# -- the beginning of the id of a run that has ended
+
+
+def test_explain_finds_an_ended_run_by_the_beginning_of_its_id(site):
+    failed = site.dies(id="ended-early-1")
+    site.dies(id="ended-late-1")
+    found = call(site.app, "explain", "ended-e", "--json")
+    assert json.loads(found.stdout)["run"] == failed, found.output
+    # Of several it says which, whether they wait or are over.
+    waiting = site.waits("ended-late")
+    result = call(site.app, "explain", "ended-l")
+    assert is_one_line(result, 2)
+    assert "ended-late-1" in result.stderr
+    assert waiting in result.stderr

@@ -120,7 +120,7 @@ def test_what_is_wrong_is_found_and_nothing_else(
     done = run_celery(RELEASES, "orchestration", "doctor", broker=durable_broker, env={**stage.env, "COLUMNS": "60"})
     assert (done.returncode, done.stderr) == (1, "")
     *_, to_type, _ = lines = done.stdout.splitlines()
-    assert to_type.endswith("worker -Q images.normal"), "a line to type is not cut"
+    assert to_type.endswith("worker -n images.normal@%h -Q images.normal"), "a line to type is not cut"
     assert all(len(line) <= 60 for line in lines if line != to_type)
     assert lines[-1] == "1 problem"
 

@@ -144,7 +144,7 @@ def test_5_no_worker_serves_its_queue(example):
     example.did("trigger", FETCH)
     found = example.explain(FETCH)
     assert found.root.code == "unserved_queue"
-    assert found.root.mend == f"celery -A {APP} worker -Q default.high"
+    assert found.root.mend == f"celery -A {APP} worker -n default.high@%h -Q default.high"
     assert found.queue.depth == 1
     assert any("default.high" in problem for problem in example.problems("queues"))
 

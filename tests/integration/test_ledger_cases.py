@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Arrival, Turn
+from celery_orchestration.operate import reading
 from support.servers import RedisServer
 from tests.integration.test_ledger import PREFIX, Shop, arrival
 
@@ -227,3 +228,18 @@ def test_a_retry_that_goes_on_elsewhere_is_no_run_that_ended_here(case: Case):
     case.end("a", "failed")
     (worker,) = case.status()["workers"]
     assert (worker["done"], worker["failed"]) == (1, 1)
+
+
+def test_a_retried_run_keeps_the_reason_that_it_first_waited_for(case: Case):
+    case.install({"other": {"blocks": ["job"]}, "job": {"cap": 1}})
+    assert case.come("first", "other") == "start"
+    assert case.come("run", "job") == "wait"
+    assert [start.id for start in case.turn(ends={"first": "succeeded"}, free=1).starts] == ["run"]
+    case.turn(ends={"run": "retry"})
+    # Its next attempt does not wait, or for something else.
+    assert case.come("second", "job") == "start"
+    assert case.turn(come=[arrival("run", "job", attempt=1)]).answers[0].what == "wait"
+    assert [start.id for start in case.turn(ends={"second": "succeeded"}, free=1).starts] == ["run"]
+    case.turn(ends={"run": "succeeded"})
+    ended = reading.ended("job", (case.ledger.history("job", 10) or [])[0])
+    assert (ended.id, ended.waited_for) == ("run", "other")

@@ -88,6 +88,7 @@ def test_a_broker_from_the_environment_is_the_broker(monkeypatch):
 def test_without_any_redis_it_says_what_to_set(backend):
     message = refusal(result_backend=backend)
     assert "neither broker_url nor result_backend is a Redis address" in message
+    assert "in tests without Redis, app.conf.orchestration_mode = 'off'" in message
     assert "orchestration_redis_url = 'redis://host:6379/0'" in message
     assert "CELERY_ORCHESTRATION_REDIS_URL" in message
     assert "\n" not in message

@@ -21,7 +21,7 @@ from celery_orchestration.operate.checks.facts import Facts
 from celery_orchestration.operate.doctor import unreadable
 from celery_orchestration.operate.health import health
 from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
-from celery_orchestration.operate.who import command, redis_cli
+from celery_orchestration.operate.who import command, redis_cli, worker_for
 from celery_orchestration.policy import Policy, Settings, read_options
 from celery_orchestration.worker import policies
 from support.hostile import TEXTS
@@ -247,7 +247,7 @@ def test_queues_nobody_serves_come_with_the_worker_to_start():
     sentence = "no live worker serves queue images.low, where resize is sent"
     found = one(workers.queues, status=status(problems=[sentence]))
     assert (found.state, found.found) == ("problem", sentence)
-    assert found.mend == command("-Q", "images.low", program="worker")
+    assert found.mend == worker_for("images.low")
     assert one(workers.queues, status=status(problems=["no worker is alive"])).mend == command(program="worker")
 
 

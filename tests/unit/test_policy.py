@@ -222,6 +222,12 @@ class TestOptions:
         assert not undone.routed
         assert (undone.pool, undone.mode) == ("default", "triggered")
 
+    def test_the_text_of_a_crontab_is_one(self):
+        assert policy(schedule="*/5 3 * 6 mon").schedule == crontab("*/5", "3", "mon", "*", "6")
+
+    def test_a_recurring_job_may_cool_down(self):
+        assert policy(interval_seconds=5, cool_down_seconds=60).max_consecutive_failures == 5
+
     @pytest.mark.parametrize("written", [crontab(minute=5), schedule(5), timedelta(seconds=5), 5, 0.5])
     def test_any_celery_schedule_is_taken_as_it_is(self, written):
         assert policy(schedule=written).schedule is written
@@ -272,7 +278,10 @@ class TestOptions:
             ({"timeout_seconds": 0}, "timeout_seconds should be greater than 0"),
             ({"timeout_seconds": float("inf")}, "timeout_seconds should be less than"),
             ({"schedule": crontab}, "schedule should be a Celery schedule such as crontab(...)"),
-            ({"schedule": "hourly"}, "schedule should be a Celery schedule"),
+            ({"schedule": "hourly"}, "schedule should be a crontab such as '*/5 * * * *', not 'hourly'"),
+            ({"schedule": "61 * * * *"}, "schedule should be a crontab such as '*/5 * * * *', not '61 * * * *'"),
+            ({"cool_down_seconds": 60}, "cool_down_seconds needs max_consecutive_failures"),
+            ({"cool_down_seconds": 60, "interval_seconds": 5, "max_consecutive_failures": None}, "cool_down"),
             ({"schedule": timedelta(0)}, "a timedelta above zero"),
             ({"schedule": 0}, "a number of seconds above zero"),
             ({"schedule": float("nan")}, "a number of seconds above zero"),

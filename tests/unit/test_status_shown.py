@@ -454,3 +454,17 @@ def test_what_nothing_is_like_is_said(asked, error, words):
 
 def test_the_command_offers_what_there_is():
     assert (STATES_OF_THE_COMMAND, OUTCOMES_OF_THE_COMMAND) == (STATES, OUTCOMES)
+
+
+@pytest.mark.parametrize(
+    ("modes", "said"),
+    [
+        (["observe", "observe"], "observe mode: everything starts at once"),
+        (["observe", "enforce"], "observe mode on 1 of 2 workers: everything starts at once"),
+    ],
+)
+def test_that_nothing_is_held_back_is_said_under_the_head(modes, said):
+    found = status(workers=[worker(f"w{n}@host", mode=mode) for n, mode in enumerate(modes)])
+    assert text_of(View(found)).splitlines()[1].startswith(said)
+    dead = [worker("w0@host", "dead", mode="observe"), worker("w1@host")]
+    assert "observe" not in text_of(View(status(workers=dead)))

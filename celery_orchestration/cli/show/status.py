@@ -65,7 +65,8 @@ class View:
         status, tall = self.status, self.height or ALL
         problems = _problems(status, width, max(1, min(MOST_PROBLEMS, tall // 6)))
         deaths = _deaths(status, max(1, min(MOST_DEATHS, tall // 12)))
-        top = [*self._head(width), *problems, *_scheduler(status.scheduler, status.at, width)]
+        head = [*self._head(width), *_observing(status, width)]
+        top = [*head, *problems, *_scheduler(status.scheduler, status.at, width)]
         most = self.rows if self.height is None else self.height
         sections = [one for one in self._sections(width, most) if one.blocks]
         if self.height is None:
@@ -99,6 +100,17 @@ class View:
         yield _waits(status, width, most)
         yield _queues(status, width, most)
         yield _workers(status, width, most)
+
+
+def _observing(status: Status, width: int) -> list[Text]:
+    """In that mode nothing waits: whoever looks has to know."""
+    alive = [one for one in status.workers if one.state != "dead"]
+    observing = sum(one.mode == "observe" for one in alive)
+    if not observing:
+        return []
+    who = "observe mode" if observing == len(alive) else f"observe mode on {observing} of {len(alive)} workers"
+    line = f"{who}: everything starts at once; what would have waited is counted"
+    return wrapped(plain(line, "yellow"), width, 0)
 
 
 def _problems(status: Status, width: int, most: int) -> list[Text]:

@@ -136,7 +136,7 @@ local function admit(arrival)
     rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW, eta = arrival.eta }
   if before_it and before_it.job == name then
     r.rank, r.rec, r.jd, r.enq = before_it.rank, before_it.rec, before_it.sd, before_it.enq
-    r.ent, r.due, r.cont = before_it.ent, before_it.due, before_it.cont
+    r.ent, r.due, r.cont, r.wf = before_it.ent, before_it.due, before_it.cont, before_it.wf
   end
   if running then
     r.st = 'behind'
@@ -169,7 +169,7 @@ local function admit(arrival)
     call('HINCRBY', P .. 'ob:' .. name, in_words(reason), 1)
     return { 'start', int(r.fence), unpack(reason) }
   end
-  r.wf = in_words(reason)
+  r.wf = r.wf or in_words(reason)
   enqueue(j, r, message)
   refresh(j)
   return { 'wait' }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, end, listed, many
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.who import command
+from celery_orchestration.operate.who import command, worker_for
 from celery_orchestration.policy import show
 
 #: Seconds by which clocks may differ.
@@ -20,8 +20,8 @@ def queues(facts: Facts) -> Iterator[Check]:
     found = claim(facts, "no worker is alive", "no live worker serves queue ")
     for sentence in found:
         queue = sentence.removeprefix("no live worker serves queue ").partition(",")[0]
-        to = ("-Q", queue) if queue != sentence else ()
-        yield about.problem(sentence, command(*to, program="worker"))
+        start = worker_for(queue) if queue != sentence else command(program="worker")
+        yield about.problem(sentence, start)
     if not found:
         yield about.fine(f"live workers serve all {many(len(facts.status.queues), 'queue')}")
 
