@@ -21,6 +21,8 @@ MOST_NAMES = 3
 
 #: Id and fence of a run.
 Run = tuple[str, str]
+#: Hard and soft time limit of a task.
+Limit = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +84,33 @@ class Clocks:
 clocks = Clocks()
 
 
-def sentence(kind: str, limits: Mapping[str, tuple[float | None, float | None]]) -> str | None:
-    """What an execution pool makes of jobs' limits (hard, soft), for people; None if it keeps them."""
-    jobs = sorted(job for job, limit in limits.items() if any(limit))
-    if kind not in CANNOT_INTERRUPT or not jobs:
+def sentences(kind: str, jobs: Mapping[str, Limit], plain: Mapping[str, Limit]) -> list[str]:
+    """What an execution pool does not keep of the time limits of jobs, and of tasks that are no jobs, for people."""
+    found = []
+    if kind in CANNOT_INTERRUPT and _limited(jobs):
+        found.append(
+            f"execution pool {CANNOT_INTERRUPT[kind]} cannot interrupt a run: a soft time limit has no effect, and "
+            f"over its hard one a run ends as failed, but keeps its room until its code returns "
+            f"({_names(_limited(jobs))})"
+        )
+    if kind in CANNOT_INTERRUPT and _limited(plain):
+        found.append(
+            f"execution pool {CANNOT_INTERRUPT[kind]} ignores the time limits of tasks that are no jobs "
+            f"({_names(_limited(plain))})"
+        )
+    return found
+
+
+def soft_sentence(kind: str, limits: Mapping[str, Limit]) -> str | None:
+    """Where hard limits are kept, and soft ones are not: what to say of that."""
+    soft = _limited({name: limit[1:] for name, limit in limits.items()})
+    if kind != "gevent" or not soft:
         return None
-    return (
-        f"execution pool {CANNOT_INTERRUPT[kind]} cannot interrupt a run: over its hard time limit it ends as failed, "
-        f"but keeps its room until its code returns ({_names(jobs)})"
-    )
+    return f"execution pool gevent keeps hard time limits, but no soft ones ({_names(soft)})"
+
+
+def _limited(tasks: Mapping[str, tuple[float | None, ...]]) -> list[str]:
+    return sorted(name for name, limits in tasks.items() if any(limits))
 
 
 def _names(jobs: list[str]) -> str:

@@ -23,7 +23,7 @@ from celery_orchestration import progress
 from celery_orchestration.envelope import ADMITTED, FENCE
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Ledger
-from celery_orchestration.limits import Clock, Run, clocks
+from celery_orchestration.limits import Clock, Limit, Run, clocks
 from celery_orchestration.policy import OnCrash, Policy, Priority, Settings, read_options
 from celery_orchestration.queues import PRIORITY_HEADER, install_route
 
@@ -331,10 +331,10 @@ def _entry_of(app: Celery, policy: Policy) -> dict[str, Any]:
     return {"task": policy.name, "schedule": maybe_schedule(every, app=app), "args": (), "kwargs": {}}
 
 
-def limits_of(app: Celery, jobs: Mapping[str, Policy] | None = None) -> dict[str, tuple[float | None, float | None]]:
-    """Hard and soft time limit of each job that has ``timeout_seconds``."""
-    timed = [name for name, job in (jobs_of(app) if jobs is None else jobs).items() if job.timeout_seconds is not None]
-    return {name: (app.tasks[name].time_limit, app.tasks[name].soft_time_limit) for name in timed}
+def limits_of(app: Celery) -> dict[str, Limit]:
+    """Time limits of the tasks that have one, jobs and others, whoever has set it."""
+    limits = {name: (task.time_limit, task.soft_time_limit) for name, task in app.tasks.items()}
+    return {name: limit for name, limit in limits.items() if any(limit) and not name.startswith("celery.")}
 
 
 def signature_of(task: Task) -> inspect.Signature | None:

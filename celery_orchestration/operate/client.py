@@ -125,7 +125,7 @@ class Orchestration:
         jobs, mistakes = code.sound_jobs(self._app)
         sent = queues.destinations(self._app, jobs)
         scheduled = partial(self._is_scheduled, found["entries"])
-        status = reading.status(self._settings.namespace, found, sent, limits_of(self._app, jobs), scheduled, jobs)
+        status = reading.status(self._settings.namespace, found, sent, limits_of(self._app), scheduled, jobs)
         lines = [line for mistake in mistakes for line in mistake.splitlines()]
         return status.model_copy(update={"problems": [*lines, *status.problems]}), sent
 

@@ -66,7 +66,9 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     told = broker.answers(app, COMMAND, answers.replies)
     found = ledger.status(_MOST_RUNNING, _MOST_WAITING)
     scheduled = partial(_is_scheduled, schedule, found["entries"])
-    status = reading.status(settings.namespace, found, sent, limits_of(app, jobs), scheduled, jobs)
+    limits = limits_of(app)
+    status = reading.status(settings.namespace, found, sent, limits, scheduled, jobs)
+    plain = [name for name in limits if name not in jobs]
     members = ledger.members()
     known = {member.name for member in members.members}
     # Jobs of a module that cannot be imported would seem misnamed wherever others name them.
@@ -92,6 +94,8 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         replies=told,
         prefetch=app.conf.worker_prefetch_multiplier,
         visibility=float((app.conf.broker_transport_options or {}).get("visibility_timeout") or 3600),
+        limits=reading.limits_served(found, sent, limits),
+        plain_limits=reading.limits_served(found, queues.destinations(app, plain), limits),
         late={name: app.tasks[name].time_limit for name in jobs if app.tasks[name].acks_late},
     )
 

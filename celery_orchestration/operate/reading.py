@@ -13,7 +13,7 @@ from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger import BEAT
 from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
-from celery_orchestration.limits import sentence
+from celery_orchestration.limits import Limit, sentences
 from celery_orchestration.operate import overdue, reasons, trouble
 from celery_orchestration.operate.clock import clock, lasting, when
 from celery_orchestration.operate.models import (
@@ -35,7 +35,6 @@ from celery_orchestration.operate.models import (
 from celery_orchestration.operate.who import CELERY
 from celery_orchestration.policy import Policy, Priority, show
 
-Limit = tuple[float | None, float | None]
 NO_LEADER = f"no scheduler leads: nothing is fired; start one with {CELERY} beat"
 
 
@@ -160,17 +159,23 @@ def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Map
     return [*problems, *trouble.with_redis(found)]
 
 
+def limits_served(
+    found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
+) -> dict[str, dict[str, Limit]]:
+    """Limits of the tasks that live workers serve, by the kind of execution pool."""
+    served: dict[str, dict[str, Limit]] = {}
+    for worker in found["workers"] or ():
+        if not _is_dead(worker, found["now"]):
+            tasks = {task for queue in worker["queues"] or () for task in sent.get(queue, ())}
+            served.setdefault(worker["kind"], {}).update({task: limits[task] for task in tasks & limits.keys()})
+    return served
+
+
 def _unkept_limits(
     found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
 ) -> list[str]:
-    """Limits of jobs on workers whose execution pool does not keep them."""
-    served: dict[str, set[str]] = {}
-    for worker in found["workers"] or ():
-        if not _is_dead(worker, found["now"]):
-            jobs = {job for queue in worker["queues"] or () for job in sent.get(queue, ())}
-            served.setdefault(worker["kind"], set()).update(jobs)
-    problems = [sentence(kind, {job: limits[job] for job in jobs & limits.keys()}) for kind, jobs in served.items()]
-    return sorted(problem for problem in problems if problem)
+    served = limits_served(found, sent, limits)
+    return sorted(sentence for kind, jobs in served.items() for sentence in sentences(kind, jobs, {}))
 
 
 def _unserved(queue: QueueStatus, jobs: list[str]) -> str:

@@ -7,12 +7,16 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from celery.utils.log import get_logger
+
 from celery_orchestration.limits import clocks
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.loop import Loop
     from celery_orchestration.worker.request import OrchestratedRequest
     from celery_orchestration.worker.side import WorkerSide
+
+logger = get_logger(__name__)
 
 
 class Limits:
@@ -22,11 +26,22 @@ class Limits:
         self._lock = threading.Lock()
         #: When we look next.
         self._due = math.inf
+        #: Jobs of which the log says that a soft limit has no effect.
+        self._said: set[str] = set()
 
     def begun(self, request: OrchestratedRequest) -> None:
-        """Its code begins. From any thread. Limits that are not ours are Celery's matter, which ignores them here."""
-        limit = request.time_limits[0] or request.task.time_limit
-        if not limit or request.task.orchestration.timeout_seconds is None:
+        """Its code begins. From any thread."""
+        hard, soft = request.time_limits
+        if soft and not request.task.soft_time_limit and request.task.name not in self._said:
+            # That of a task is said at start.
+            self._said.add(request.task.name)
+            logger.warning(
+                "A call of job %s has a soft time limit (%g s): the execution pool cannot interrupt a run, so it has "
+                "no effect. A hard time limit has",
+                *(request.task.name, soft),
+            )
+        limit = hard or request.task.time_limit
+        if not limit:
             return
         with self._lock:
             sooner = clocks.start(request.run, limit, request.time_is_over) < self._due

@@ -16,7 +16,7 @@ from celery.worker import state
 from celery_orchestration import queues
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Presence
-from celery_orchestration.limits import CANNOT_INTERRUPT, sentence
+from celery_orchestration.limits import CANNOT_INTERRUPT, sentences, soft_sentence
 from celery_orchestration.task import SCHEDULER, limits_of
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.consuming import Consuming
@@ -97,11 +97,14 @@ class WorkerSide(Member):
             )
 
     def check_limits(self) -> None:
-        """Says which jobs have limits that the execution pool does not keep."""
-        limits = limits_of(self.app)
-        problem = sentence(self.kind, {job: limits[job] for job in self._jobs_served() & limits.keys()})
-        if problem:
-            logger.warning("The %s", problem)
+        """Says which tasks have limits that the execution pool does not keep."""
+        limits, served = limits_of(self.app), self.presence().queues
+        plain = queues.destinations(self.app, [name for name in limits if name not in self.jobs])
+        jobs_here = {job: limits[job] for job in self._jobs_served() & limits.keys()}
+        plain_here = {name: limits[name] for queue in served for name in plain.get(queue, ())}
+        soft = soft_sentence(self.kind, {**jobs_here, **plain_here})
+        for sentence in [*sentences(self.kind, jobs_here, plain_here), *([soft] if soft else [])]:
+            logger.warning("The %s", sentence)
 
     # -- a connection to the broker -----------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from celery.exceptions import TimeLimitExceeded
 from celery.result import AsyncResult
 
 from celery_orchestration.ledger.scripts import script
-from celery_orchestration.operate import JobStatus, RunStatus
+from celery_orchestration.operate import JobStatus, Orchestration, RunStatus
 from support.history import Event
 from support.invariants import status_of
 from support.proxy import DroppingProxy
@@ -114,13 +114,13 @@ def test_whatever_late_code_does_is_refused(stage, kind):
     assert "could not be told" not in process.log()
 
 
-def test_a_limit_that_is_not_ours_stays_celerys(stage):
-    """Which ignores it on threads."""
-    stage.worker("threads")
-    result = send(stage, "celerys", "over")
-    until(lambda: time.monotonic() > stage.started(result).start.monotonic + 1.5)
+def test_celerys_own_limits_are_kept_as_well_of_a_job_and_of_a_call(stage):
+    """Stock Celery ignores them on threads."""
+    process = stage.worker("threads", concurrency=4)
+    over = [send(stage, "celerys", "over"), send(stage, "unlimited", "over")]
+    assert all(isinstance(result.get(timeout=10, propagate=False), TimeLimitExceeded) for result in over)
+    assert f"A call of job {NAME('unlimited')} has a soft time limit (0.5 s)" in process.log()
     stage.release("over")
-    assert result.get(timeout=10) == stage.started(result).start.fence
     stage.all_well()
 
 
@@ -225,7 +225,7 @@ def test_a_worker_that_stood_still_past_a_limit_and_its_lease_tells_nobody(stage
 
 def test_on_solo_code_that_returns_too_late_has_failed(stage):
     stage.worker("solo", concurrency=1)
-    for kind in ("returning", "raising", "retried"):
+    for kind in ("returning", "raising", "retried", "unlimited"):
         name = f"late-{kind}"
         over = send(stage, kind, name)
         began = stage.started(over).start.monotonic
@@ -236,7 +236,8 @@ def test_on_solo_code_that_returns_too_late_has_failed(stage):
         until(lambda kind=kind: job(stage, kind).failures == 1)
         assert "TimeLimitExceeded" in job(stage, kind).last_error
         until(lambda over=over: [event.note for event in called_back(stage)][-1:] == [over.id])
-        assert said(stage, "failure", over) == said(stage, "hook", over) == ["TimeLimitExceeded"]
+        assert said(stage, "failure", over) == ["TimeLimitExceeded"]
+        assert said(stage, "hook", over) == ([] if kind == "unlimited" else ["TimeLimitExceeded"])  # it has none
     in_time = send(stage, "patient", "late-returning")
     assert in_time.get(timeout=10) == stage.started(in_time).start.fence
     stage.all_well()
@@ -277,7 +278,7 @@ def test_prefork_interrupts_at_the_soft_limit(stage):
 # -- what operators are told
 
 
-LIMITED = f"({NAME('back_to_the_broker')}, {NAME('hearing')}, {NAME('patient')} and 5 more)"
+LIMITED = f"({FAULTS}.overlong, {NAME('back_to_the_broker')}, {NAME('celerys')} and 7 more)"
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
@@ -285,11 +286,15 @@ def test_log_and_status_say_at_start_that_runs_cannot_be_interrupted(stage, pool
     process = stage.worker(pool, concurrency=1)
     until(lambda: status_of(stage.app).workers)
     [problem] = status_of(stage.app).problems
-    assert problem.startswith(f"execution pool {pool} cannot interrupt a run: over its hard time limit")
+    assert problem.startswith(f"execution pool {pool} cannot interrupt a run: a soft time limit has no effect")
     assert problem.endswith(LIMITED)
     assert process.log().count(f"The {problem}") == 1
     out = run_celery(LIMITS, "orchestration", "status", broker=stage.broker, env=stage.env).stdout
     assert f"execution pool {pool} cannot interrupt a run" in out
+    ignored = f"execution pool {pool} ignores the time limits of tasks that are no jobs ({NAME('plain_limited')})"
+    assert f"The {ignored}" in process.log()
+    checks = Orchestration(stage.app).doctor().checks
+    assert [check.found for check in checks if check.name == "time limits"] == [problem, ignored]
 
 
 def test_where_limits_are_kept_nothing_is_said(stage):

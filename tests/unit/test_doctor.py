@@ -371,7 +371,7 @@ def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do(
     limits = {"a": (70.0, 60.0)}
     seen = reading.status("shop", document, {"celery": ["a"], "images.low": ["b"]}, limits, lambda: True)
     none = reading.status("shop", {**document, "workers": []}, {"celery": ["a"]}, limits, lambda: True)
-    told = examine(facts(status=seen, info={**INFO, "maxmemory_policy": "allkeys-lru"}))
+    told = examine(facts(status=seen, info={**INFO, "maxmemory_policy": "allkeys-lru"}, limits={"thread": limits}))
     problems = {check.found: check.name for check in told if check.state == "problem"}
     assert sorted(problems) == sorted(seen.problems)
     assert set(problems.values()) == {

@@ -6,7 +6,7 @@ from time import monotonic
 
 import pytest
 
-from celery_orchestration.limits import Clocks, sentence
+from celery_orchestration.limits import Clocks, sentences, soft_sentence
 
 RUN = ("id", "7")
 
@@ -51,17 +51,26 @@ def test_the_next_end_is_the_earliest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "limits", "words"),
+    ("kind", "jobs", "plain", "words"),
     [
-        ("prefork", {"a": (1, 1)}, None),
-        ("custom", {"a": (1, 1)}, None),
-        ("thread", {"a": (None, None)}, None),
-        ("thread", {"a": (1, None)}, "pool threads cannot interrupt a run: over its hard time limit it ends as failed"),
-        ("solo", {"b": (None, 1), "a": (2, 1)}, "(a, b)"),
-        ("eventlet", dict.fromkeys("edcba", (1, None)), "(a, b, c and 2 more)"),
-        ("gevent", {"a": (1, 1), "b": (1, None)}, None),
+        ("prefork", {"a": (1, 1)}, {"p": (1, 1)}, []),
+        ("custom", {"a": (1, 1)}, {}, []),
+        ("thread", {"a": (None, None)}, {"p": (None, None)}, []),
+        ("thread", {"a": (1, None)}, {}, ["pool threads cannot interrupt a run: a soft time limit has no effect"]),
+        ("thread", {}, {"p": (None, 1)}, ["pool threads ignores the time limits of tasks that are no jobs (p)"]),
+        ("solo", {"b": (None, 1), "a": (2, 1)}, {"p": (1, None)}, ["(a, b)", "(p)"]),
+        ("eventlet", dict.fromkeys("edcba", (1, None)), {}, ["(a, b, c and 2 more)"]),
+        ("gevent", {"a": (1, 1), "b": (1, None)}, {"p": (1, 1)}, []),
     ],
 )
-def test_limits_that_are_not_kept_are_said(kind: str, limits: dict, words: str | None) -> None:
-    said = sentence(kind, limits)
-    assert said == words if words is None else words in said
+def test_limits_that_are_not_kept_are_said(kind: str, jobs: dict, plain: dict, words: list[str]) -> None:
+    said = sentences(kind, jobs, plain)
+    assert len(said) == len(words)
+    assert all(word in sentence for word, sentence in zip(words, said, strict=True))
+
+
+def test_gevent_keeps_hard_limits_and_no_soft_ones() -> None:
+    limits = {"a": (1, 1), "b": (1, None)}
+    assert soft_sentence("gevent", limits) == "execution pool gevent keeps hard time limits, but no soft ones (a)"
+    assert soft_sentence("gevent", {"b": (1, None)}) is None
+    assert soft_sentence("prefork", limits) is None

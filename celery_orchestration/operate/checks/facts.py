@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from celery_orchestration.ledger import Members
+from celery_orchestration.limits import Limit
 from celery_orchestration.operate.broker import Answers, Stranger
 from celery_orchestration.operate.diagnosis import Check, CheckState
 from celery_orchestration.operate.models import EntryStatus, Status
@@ -47,6 +48,9 @@ class Facts:
     replies: Answers = field(default_factory=Answers)
     prefetch: int = 1
     visibility: float = 3600.0
+    #: Time limits of jobs and of other tasks that live workers serve, by the kind of execution pool.
+    limits: Mapping[str, Mapping[str, Limit]] = field(default_factory=dict)
+    plain_limits: Mapping[str, Mapping[str, Limit]] = field(default_factory=dict)
     #: Jobs that are acknowledged when they end, and their hard limits.
     late: Mapping[str, float | None] = field(default_factory=dict)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from celery_orchestration.limits import sentences, soft_sentence
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, end, listed, many
 from celery_orchestration.operate.diagnosis import Check
 from celery_orchestration.operate.who import command, worker_for
@@ -117,11 +118,20 @@ def visibility(facts: Facts) -> Iterator[Check]:
 
 def limits(facts: Facts) -> Iterator[Check]:
     about = About("time limits", "code that cannot be interrupted goes on, and keeps its room")
-    found = claim(facts, "execution pool ")
-    for sentence in found:
-        yield about.problem(sentence, command("-P", "prefork", program="worker"))
-    if not found:
-        yield about.fine("the execution pools keep the limits of the jobs that they serve")
+    prefork = command("-P", "prefork", program="worker")
+    kinds = sorted({*facts.limits, *facts.plain_limits})
+    kept = True
+    for kind in kinds:
+        jobs, plain = facts.limits.get(kind, {}), facts.plain_limits.get(kind, {})
+        for sentence in sentences(kind, jobs, plain):
+            kept = False
+            yield about.problem(sentence, prefork)
+        soft = soft_sentence(kind, {**jobs, **plain})
+        if soft:
+            kept = False
+            yield about.fine(soft, prefork)
+    if kept:
+        yield about.fine("the execution pools keep the limits of the tasks that they serve")
 
 
 def clocks(facts: Facts) -> Iterator[Check]:

@@ -92,6 +92,17 @@ def celerys(self: Task, name: str) -> Any:
 
 
 @job()
+def unlimited(self: Task, name: str) -> Any:
+    """Calls bring limits."""
+    return hold(self, name)
+
+
+@app.task(time_limit=5)
+def plain_limited() -> None:
+    """No job."""
+
+
+@job()
 def blamed(self: Task, failed: str) -> None:
     """For errbacks."""
     with recorded(self, note=failed):
