@@ -1,4 +1,4 @@
-"""``python -m bench [--quick] [--only a,b,c,d,e,f] [--rounds N] [--tasks N] [--variants plain,job]``"""
+"""``python -m bench [--quick] [--only a,b,c,d,e,f,g,j] [--rounds N] [--tasks N] [--variants plain,job]``"""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import signal
 import sys
 from typing import Any
 
-from bench import PROJECT, exclusive, figures, ledger, look, plugin, report, schedule, throughput, times
+from bench import PROJECT, exclusive, figures, ledger, look, plugin, report, scale, schedule, throughput, times
 from bench.stage import FULL, QUICK, Size, Stage, machine, stage
 
 PARTS = {
     **{"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times"},
-    **{"e": "schedule", "f": "plugin", "g": "look"},
+    **{"e": "schedule", "f": "plugin", "g": "look", "j": "scale"},
 }
 
 
@@ -43,8 +43,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--only",
         type=parts,
         default=list(PARTS),
-        metavar="a,b,c,d,e,f,g",
-        help="a: throughput, b: exclusive runs, c: ledger, d: times, e: schedule, f: plugin, g: commands of operators",
+        metavar="a,b,c,d,e,f,g,j",
+        help="a: throughput, b: exclusive runs, c: ledger, d: times, e: schedule, f: plugin, g: commands of operators, "
+        "j: a large installation, simulated",
     )
     parser.add_argument("--rounds", type=positive, help="rounds of each part")
     parser.add_argument("--tasks", type=positive, help="tasks of each throughput measurement")
@@ -104,6 +105,8 @@ def run(where: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
         results["plugin"] = plugin.measure(where)
     if "g" in arguments.only:
         results["look"] = look.measure(where)
+    if "j" in arguments.only:
+        results["scale"] = scale.measure(where)
     results["problems"] = where.problems
     return results
 

@@ -36,6 +36,7 @@ def goals(results: dict[str, Any]) -> list[Goal]:
         *_schedule(results.get("schedule", {})),
         *_plugin(results.get("plugin", {})),
         *_look(results.get("look", {})),
+        *_scale(results.get("scale", {})),
     ]
 
 
@@ -151,6 +152,23 @@ def _look(part: dict[str, Any]) -> list[Goal]:
     seconds, sure = part["commands"]["status"]["seconds"], part["others"] <= QUIET
     size = f"{part['jobs']:,} jobs, {part['workers']} workers and {part['waiting']:,} waiting runs"
     return [Goal("g", f"status with {size}, from the shell, median", f"{seconds:.2f} s", "< 1 s", seconds < 1, sure)]
+
+
+def _scale(part: dict[str, Any]) -> list[Goal]:
+    if not part:
+        return []
+    crowd, death, longest = part["crowd"], part["death"], part["longest_ms"]
+    size = f"{crowd['workers']:,} workers, {crowd['jobs']:,} jobs, {crowd['waiting']:,} waiting runs"
+    worst = max(longest, key=lambda verb: longest[verb])
+    recovered, runs = death["recovered"], crowd["workers"] * crowd["runs_per_worker"]
+    all_died = f"all workers but one die: runs recovered of {runs:,}, seconds after the leases ran out"
+    return [
+        Goal("j", f"{size}: longest script ({worst})", f"{longest[worst]:.1f} ms", "<= 20 ms", longest[worst] <= 20),
+        Goal(
+            *("j", all_died, f"{recovered:,} in {death['seconds']:.1f} s", "all within 10 s (two sweeps)"),
+            recovered == runs and death["seconds"] <= 10,
+        ),
+    ]
 
 
 def busiest(results: dict[str, Any]) -> float:

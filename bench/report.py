@@ -36,6 +36,8 @@ def sheets(results: dict[str, Any]) -> list[Sheet]:
         found.append(_plugin(results["plugin"], results["size"]))
     if "look" in results:
         found.append(_look(results["look"], results["size"]))
+    if "scale" in results:
+        found += _scale(results["scale"])
     goals = figures.goals(results)
     if goals:
         rows = [(goal.part, goal.what, goal.found, goal.must, goal.verdict) for goal in goals]
@@ -230,6 +232,28 @@ def _look(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
         rows,
         ("Celery loads no app for --help; inspect ping waits for a second whether others answer, too.",),
     )
+
+
+def _scale(part: dict[str, Any]) -> list[Sheet]:
+    crowd, death = part["crowd"], part["death"]
+    size = f"{crowd['workers']:,} workers, {crowd['jobs']:,} jobs, {crowd['waiting']:,} waiting runs, simulated"
+    died = (
+        f"All workers but one died: {death['recovered']:,} runs were recovered in {death['calls']} calls, "
+        f"{death['seconds']:.1f} s."
+    )
+    return [
+        Sheet(
+            f"(j) Longest script of each verb: {size}",
+            ("verb", "ms"),
+            [(verb, f"{ms:.1f}") for verb, ms in sorted(part["longest_ms"].items())],
+            (died,),
+        ),
+        Sheet(
+            "(j) What one Redis core carries, by single turns",
+            ("runs", "a second"),
+            [(name, f"{rate:,}") for name, rate in part["ceilings"].items()],
+        ),
+    ]
 
 
 def _lateness(spread: dict[str, float] | None) -> str:

@@ -201,10 +201,10 @@ class _Situation:
         before = [one for one in self.waiting if one.priority >= run.priority]
         if any((one.job, one.key) == (run.job, run.key) for one in before):
             return ["behind", run.job]
-        for other in self._never_beside(run.job):
-            ready = other not in self.disabled and not self._unmet(other)
-            if ready and any(one.job == other for one in before):
-                return ["behind", other]
+        beside = set(self._never_beside(run.job))
+        for one in sorted(before, key=lambda one: -one.priority):
+            if one.job in beside and one.job not in self.disabled and not self._unmet(one.job):
+                return ["behind", one.job]
         return None
 
 

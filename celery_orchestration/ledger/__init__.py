@@ -467,7 +467,12 @@ class Ledger:
         return _grants(self._call("drain", (worker, "" if gone_ms is None else gone_ms)))
 
     def leave(self, worker: str) -> list[Grant]:
-        return _grants(self._call("leave", (worker,)))
+        grants: list[Grant] = []
+        more = True
+        while more:
+            more, granted = self._call("leave", (worker,))
+            grants += _grants(granted)
+        return grants
 
     # ------------------------------------------------------------------- runs
 

@@ -277,6 +277,47 @@ class TestDrain:
         swept = shop.ledger.sweep("w1", 3, 5000)
         assert (swept.recovered, swept.dead_workers) == (1, ["w2@host"])
 
+    def test_all_runs_of_many_dead_workers_are_recovered_without_waiting_for_the_next_sweep(self, shop: Shop):
+        shop.install({"one": {}})
+        dead = [f"dead{n}" for n in range(70)]
+        for worker in dead:
+            shop.register(worker)
+            shop.turn(come=[arrival(f"{worker}-{m}", "one") for m in range(3)], worker=worker)
+        # One has more runs than a sweep takes in one call.
+        for n in range(10):
+            shop.turn(come=[arrival(f"many{n}-{m}", "one") for m in range(10)], worker=dead[0])
+        shop.redis.zadd(f"{PREFIX}ws", dict.fromkeys(dead, 0))
+        shop.redis.hset(f"{PREFIX}g", "clk", 1)
+        names, recovered, calls, more = set(), 0, 0, True
+        while more:
+            calls += 1
+            assert calls < 100
+            swept = shop.ledger.sweep("w1", calls, 5000)
+            assert swept.recovered <= 64
+            names |= {*swept.dead_workers}
+            recovered += swept.recovered
+            more = swept.more and len(names) < len(dead)
+        assert names == {f"{worker}@host" for worker in dead}
+        assert recovered == 310
+        assert shop.ledger.health("shop")["workers"] == 1
+
+    def test_a_worker_that_leaves_with_many_runs_hands_back_all_of_them(self, shop: Shop):
+        shop.install({"one": {}})
+        shop.register("w2")
+        for n in range(50):
+            shop.turn(come=[arrival(f"r{n}-{m}", "one") for m in range(10)], worker="w2")
+        shop.ledger.leave("w2")
+        assert shop.redis.zcard(f"{PREFIX}wait") + shop.redis.zcard(f"{PREFIX}gr") == 500
+        assert shop.redis.exists(f"{PREFIX}w:w2", f"{PREFIX}wr:w2") == 0
+
+    def test_releases_of_live_workers_are_known_though_a_record_vanished(self, shop: Shop):
+        shop.install({"one": {}})
+        shop.register("w2", release="r2")
+        assert shop.ledger.sweep("w1", 1, 5000).live_releases == "r1 r2"
+        shop.redis.delete(f"{PREFIX}w:w2")
+        shop.redis.hincrby(f"{PREFIX}g", "counted", -61_000)
+        assert shop.ledger.sweep("w1", 2, 5000).live_releases == "r1"
+
     def test_a_worker_that_is_not_known_has_to_register(self, shop: Shop):
         shop.install({"one": {}})
         with pytest.raises(UnknownWorker):
@@ -728,7 +769,7 @@ def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
         assert shop.end(f"{job} {key} 1") == [f"{job} {key} 2"]
         shop.end(f"{job} {key} 2")
     left = {key.removeprefix(PREFIX).partition(":")[0] for key in shop.redis.keys("*")}
-    assert left == {"d", "g", "h", "j", "jobs", "rel", "relseq", "rj", "slots", "w", "wn", "ws"}
+    assert left == {"d", "g", "h", "j", "jobs", "live", "rel", "relseq", "rj", "slots", "w", "wn", "ws"}
 
 
 class TestDeadLetters:

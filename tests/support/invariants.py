@@ -29,7 +29,7 @@ from support.history import History, Span
 from support.wait import until
 
 #: Keys (head of lua/lib/records.lua) that are not about a run that has not ended: configuration and history.
-CONFIGURATION = ("g", "jobs", "rel", "relseq", "slots", "ws", "wn", "dead", "gone", "audit")
+CONFIGURATION = ("g", "jobs", "groups", "live", "rel", "relseq", "slots", "ws", "wn", "dead", "gone", "audit")
 CONFIGURATION += ("entries", "added", "changed", "lead", "bad")
 CONFIGURATION_OF = ("j", "rj", "w", "ob", "d", "h", "dl", "dj", "e")
 

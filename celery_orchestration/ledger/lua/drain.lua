@@ -21,7 +21,7 @@ if gone_ms then
   local passed = math.max(0, NOW - (tonumber(call('HGET', P .. 'g', 'swept')) or NOW))
   call('ZADD', P .. 'ws', int(math.min(lease_end, G.clk + passed + gone_ms)), worker)
 end
-refresh_all()
+refresh_stale()
 hand_over(16)
 flush()
 return HAND.grants

@@ -9,19 +9,21 @@
 --          left, since it was heard of; lease} if it is there
 -- Called again: the same.
 local asked = ARGV[1] ~= '' and call('HGET', P .. 'wn', ARGV[1])
-local workers, worker = 0, nil
-for _, member in ipairs(members()) do
-  local v = call('HMGET', P .. 'w:' .. member[1], 'kind', 'beat', 'lease')
-  local one = { left = member[2] - G.clk, silent = NOW - (tonumber(v[2]) or 0), lease = tonumber(v[3]) or 0 }
-  -- The ledger clock stands still while nobody sweeps.
-  if v[1] ~= 'beat' and one.left > 0 and one.silent <= one.lease then workers = workers + 1 end
-  if member[1] == asked then worker = one end
+local ends = asked and tonumber(call('ZSCORE', P .. 'ws', asked) or '')
+local worker = nil
+if ends then
+  local v = redis.pcall('HMGET', P .. 'w:' .. asked, 'beat', 'lease')
+  if not v.err then worker = { left = ends - G.clk, silent = NOW - (tonumber(v[1]) or 0), lease = tonumber(v[2]) or 0 } end
 end
-local g = call('HMGET', P .. 'g', 'owner', 'schema', 'why')
+-- Every member sweeps, and a sweep removes those whose lease ran out. If nobody has swept for a lease, nobody is there.
+local g = call('HMGET', P .. 'g', 'owner', 'schema', 'why', 'swept', 'lease')
+local workers = call('ZCOUNT', P .. 'ws', '(' .. int(G.clk), '+inf') - (tonumber(call('HGET', P .. 'live', 'k:beat')) or 0)
+if NOW - (tonumber(g[4]) or NOW) > (tonumber(g[5]) or 30000) then workers = 0 end
 local lead = redis.pcall('HMGET', P .. 'lead', 'name', 'until')
 local leads = not lead.err and (tonumber(lead[2]) or 0) >= NOW
 local told = redis.pcall('INFO', 'replication')
 local replica = type(told) == 'string' and string.find(told, 'role:slave', 1, true) ~= nil
 local _, full = memory()
-return cjson.encode({ now = NOW, replica = replica, full = full, owner = g[1], schema = tonumber(g[2]), workers = workers, worker = worker,
+return cjson.encode({ now = NOW, replica = replica, full = full, owner = g[1], schema = tonumber(g[2]),
+  workers = math.max(0, workers), worker = worker,
   lead = leads and lead[1] or nil, epoch = { why = g[3], left = math.max(0, G.opens - G.clk) } })

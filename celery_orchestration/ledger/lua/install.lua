@@ -136,6 +136,6 @@ end
 for i = 1, #gone - GONE_RELEASES do call('ZREM', P .. 'relseq', gone[i]) end
 call('HSET', P .. 'g', 'releases', ARGV[1], 'cap', ARGV[2])
 G.cap = tonumber(ARGV[2])
-refresh_all()
+for _, name in ipairs(call('SMEMBERS', P .. 'waitjobs')) do refresh(job(name)) end
 flush()
 return 'ok'

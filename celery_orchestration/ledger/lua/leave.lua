@@ -4,14 +4,18 @@
 -- no crash of theirs.
 --
 -- ARGV  worker
--- Returns  { granted: {id, grant number} to publish }
+-- Returns  { more (1: call again, it has more runs), { granted: {id, grant number} to publish } }
 -- Called again: nothing more to do.
 make_way()
-local worker = ARGV[1]
+local worker, more = ARGV[1], false
 if call('EXISTS', P .. 'w:' .. worker) == 1 then
-  take_runs(worker, false, 100000)
-  remove_worker(worker)
+  local _, _, done = take_runs(worker, false, 200)
+  if done then
+    remove_worker(worker)
+    refresh_stale()
+  end
+  more = not done
   hand_over(16)
   flush()
 end
-return HAND.grants
+return { more and 1 or 0, HAND.grants }

@@ -23,20 +23,27 @@ make_way()
 local told, lease = ARGV[20] or '', tonumber(ARGV[10])
 G.tick = math.max(G.tick, tonumber(ARGV[21]) or 0)
 enter_epoch(told, lease)
-call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14],
+call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14], 'lease', lease,
   'history', ARGV[17], 'letters', ARGV[18], 'letters_ms', ARGV[19])
-if call('HSETNX', P .. 'rel', release, ARGV[15]) == 1 then
+local new_release = call('HSETNX', P .. 'rel', release, ARGV[15]) == 1
+if new_release then
   call('ZADD', P .. 'relseq', 'NX', int(tick()), release)
-  for _, j in ipairs(cjson.decode(ARGV[16])) do call('SADD', P .. 'rj:' .. release, j) end
-end
--- A record of one of its jobs is gone: the policies have to be installed again.
-for _, j in ipairs(cjson.decode(ARGV[16])) do
-  if call('EXISTS', P .. 'j:' .. j) == 0 then
-    call('HDEL', P .. 'g', 'releases')
-    break
+  local jobs = cjson.decode(ARGV[16])
+  for from = 1, #jobs, 1000 do
+    call('SADD', P .. 'rj:' .. release, unpack(jobs, from, math.min(from + 999, #jobs)))
   end
 end
-local old_epoch = call('HGET', P .. 'w:' .. worker, 'epoch')
+local old_epoch, old_release, old_kind = unpack(call('HMGET', P .. 'w:' .. worker, 'epoch', 'rel', 'kind'))
+if old_release then
+  count_worker(old_release, old_kind or '', -1)
+  -- It may come again because the record of one of its jobs is gone: then the policies have to be installed again.
+  for _, j in ipairs(not new_release and cjson.decode(ARGV[16]) or {}) do
+    if call('EXISTS', P .. 'j:' .. j) == 0 then
+      call('HDEL', P .. 'g', 'releases')
+      break
+    end
+  end
+end
 take_slots(worker)
 call('HDEL', P .. 'w:' .. worker, 'state')
 call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4], 'slots', ARGV[5], 'kind', ARGV[6],
@@ -45,7 +52,8 @@ call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4],
 call('HSET', P .. 'wn', name, worker)
 call('ZADD', P .. 'ws', int(G.clk + lease), worker)
 add_slots(queues, tonumber(ARGV[5]))
-refresh_all()
+count_worker(release, ARGV[6], 1)
+refresh_stale()
 flush()
 local g = call('HMGET', P .. 'g', 'releases', 'why')
 return { live_releases(), g[1] or '', G.epoch, g[2] or '', math.max(0, G.opens - G.clk) }

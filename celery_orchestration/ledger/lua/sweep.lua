@@ -17,6 +17,8 @@
 -- jumped, does not end a lease.
 
 local RELEASED_MS = 60000
+-- How often the workers are counted anew, should a record have vanished: that looks at all of them.
+local COUNT_MS = 60000
 local worker, number, interval, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 make_way()
 same_epoch()
@@ -31,12 +33,20 @@ local passed = math.max(0, math.min(NOW - swept, 2 * interval))
 G.clk = G.clk + passed
 call('HSET', P .. 'g', 'clk', int(G.clk), 'swept', int(NOW))
 
-for _, gone in ipairs(call('ZRANGEBYSCORE', P .. 'ws', '-inf', '(' .. int(G.clk), 'LIMIT', 0, 8)) do
+local left = limit -- of the runs that may be taken in this call
+local late_workers = call('ZRANGEBYSCORE', P .. 'ws', '-inf', '(' .. int(G.clk), 'LIMIT', 0, limit)
+more = #late_workers == limit
+for _, gone in ipairs(late_workers) do
+  if left <= 0 then
+    more = true
+    break
+  end
   if gone ~= worker then
     see_to_worker(gone)
     local drained = call('HEXISTS', P .. 'w:' .. gone, 'state') == 1
-    local dead, back, done = take_runs(gone, not drained and 'worker', limit)
+    local dead, back, done = take_runs(gone, not drained and 'worker', left)
     recovered = recovered + #back + #dead
+    left = left - #back - #dead
     for _, id in ipairs(dead) do endings[#endings + 1] = { id, 'crashed' } end
     if done then
       local name, kind = remove_worker(gone)
@@ -48,6 +58,9 @@ for _, gone in ipairs(call('ZRANGEBYSCORE', P .. 'ws', '-inf', '(' .. int(G.clk)
     end
   end
 end
+
+if NOW - (tonumber(call('HGET', P .. 'g', 'counted')) or 0) > COUNT_MS then count_workers() end
+more = refresh_stale() or more
 
 local woken, more_due = wake(limit)
 for _, one in ipairs(woken) do endings[#endings + 1] = one end

@@ -156,20 +156,22 @@ local function first_of_group(group, name, except)
   return nil
 end
 
--- Rule 5 against other jobs: does a conflicting job have a waiting run that ranks before? Returns its name.
+-- Rule 5 against other jobs: does a conflicting job have a waiting run that ranks before? Returns the name of the first.
 -- `except` names a job whose runs do not count.
 local function barred(j, rank, except)
+  local found = nil
   for from = 1, #j.conf, 1000 do
     local part = { unpack(j.conf, from, math.min(from + 999, #j.conf)) }
     for i, r in ipairs(call('ZMSCORE', P .. 'bar', unpack(part))) do
-      if r and tonumber(r) < rank and part[i] ~= except then return part[i] end
+      local before = r and tonumber(r)
+      if before and before < rank and part[i] ~= except then found, rank = part[i], before end
     end
   end
   for _, group in ipairs(j.groups) do
-    local name, first = first_of_group(group, j.name, except)
-    if name and first < rank then return name end
+    local name, before = first_of_group(group, j.name, except)
+    if name and before < rank then found, rank = name, before end
   end
-  return nil
+  return found
 end
 
 -- Rule 5 against the run's own lane: the run that goes before it.
@@ -221,11 +223,15 @@ local function place(j, h, moved)
   end
   if j.at and j.at ~= at then
     call('ZREM', P .. 'open:' .. j.at, j.name)
-    if call('EXISTS', P .. 'open:' .. j.at) == 0 then call('SREM', P .. 'opens', j.at) end
+    if call('EXISTS', P .. 'open:' .. j.at) == 0 then
+      call('SREM', P .. 'opens', j.at)
+      call('SREM', P .. 'ready', j.at)
+    end
   end
   if at and (moved or j.at ~= at) then
     call('ZADD', P .. 'open:' .. at, int(j.br), j.name)
     call('SADD', P .. 'opens', at)
+    if slots_of(at) > 0 then call('SADD', P .. 'ready', at) end
   end
   if j.at ~= at then
     j.at = at
@@ -269,6 +275,23 @@ refresh_dependents = function(j)
   for _, name in ipairs(with_waiters(j.depd)) do refresh(job(name)) end
 end
 
+-- The job that blocks j, by name the first if there are several.
+local function blocking(j)
+  local found = nil
+  if j.blk > 0 then
+    for _, name in ipairs(j.conf) do
+      local k = job(name)
+      if k and k.n > 0 and (not found or name < found) then found = name end
+    end
+  end
+  for _, group in ipairs(j.groups) do
+    for _, name in ipairs(group_blocks(j, group) and call('SMEMBERS', P .. 'held:' .. group) or {}) do
+      if name ~= j.name and (not found or name < found) then found = name end
+    end
+  end
+  return found
+end
+
 -- May a run of j with this room key start now? Returns nil if so, else what it waits for: a list of words that
 -- operate/reasons.py turns into a sentence. Rule 5 for the global cap is the order in which hand_over grants.
 local function closed(j, r)
@@ -277,17 +300,8 @@ local function closed(j, r)
   if not enabled_for(j, r.id, r.rank) then return { 'disabled', j.off } end
   if not has_room(j, r.key) then return { 'room', j.name, r.key } end
   if G.cap and G.total >= G.cap then return { 'global' } end
-  if j.blk > 0 then
-    for _, name in ipairs(j.conf) do
-      local k = job(name)
-      if k and k.n > 0 then return { 'blocked', name } end
-    end
-  end
-  for _, group in ipairs(j.groups) do
-    for _, name in ipairs(group_blocks(j, group) and call('SMEMBERS', P .. 'held:' .. group) or {}) do
-      if name ~= j.name then return { 'blocked', name } end
-    end
-  end
+  local holder = blocking(j)
+  if holder then return { 'blocked', holder } end
   local dep = not r.jd and unmet(j, r.rank)
   if dep then return { 'depends', dep[1], dep[2] } end
   local first = lane_bars(j, r.key, r.rank)

@@ -50,7 +50,7 @@ end
 -- The best of what is open: j, id, queue, place.
 local function best_open()
   local best = nil
-  for _, queue in ipairs(call('SMEMBERS', P .. 'opens')) do
+  for _, queue in ipairs(call('SMEMBERS', P .. 'ready')) do
     local e = call('ZRANGE', P .. 'open:' .. queue, 0, 0, 'WITHSCORES')
     local rank = tonumber(e[2])
     if e[1] and (not best or rank < best.rank) then
@@ -127,8 +127,11 @@ local function is_promised(id, worker)
   return v[1] == id and not v[2]
 end
 
+local MOST_ALONE = 32
+
 local function keep_free(here)
-  local all, first = call('HGETALL', P .. 'alone'), nil
+  -- Of very many some: whichever is tried first, all are.
+  local all, first = call('HRANDFIELD', P .. 'alone', MOST_ALONE, 'WITHVALUES'), nil
   for i = 1, #all, 2 do
     local r = load_run(all[i])
     if r and (not first or r.rank < first.rank) and not is_promised(all[i], all[i + 1]) and not closed(job(r.job), r)

@@ -4,8 +4,8 @@
 -- Job names are encoded by keys.py and never contain ':'; a room key is always the last part of a key.
 --
 --   g                hash  the ledger itself: schema, owner, tick (last fence), seq (last arrival), clk (ledger
---                          clock, ms), swept (Redis time of the last sweep, ms), total (room taken), cap (global
---                          cap), paused, pause (by whom, why and since when: JSON), done_ms (life of a done-marker), history, letters, letters_ms (how
+--                          clock, ms), swept (Redis time of the last sweep, ms), counted (of the last count of all workers), lease
+--                          (ms), total (room taken), cap (global cap), paused, pause (by whom, why and since when: JSON), done_ms (life of a done-marker), history, letters, letters_ms (how
 --                          many ended runs and dead letters are kept for a job, and how long these),
 --                          next (nothing in later, due and cool comes before this time, ms), alone (how many
 --                          runs wait to be tried alone), releases (what the installed policies were merged from),
@@ -30,7 +30,8 @@
 --   bar:<group>      zset  the same as bar, of the jobs in one group
 --   held:<group>     set   jobs of a group that hold room
 --   open:<queue>     zset  jobs whose head may start on that queue (rules 1 to 5 but for the global cap), by rank
---   opens            set   queues with a non-empty open set
+--   opens            set   queues with a non-empty open set; ready: those of them that live workers serve
+--   stale            set   jobs to be looked at again, because other queues are served than before
 --   later            zset  runs that are not to start before a time, by that (ms)
 --   due              zset  waiting runs that expire, by time (ms)
 --   cool             zset  jobs that failures have disabled and that get a probe run, by time (ms)
@@ -41,6 +42,7 @@
 --   out              hash  queue -> granted runs that have not started
 --   slots            hash  queue -> slots of the live workers that serve it
 --   ws               zset  live workers by the end of their lease (ledger clock)
+--   live             hash  how many live workers there are of each release (r:) and of each kind (k:)
 --   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms), done,
 --                          failed (runs that ended there), alone (the run it is kept free for); state: draining (hands
 --                          in its runs), departing (and is about to end its process); epoch (the last in which it
@@ -144,20 +146,32 @@ local function see_to(key, wanted)
   return is_bad
 end
 
--- The slots of all workers that can be read, counted anew.
-local function count_slots()
-  call('DEL', P .. 'slots')
+-- A live worker of this release and kind came (1) or went (-1).
+local function count_worker(release, kind, by)
+  for _, what in ipairs({ 'r:' .. release, 'k:' .. kind }) do
+    if call('HINCRBY', P .. 'live', what, by) <= 0 then call('HDEL', P .. 'live', what) end
+  end
+end
+
+-- The slots of all workers that can be read, and how many there are, counted anew.
+local function count_workers()
+  call('DEL', P .. 'slots', P .. 'live', P .. 'ready')
   for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
-    local v = redis.pcall('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'state')
+    local v = redis.pcall('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'state', 'rel', 'kind')
     local sound, queues = pcall(cjson.decode, not v.err and not v[3] and v[1] or '[]')
     for _, queue in ipairs(sound and queues or {}) do call('HINCRBY', P .. 'slots', queue, tonumber(v[2]) or 0) end
+    if not v.err and v[4] then count_worker(v[4], v[5] or '', 1) end
   end
+  for _, queue in ipairs(call('SMEMBERS', P .. 'opens')) do
+    if call('HEXISTS', P .. 'slots', queue) == 1 then call('SADD', P .. 'ready', queue) end
+  end
+  call('HSET', P .. 'g', 'counted', int(NOW))
 end
 
 -- Records of a worker that cannot be read are set aside: it registers again, or its lease runs out.
 local function see_to_worker(worker)
   see_to('wr:' .. worker, 'set')
-  if see_to('w:' .. worker, 'hash') then count_slots() end
+  if see_to('w:' .. worker, 'hash') then count_workers() end
 end
 
 -- Workers and schedulers whose records can be read: { id, end of its lease }.

@@ -1,9 +1,24 @@
 -- Live workers: their presence, and what happens to their runs when they go. Needs records, gate, room, life.
 
+-- Jobs that are looked at again in one call.
+local MOST_STALE = 200
+
+-- Which queues are served decides where waiting runs are handed over to: when that changes, jobs with waiting runs are
+-- looked at again, a part in this call and the rest in the next sweeps. Until then they are handed over to the queue that
+-- was right before, or to none.
 local function add_slots(queues, by)
+  local changed = false
   for _, queue in ipairs(cjson.decode(queues)) do
-    if call('HINCRBY', P .. 'slots', queue, by) <= 0 then call('HDEL', P .. 'slots', queue) end
+    local now = call('HINCRBY', P .. 'slots', queue, by)
+    if now <= 0 then
+      call('HDEL', P .. 'slots', queue)
+      call('SREM', P .. 'ready', queue)
+    elseif now == by and call('EXISTS', P .. 'open:' .. queue) == 1 then
+      call('SADD', P .. 'ready', queue)
+    end
+    changed = changed or now <= 0 or now == by
   end
+  if changed then call('SUNIONSTORE', P .. 'stale', P .. 'stale', P .. 'waitjobs') end
 end
 
 -- Nothing more is handed over to this worker. What it runs, and its lease, are untouched. Called again: nothing to do.
@@ -12,9 +27,14 @@ local function take_slots(worker)
   if v[1] and not v[3] then add_slots(v[1], -(tonumber(v[2]) or 0)) end
 end
 
--- Which queues are served decides where waiting runs are handed over to.
-local function refresh_all()
-  for _, name in ipairs(call('SMEMBERS', P .. 'waitjobs')) do refresh(job(name)) end
+-- Returns whether there are more.
+local function refresh_stale()
+  local names = call('SPOP', P .. 'stale', MOST_STALE)
+  for _, name in ipairs(names) do
+    local j = job(name)
+    if j then refresh(j) end
+  end
+  return #names == MOST_STALE
 end
 
 -- Takes up to `limit` running runs from a worker that is gone. Returns {dead}, {recovered}, done: whether none is left.
@@ -41,12 +61,12 @@ end
 
 -- Returns its name and kind.
 local function remove_worker(worker)
-  local name, kind = unpack(call('HMGET', P .. 'w:' .. worker, 'name', 'kind'))
+  local name, kind, release = unpack(call('HMGET', P .. 'w:' .. worker, 'name', 'kind', 'rel'))
   take_slots(worker)
+  if release then count_worker(release, kind or '', -1) end
   if name and call('HGET', P .. 'wn', name) == worker then call('HDEL', P .. 'wn', name) end
   call('ZREM', P .. 'ws', worker)
   call('DEL', P .. 'w:' .. worker, P .. 'wr:' .. worker)
-  refresh_all()
   return name, kind
 end
 
@@ -58,14 +78,10 @@ end
 
 -- The releases that live workers bring, oldest first, as one string.
 local function live_releases()
-  local live = {}
-  for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
-    local rel = redis.pcall('HGET', P .. 'w:' .. worker, 'rel')
-    if type(rel) == 'string' then live[rel] = true end
-  end
-  local names = {}
+  local live, names = {}, {}
+  for _, what in ipairs(call('HKEYS', P .. 'live')) do live[what] = true end
   for _, rel in ipairs(call('ZRANGE', P .. 'relseq', 0, -1)) do
-    if live[rel] then names[#names + 1] = rel end
+    if live['r:' .. rel] then names[#names + 1] = rel end
   end
   return table.concat(names, ' ')
 end
