@@ -37,7 +37,8 @@ class Diary(Shop):
 
     def fire(self, due_ms: int, name: str = "hourly") -> str:
         entry = keys.entry(name)
-        fire = Fire(entry, self.entry(name)["gen"], due_ms, due_ms + 1, 0, "one", f"{name}-{due_ms}", 10**9)
+        id, gen = f"{name}-{due_ms}", self.entry(name)["gen"]
+        fire = Fire(entry, gen, due_ms, due_ms + 1, 0, "one", id, 10**9, message=b"m")
         return self.ledger.dispatch(self.term, [fire]).answers[0][0]
 
     def entry(self, name: str = "hourly") -> dict[str, str]:
@@ -416,12 +417,12 @@ def test_what_fires_is_seen(client, shop):
     shop.ledger.plan(shop.term, [("often", due)])
     assert client.schedule.get("often").next_fire == at(due)
     gen = shop.entry("often")["gen"]
-    fire = Fire("often", gen, due, due + 1, 3, "shop.fetch", "the-run", 10**9, "skip")
+    fire = Fire("often", gen, due, due + 1, 3, "shop.fetch", "the-run", 10**9, "skip", message=b"m")
     assert shop.ledger.dispatch(shop.term, [fire]).answers == [("fired",)]
     found = client.schedule.get("often")
     assert (found.last_outcome, found.last_run, found.fires, found.misses) == ("fired", "the-run", 1, 3)
     assert (found.last_fire, found.next_fire) == (at(due), at(due + 1))
-    again = Fire("often", gen, due + 1, due + 2, 0, "shop.fetch", "no-run", 10**9, "skip")
+    again = Fire("often", gen, due + 1, due + 2, 0, "shop.fetch", "no-run", 10**9, "skip", message=b"m")
     assert shop.ledger.dispatch(shop.term, [again]).answers[0][0] == "skipped"
     found = client.schedule.get("often")
     assert (found.last_outcome, found.last_run, found.fires, found.skips) == ("skipped", "the-run", 1, 1)
