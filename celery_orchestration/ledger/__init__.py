@@ -84,6 +84,10 @@ class Outcome:
     #: What failed, for people, and where.
     note: str = ""
     traceback: str = ""
+    #: How long its code ran (None: not known), and when that ended, by the monotonic clock: the ledger may hear of it
+    #: much later.
+    ran_ms: int | None = None
+    ended: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -781,7 +785,8 @@ def _turn_args(
 
 
 def _outcome_args(o: Outcome) -> tuple[Argument, ...]:
-    return o.id, o.fence, o.outcome, o.note, o.traceback
+    ago = 0 if o.ended is None else max(0, int((time.monotonic() - o.ended) * 1000))
+    return o.id, o.fence, o.outcome, o.note, o.traceback, "" if o.ran_ms is None else o.ran_ms, ago
 
 
 def _arrival_args(a: Arrival) -> tuple[Argument, ...]:

@@ -72,13 +72,13 @@ class Consuming:
     def _fetch_strictly(self) -> None:
         """Highest priority first, and nothing fetched that no slot is free for: it could be overtaken."""
         consumer = self._consumer
-        channel, slots = consumer.task_consumer.channel, self._side.presence().slots
+        channel, slots = consumer.task_consumer.channel, self._side.slots
         if internals.is_amqp(consumer.connection):
             # One more than there are slots, or a higher queue's next message would come too late.
             internals.prefetch_per_queue(channel, slots + 1)
             consumer.qos.callback = noop
         else:
-            internals.fetch_only_while(channel, lambda: len(state.reserved_requests) < slots)
+            internals.fetch_only_while(channel, lambda: len(state.reserved_requests) < self._side.slots)
 
     def _open_channel(self) -> Any:
         consumer = self._consumer

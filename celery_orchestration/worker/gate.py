@@ -599,7 +599,9 @@ class Gate:
             del self.runs[request.id]
         self._untold[request.fence or ""] = request
         trace = request.traceback if outcome in ("failed", "crashed") else ""
-        self._told.append((Outcome(request.id, request.fence or "", outcome, request.note, trace), then))
+        now = time.monotonic()
+        told = Outcome(request.id, request.fence or "", outcome, request.note, trace, request.ran_ms(now), now)
+        self._told.append((told, then))
         self._side.in_loop(self._ended)
 
     def tell(self, outcome: Outcome) -> None:

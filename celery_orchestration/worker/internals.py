@@ -19,6 +19,7 @@ import celery
 from celery.app.amqp import Queues
 from celery.apps.worker import Worker, on_cold_shutdown
 from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import control, request, state
 from celery.worker.consumer import Consumer
@@ -62,6 +63,7 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     yield "no state.task_ready", callable(getattr(request, "task_ready", None))
     process = _source(WorkController._process_task)
     yield "_process_task does not call execute_using_pool", "req.execute_using_pool(self.pool)" in process
+    yield "no BasePool.num_processes", isinstance(getattr(BasePool, "num_processes", None), property)
     semaphore = LaxBoundedSemaphore(1)
     yield "the slots' semaphore is another", semaphore.value == 1 and hasattr(semaphore, "_waiting")
     yield "Consumer.on_close does not flush the pool", "self.pool.flush()" in _source(Consumer.on_close)
@@ -91,6 +93,12 @@ def _expectations() -> Iterator[tuple[str, bool]]:
 
 
 # -- slots: prefork gives execute_using_pool a slot of the worker's semaphore, and takes it back itself
+
+
+def size_of(pool: Any) -> int | None:
+    """How many processes, threads or greenlets an execution pool has by now; None before it has started."""
+    size = getattr(pool, "num_processes", None)
+    return size if isinstance(size, int) else None
 
 
 def take_free_slot(semaphore: LaxBoundedSemaphore) -> bool:

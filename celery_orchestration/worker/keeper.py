@@ -23,6 +23,7 @@ class Keeper(Lease):
         super().__init__(side, "orchestration-keeper")
         self._side = side
         self._cancels = 0
+        self._slots = 0
         self._draining = self._drain_is_told = False
         self._revoked: deque[str] = deque()
         self._cancelling: list[str] = []
@@ -69,6 +70,10 @@ class Keeper(Lease):
         self._round_began = deadline.now()
         super()._round()
 
+    def _register(self) -> None:
+        self._slots = self._side.slots
+        super()._register()
+
     def _is_registered(self, found: Registered) -> None:
         self._lease_runs_from(self._round_began)
         self._side.epoch.registered(found)
@@ -84,6 +89,8 @@ class Keeper(Lease):
             self._registered = False
 
     def _before(self) -> None:
+        if self._side.slots != self._slots:  # somebody let the execution pool grow or shrink
+            self._register()
         if self._draining and not self._drain_is_told:
             self._side.publisher.publish(self._ledger.drain(self._side.worker))
             self._drain_is_told = True

@@ -102,6 +102,9 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     afterwards: Callable[[str], None] | None = None
     #: Its process was killed by the drain: it goes back.
     drained = False
+    #: When the execution pool began it, by the monotonic clock; how long its code ran, in seconds, if that told.
+    began: float | None = None
+    runtime: float | None = None
     #: What the execution pool gave for it, on threads and gevent.
     pool_result: Any = None
     #: Why its code cannot be executed: the run fails as soon as it starts.
@@ -160,7 +163,13 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         finally:
             self.acknowledge()
 
+    def ran_ms(self, now: float) -> int | None:
+        """How long its code ran; None if it did not."""
+        seconds = self.runtime if self.began is None or self.runtime is not None else now - self.began
+        return None if seconds is None else max(0, round(seconds * 1000))
+
     def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self.began = time_accepted
         super().on_accepted(pid, time_accepted)
         if self.gate is not None and self.gate.limits is not None and self.fence is not None:
             self.gate.limits.begun(self)
@@ -404,6 +413,7 @@ def _settling(on_success: Callable[..., Any]) -> Callable[..., Any]:
             return self._leave_quietly()
         if not isinstance(failed__retval__runtime, tuple):
             return self.on_failure(failed__retval__runtime)  # threads: SystemExit in a task, as an ExceptionInfo
+        self.runtime = failed__retval__runtime[2]
         try:
             return on_success(self, failed__retval__runtime, **kwargs)  # of a failure it calls on_failure
         finally:

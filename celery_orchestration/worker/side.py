@@ -132,7 +132,7 @@ class WorkerSide(Member):
         if controller.semaphore is not None and controller.process_task == controller._process_task_sem:
             slots: Any = SemaphoreSlots(controller)
         else:
-            slots = CountedSlots(pool.limit or controller.concurrency)
+            slots = CountedSlots(lambda: internals.size_of(pool) or controller.concurrency)
         self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
         if self.kind in CANNOT_INTERRUPT:
             self.gate.limits = Limits(self, self._loop)
@@ -176,9 +176,13 @@ class WorkerSide(Member):
     # -- what others ask ----------------------------------------------------------------------------
 
     def presence(self) -> Presence:
+        return self.as_present(self.controller.hostname, self.kind, self.slots, self.consuming.served)
+
+    @property
+    def slots(self) -> int:
+        """How many runs it can have at once: as many as the execution pool may grow to by itself, or has grown to."""
         controller = self.controller
-        slots = controller.max_concurrency or controller.concurrency
-        return self.as_present(controller.hostname, self.kind, slots, self.consuming.served)
+        return int(controller.max_concurrency or internals.size_of(controller.pool) or controller.concurrency)
 
     def send_event(self, type: str, id: str, **fields: Any) -> None:
         def send() -> None:

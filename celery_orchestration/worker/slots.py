@@ -7,6 +7,7 @@ is not admitted long before it can begin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from celery_orchestration.worker import internals
@@ -82,7 +83,8 @@ class SemaphoreSlots:
 class CountedSlots:
     """Plain tasks use the same threads or greenlets uncounted: the pool queues what it cannot begin."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: Callable[[], int]) -> None:
+        """`limit`: how many there are; people may grow and shrink the execution pool."""
         self._limit = limit
         self._used = 0
 
@@ -90,7 +92,7 @@ class CountedSlots:
         pass
 
     def take(self) -> bool:
-        if self._used >= self._limit:
+        if self._used >= self._limit():
             return False
         self._used += 1
         return True
@@ -105,7 +107,7 @@ class CountedSlots:
         pass
 
     def free(self) -> int:
-        return max(0, self._limit - self._used)
+        return max(0, self._limit() - self._used)
 
     offer = take
     ended = back

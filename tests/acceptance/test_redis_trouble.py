@@ -112,6 +112,9 @@ def test_a_run_that_ends_before_it_is_noticed_ends_well(apart, ledger: RedisServ
     assert fetched.get(timeout=10) == "fetched"
     process.resume()
     assert stage.send(stage.jobs.process).get(timeout=15) == "processed"
+    [ended] = Orchestration(stage.app).history(NAME("fetch"))
+    assert ended.seconds is not None
+    assert ended.seconds >= LEASE / 2 + 0.5, "as long as its code ran, not as long as the ledger knew of it"
     stage.all_well()
 
 

@@ -314,3 +314,27 @@ def test_of_many_runs_the_first_are_shown_and_the_rest_is_counted(monkeypatch: p
     text = table_of(status_with("fetch", runs=25), monkeypatch, 80)
     assert len(re.findall(r"^ ?01234567 ", text, re.M)) == 40
     assert re.findall("… (.*) more", text) == ["5", "30"], "of the waiting ones, those that are not due yet too"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_slots_follow_an_execution_pool_that_grows_and_shrinks(
+    stage_on: Callable[..., Stage], redis_broker: Broker, pool: str
+) -> None:
+    stage = stage_on(redis_broker)
+    stage.worker(pool, concurrency=1)
+
+    def slots() -> list[int]:
+        return [worker.slots for worker in status_of(stage.app).workers]
+
+    until(lambda: slots() == [1], 20, "it is there")
+    stage.app.control.pool_grow(2)
+    until(lambda: slots() == [3], 30, "the ledger knows of its new slots")
+    runs = [stage.send(stage.jobs.held_free, "go") for _ in range(3)]
+    for run in runs:
+        stage.started(run)
+    stage.release("go")
+    for run in runs:
+        run.get(timeout=20)
+    stage.app.control.pool_shrink(1)
+    until(lambda: slots() == [2], 30, "and of those that are gone")
+    stage.all_well()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from celery_orchestration.ledger import Arrival, Turn
+from celery_orchestration.ledger import Arrival, Outcome, Turn
 from celery_orchestration.operate import reading
 from support.servers import RedisServer
 from tests.integration.test_ledger import PREFIX, Shop, arrival
@@ -243,3 +244,18 @@ def test_a_retried_run_keeps_the_reason_that_it_first_waited_for(case: Case):
     case.turn(ends={"run": "succeeded"})
     ended = reading.ended("job", (case.ledger.history("job", 10) or [])[0])
     assert (ended.id, ended.waited_for) == ("run", "other")
+
+
+def test_how_long_a_run_took_is_how_long_its_code_ran_whenever_the_ledger_hears_of_it(case: Case):
+    case.install({"job": {}})
+    assert case.come("run", "job") == "start"
+    told = Outcome("run", case.fences["run"], "succeeded", ran_ms=5000, ended=time.monotonic() - 60)
+    case.number += 1
+    case.ledger.turn("w1", case.number, "enforce", 0, [told], [])
+    [found] = case.ledger.history("job", 10) or []
+    ended = reading.ended("job", found)
+    assert (ended.seconds, ended.waited_seconds) == (5, 0)
+    [job] = case.status()["jobs"]
+    assert job["took"] == 5000
+    silence = (case.status()["now"] / 1000) - ended.ended.timestamp()
+    assert 60 <= silence < 90

@@ -5,7 +5,7 @@
 --
 -- ARGV  worker, epoch,
 --       count of outcomes that were taken lately, then for each: id, fence, outcome, what failed or '',
---         traceback or ''
+--         traceback or '', how long its code ran (ms) or '', how long ago that ended (ms)
 --         (those that the ledger forgot are taken again)
 --       count of runs, then for each: id, attempt, job, room key, priority, '', expires (ms) or '', own queue,
 --         granted queue or '', message, '', fence
@@ -81,9 +81,10 @@ end
 
 local at, again = 4, 0
 for _ = 1, tonumber(ARGV[3]) do
-  local taken = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], HAND.after)
+  local taken = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], ARGV[at + 4],
+    tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]), HAND.after)
   if taken ~= 'refused' then again = again + 1 end
-  at = at + 5
+  at = at + 7
 end
 
 local answers, has = {}, {}

@@ -4,7 +4,8 @@
 -- free, and asks the gate for runs that arrived, in this order, so that a run never waits for one that is over.
 --
 -- ARGV  worker, number of the call, mode ('enforce' | 'observe'), free slots offered,
---       count of outcomes, then for each: id, fence, outcome, what failed or '', traceback or ''
+--       count of outcomes, then for each: id, fence, outcome, what failed or '', traceback or '', how long its code ran (ms)
+--         or '', how long ago that ended (ms)
 --         outcome: succeeded | failed | ignored | rejected | revoked | retry | requeued (back in the broker's queue)
 --                  | crashed (its process died) | interrupted (it had begun, and was stopped) | returned (never begun)
 --       count of arrivals, then for each: id, attempt, job, room key, priority, grant number or '', expires (ms) or '',
@@ -38,8 +39,9 @@ HAND.here = { worker = worker, free = tonumber(ARGV[4]), queues = SESSION.queues
 local settled, arrivals, admitted = {}, {}, {}
 local at = 6
 for i = 1, tonumber(ARGV[5]) do
-  settled[i] = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], HAND.after)
-  at = at + 5
+  settled[i] = settle(ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], ARGV[at + 4],
+    tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]), HAND.after)
+  at = at + 7
 end
 for i = 1, tonumber(ARGV[at]) do
   local v = at + 11 * i - 10

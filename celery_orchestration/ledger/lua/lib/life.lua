@@ -80,12 +80,15 @@ local function keep(j, fields)
   if kept > G.history * 1.2 then call('LTRIM', P .. 'h:' .. j.name, 0, G.history - 1) end
 end
 
--- For people: how a run ended. started: whether it was running just now.
+-- For people: how a run ended. started: whether it was running just now. Its worker may have told how long its code ran and
+-- how long ago that was (settle): after an outage the ledger knows neither.
 local function note_down(j, r, outcome, note, started)
-  keep(j, { r.id, r.a, outcome, r.enq, started and r.at or false, NOW, worker_name(r.own),
+  local over = NOW - (r.ago or 0)
+  local began = started and (r.ran and over - r.ran or r.at)
+  keep(j, { r.id, r.a, outcome, math.min(r.enq, began or over), began or false, over, worker_name(r.own),
     r.fence and int(r.fence) or false, r.rec, r.wf or false, note and note ~= '' and note or false, r.key,
     r.ent or false, r.due or false })
-  if started then j.took = NOW - r.at end
+  if started then j.took = over - began end
   if r.cont and outcome ~= 'requeued' and outcome ~= 'released' then CARRY_ON[#CARRY_ON + 1] = r end
 end
 
@@ -296,12 +299,14 @@ local function recover(j, r, counted, begun)
 end
 
 -- The outcome of a running run. Returns 'ok', 'refused' (its fence is void: nothing changes), or, for the
--- outcomes 'crashed', 'interrupted' and 'returned', what recover says. Jobs that ended are noted in `after`.
+-- outcomes 'crashed', 'interrupted' and 'returned', what recover says. Jobs that ended are noted in `after`. ran, ago: ms
+-- that its code ran (or nil), and since then.
 local SUCCEEDED = { succeeded = true, failed = false }
 
-local function settle(id, fence, outcome, note, trace, after)
+local function settle(id, fence, outcome, note, trace, ran, ago, after)
   local r = load_run(id)
   if not r or r.st ~= 'running' or r.fence ~= fence then return 'refused' end
+  r.ran, r.ago = ran, ago
   local j = job(r.job)
   if outcome == 'crashed' or outcome == 'interrupted' or outcome == 'returned' then
     local what = recover(j, r, outcome == 'crashed', outcome ~= 'returned')
