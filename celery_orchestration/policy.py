@@ -53,6 +53,7 @@ Source = Literal[
     "reject_on_worker_lost",
     "retry_on_worker_lost",
     "orchestration_on_crash",
+    "orchestration_recurring_defaults",
 ]
 
 _shortened = reprlib.Repr()
@@ -325,22 +326,52 @@ class JobOptions(BaseModel):
 
 OPTIONS: tuple[str, ...] = tuple(JobOptions.model_fields)
 
-#: The recurring column of the options' table; the other column is JobOptions' own defaults.
-RECURRING: dict[str, Any] = {
-    "mode": "scheduled",
-    "timeout_seconds": 60,
-    "max_running": 1,
-    "max_consecutive_failures": 5,
-    "on_crash": "requeue",
-}
 
-#: Celery's options that a recurring job gets unless they are written.
-RECURRING_CELERY: dict[str, Any] = {
-    "autoretry_for": (Exception,),
-    "max_retries": 3,
-    "retry_backoff": True,
-    "retry_jitter": True,
-}
+def _exceptions(value: Any) -> tuple[type[BaseException], ...]:
+    if isinstance(value, (list, tuple)):
+        found = tuple(one for one in value if isinstance(one, type) and issubclass(one, BaseException))
+        if len(found) == len(value):
+            return found
+    raise ValueError(f"should be a tuple of exception classes, not {show(value)}")
+
+
+class RecurringDefaults(BaseModel):
+    """What a recurring job gets unless it is written: ``orchestration_recurring_defaults`` changes it for an app.
+
+    This is the recurring column of the options' table; the other column is JobOptions' own defaults.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timeout_seconds: Seconds | None = 60
+    max_running: Count | None = 1
+    max_consecutive_failures: Count | None = 5
+    on_crash: OnCrash = "requeue"
+    #: Celery's own.
+    autoretry_for: Annotated[tuple[type[BaseException], ...], PlainValidator(_exceptions)] = (Exception,)
+    max_retries: Annotated[int, Field(strict=True, ge=0)] | None = 3
+    retry_backoff: Annotated[bool, Field(strict=True)] | Annotated[int, Field(strict=True, ge=0)] = True
+    retry_jitter: Annotated[bool, Field(strict=True)] = True
+
+    @classmethod
+    def read(cls, value: Any) -> Self:
+        """Raises ValueError."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"should be a mapping such as {{'timeout_seconds': None}}, not {show(value)}")  # noqa: TRY004
+        try:
+            return cls.model_validate(dict(value))
+        except ValidationError as error:
+            raise ValueError(f"is wrong: {'; '.join(_lines(error, cls))}") from None
+
+    def of_ours(self) -> dict[str, Any]:
+        ours = {option: getattr(self, option) for option in type(self).model_fields if option in OPTIONS}
+        return {"mode": "scheduled", **ours}
+
+    def of_celery(self) -> dict[str, Any]:
+        return {option: getattr(self, option) for option in type(self).model_fields if option not in OPTIONS}
+
 
 _CELERY_NAMES = frozenset(dir(Task))
 
@@ -359,7 +390,8 @@ class Policy(JobOptions):
     def resolve(cls, name: str, options: JobOptions, written: Mapping[str, Any] = MappingProxyType({})) -> "Policy":
         """Fill in the defaults; ``written`` holds Celery's own options as written on the task, and what the app's
         settings say about all its jobs."""
-        defaults = dict(RECURRING) if options.recurring else {}
+        recurring = RecurringDefaults.read(written.get("recurring_defaults") or {})
+        defaults = recurring.of_ours() if options.recurring else {}
         if _limits(written):
             defaults.pop("timeout_seconds", None)
         if options.exclusive is not None:
@@ -372,9 +404,16 @@ class Policy(JobOptions):
             for option in OPTIONS
             if NOT_AVAILABLE.get(option) != ()
         }
+        if options.recurring:
+            by_app = recurring.model_fields_set & defaults.keys() - ours.keys()
+            sources |= dict.fromkeys(by_app, "orchestration_recurring_defaults")
         if on_crash is not None:
             ours["on_crash"], sources["on_crash"] = on_crash
-        return cls.model_validate({**defaults, **ours, "name": name, "sources": sources, "celery": dict(written)})
+        values = {**defaults, **ours, "name": name, "sources": sources, "celery": dict(written)}
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:  # the app's defaults do not go with what is written
+            raise _configuration_error(f"job {show(name)}", _lines(error, cls)) from None
 
     @property
     def routed(self) -> bool:
@@ -386,11 +425,40 @@ class Policy(JobOptions):
         """The full names in ``blocks``; evaluates lazy tasks, as ``Dependency.name`` does."""
         return tuple(sorted({_job_name(job) for job in self.blocks}))
 
+    @property
+    def _recurring_defaults(self) -> RecurringDefaults:
+        return RecurringDefaults.read(self.celery.get("recurring_defaults") or {})
+
+    def source_of_celerys(self, name: str) -> Source | None:
+        """Where the value of one of Celery's options comes from; None: from Celery."""
+        if name in self.celery:
+            return "written"
+        if name not in self.celery_options():
+            return None
+        if name in ("soft_time_limit", "time_limit"):
+            return self.sources["timeout_seconds"]
+        by_app = name in self._recurring_defaults.model_fields_set
+        return "orchestration_recurring_defaults" if by_app else "recurring default"
+
+    def defaults_in_force(self) -> dict[str, Any]:
+        """The recurring defaults that nobody has written, neither on the job nor for the app."""
+        if not self.recurring:
+            return {}
+        ours = {name: getattr(self, name) for name, source in self.sources.items() if source == "recurring default"}
+        ours.pop("mode", None)
+        celerys = {
+            name: value
+            for name, value in self.celery_options().items()
+            if name in RecurringDefaults.model_fields and self.source_of_celerys(name) == "recurring default"
+        }
+        return ours | celerys
+
     def celery_options(self) -> dict[str, Any]:
         """Return the attributes that the task class has to get for Celery to act on this policy."""
         options: dict[str, Any] = {}
         if self.recurring:
-            options |= {name: value for name, value in RECURRING_CELERY.items() if name not in self.celery}
+            implied = self._recurring_defaults.of_celery()
+            options |= {name: value for name, value in implied.items() if name not in self.celery}
             if self._writes_its_retry_delay():
                 options.pop("retry_backoff", None)
         if self.timeout_seconds is not None:
@@ -500,7 +568,8 @@ def _on_crash(options: JobOptions, written: Mapping[str, Any]) -> tuple[OnCrash,
     names: tuple[Source, ...] = ("reject_on_worker_lost", "retry_on_worker_lost")
     for name in sorted((name for name in names if name in written), key=lambda name: not written[name]):
         return "requeue" if written[name] else "fail", name
-    if "on_crash" in options.model_fields_set:
+    of_recurring = (written.get("recurring_defaults") or {}) if options.recurring else {}
+    if "on_crash" in options.model_fields_set or "on_crash" in of_recurring:
         return None
     if written.get("on_crash") is not None:
         return written["on_crash"], "orchestration_on_crash"
@@ -601,6 +670,8 @@ class Settings(BaseModel):
     dead_letter_seconds: Seconds = 14 * 86400
     #: For jobs that do not say it themselves; None: by what is written on each.
     on_crash: OnCrash | None = None
+    #: What recurring jobs get that do not say it themselves.
+    recurring_defaults: Annotated[RecurringDefaults, PlainValidator(RecurringDefaults.read)] = RecurringDefaults()
     #: Start even if Redis may evict keys of the ledger.
     allow_eviction: Annotated[bool, Field(strict=True)] = False
 

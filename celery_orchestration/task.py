@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, ClassVar, get_args
 
 from celery import Celery, Task
 from celery.app.annotations import resolve_all
-from celery.exceptions import Ignore, TimeLimitExceeded
+from celery.app.autoretry import add_autoretry_behaviour
+from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.schedules import maybe_schedule
 from celery.utils.log import get_logger
 
@@ -24,7 +25,7 @@ from celery_orchestration.envelope import ADMITTED, FENCE
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.limits import Clock, Limit, Run, clocks
-from celery_orchestration.policy import OnCrash, Policy, Priority, Settings, read_options
+from celery_orchestration.policy import OnCrash, Policy, Priority, RecurringDefaults, Settings, read_options
 from celery_orchestration.queues import PRIORITY_HEADER, install_route
 
 logger = get_logger(__name__)
@@ -163,11 +164,18 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         configured = {name: value for name in _CONFIGURED if (value := conf.get(f"task_{name}"))}
         if conf.get("orchestration_on_crash") in get_args(OnCrash):  # if not: what starts says so
             configured["on_crash"] = conf["orchestration_on_crash"]
+        if _is_sound(recurring_defaults := conf.get("orchestration_recurring_defaults")):
+            configured["recurring_defaults"] = recurring_defaults
         policy = cls._resolve(cls.name, written, configured)
         if isinstance(policy.key, str) and (signature := _signature_of_run(cls)) is not None:
             policy.check_key(signature)
         cls.orchestration = policy
-        cls._imply({name: value for name, value in policy.celery_options().items() if name in _LIMITS})
+        implied = policy.celery_options()
+        if policy.recurring and "recurring_defaults" in configured:
+            cls._imply(implied)
+            _retry_as_implied(app._tasks.get(cls.name))
+        else:
+            cls._imply({name: value for name, value in implied.items() if name in _LIMITS})
         install_route(app)
         if policy.mode == "scheduled" and conf.beat_scheduler != SCHEDULER:
             conf.beat_schedule.setdefault(cls.name, _entry_of(app, policy))
@@ -214,9 +222,11 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         except Ignore:
             clocks.stop(_run_of(self))
             raise
-        except BaseException:
+        except BaseException as exc:
             self._refuse_if_void()
             self._stop_clock()
+            if isinstance(exc, SoftTimeLimitExceeded) and (found := default_limit(self, self.request.timelimit)):
+                exc.args = (*exc.args, found)
             raise
         self._refuse_if_void()
         self._stop_clock()
@@ -263,8 +273,36 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             clocks.go_on(_run_of(self), clock)
 
 
+def _is_sound(recurring_defaults: Any) -> bool:
+    """If not: what starts says so."""
+    try:
+        return bool(recurring_defaults and RecurringDefaults.read(recurring_defaults))
+    except ValueError:
+        return False
+
+
+def _retry_as_implied(task: Task | None) -> None:
+    """Celery wraps the function of a class-based task for automatic retries before it binds it: by the defaults of
+    recurring jobs, of which the app has others."""
+    if task is not None and "_orig_run" in vars(task):
+        task.run = vars(task).pop("_orig_run")
+        add_autoretry_behaviour(task)
+
+
 def _run_of(task: OrchestratedTask) -> Run:
     return str(task.request.id), str((task.request.properties or {}).get(FENCE) or "")
+
+
+def default_limit(task: Task, limits: Sequence[float | None] | None) -> str:
+    """What to say of a run that was over a limit that nobody has written; '' if somebody has. `limits` (hard, soft) are
+    those of the call."""
+    policy: Policy | None = task.orchestration
+    if policy is None or policy.sources["timeout_seconds"] != "recurring default" or policy.timeout_seconds is None:
+        return ""
+    hard, soft = limits or (None, None)
+    if hard not in (None, task.time_limit) or soft not in (None, task.soft_time_limit):
+        return ""
+    return f"{policy.timeout_seconds:g} s is the default limit of recurring jobs: write timeout_seconds to change it"
 
 
 def lost_lease(app: Celery, run: Run, properties: Mapping[str, Any]) -> bool:

@@ -31,11 +31,7 @@ def _value(policy: Policy, name: str) -> Any:
 
 
 def _of_celery(task: Task, policy: Policy, name: str) -> OptionValue:
-    source: Any = "Celery's"
-    if name in policy.celery:
-        source = "written"
-    elif name in policy.celery_options():
-        source = policy.sources["timeout_seconds"] if name in _LIMITS else "recurring default"
+    source = policy.source_of_celerys(name) or "Celery's"
     return OptionValue(name=name, value=_shown(getattr(task, name, None)), source=source)
 
 

@@ -50,6 +50,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
             entries, problems = from_code(self.app, jobs_of(self.app), defaults)
             side = SchedulerSide(self.app, entries, Applier(self))
             side.check_ledger()
+            side.tell_defaults()
         except (ConfigurationError, LedgerRefused) as exc:
             logger.critical("%s", exc)
             raise SystemExit(1) from None  # Celery would show a traceback of any other error

@@ -17,7 +17,7 @@ from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.graph import Graph
 from celery_orchestration.ledger import Disabled, Ledger, Presence, keys
-from celery_orchestration.policy import Policy, Priority
+from celery_orchestration.policy import Policy, Priority, printable
 from celery_orchestration.signals import job_disabled
 from celery_orchestration.task import jobs_of, owner_of, settings_of, signature_of
 from celery_orchestration.worker import eviction, policies
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from celery_orchestration.worker.publisher import Publisher
 
 logger = get_logger(__name__)
+
+
+#: How many jobs' defaults are told.
+MOST_TOLD = 20
 
 
 class Member(ABC):
@@ -91,6 +95,16 @@ class Member(ABC):
         except LedgerError as exc:
             logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
 
+    def tell_defaults(self) -> None:
+        """Recurring jobs get limits, retries and an end that nobody has written: one line for each job."""
+        found = {name: defaults for name, job in sorted(self.jobs.items()) if (defaults := job.defaults_in_force())}
+        for name, defaults in list(found.items())[:MOST_TOLD]:
+            logger.info("Job %s has the defaults of recurring jobs: %s", printable(name), _in_words(defaults))
+        if len(found) > MOST_TOLD:
+            logger.info("So have %d more jobs: `explain JOB` shows them", len(found) - MOST_TOLD)
+        if found:
+            logger.info("Write these options on a job to change them, or orchestration_recurring_defaults for all")
+
     def check_eviction(self, ledger: Ledger) -> None:
         eviction.check(ledger, self.settings.allow_eviction)
         self.eviction_is_checked = True
@@ -115,3 +129,12 @@ class Member(ABC):
         for job in jobs:
             logger.error("Job %s is disabled: %s", job.job, job.why)
             job_disabled.send(sender=job.job, why=job.why)
+
+
+def _in_words(defaults: Mapping[str, Any]) -> str:
+    def shown(value: Any) -> str:
+        if isinstance(value, tuple):
+            return " or ".join(one.__name__ for one in value) or "nothing"
+        return str(value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else repr(value)
+
+    return ", ".join(f"{name}={shown(value)}" for name, value in defaults.items())

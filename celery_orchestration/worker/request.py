@@ -26,7 +26,7 @@ from celery.worker.strategy import default
 from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
 from celery_orchestration.ledger import keys
 from celery_orchestration.limits import Run, clocks
-from celery_orchestration.task import lost_lease
+from celery_orchestration.task import default_limit, lost_lease
 from celery_orchestration.worker import deadline
 from celery_orchestration.worker.internals import can_kill
 
@@ -191,7 +191,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         exc = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
         if self.void or self.over:
             return self._leave_quietly()
-        self.note = _note_of(exc)
+        self.note = self._note_of(exc)
         self.traceback = keys.text(str(getattr(exc_info, "traceback", None) or ""))[-LONGEST_TRACEBACK:]
 
         def as_celery_does() -> None:
@@ -206,6 +206,14 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         if isinstance(exc, Terminated) and self._already_cancelled and not self._already_revoked:
             return self.interrupted(as_celery_does)  # by Celery itself: lost connection, cold shutdown
         return self._settle_after(as_celery_does, outcome)
+
+    def _note_of(self, exc: BaseException) -> str:
+        """For the history. Of a soft limit the task has said whose it is."""
+        found = default_limit(self.task, self.time_limits) if isinstance(exc, TimeLimitExceeded) else ""
+        if not found:
+            return _note_of(exc)
+        logger.error("Run %s of job %s was over its time limit: %s", self.id, self.name, found)
+        return f"{_note_of(exc)}: {found}"
 
     def _lost_lease(self) -> bool:
         """A worker that stood still may see that a run's time is over before it hears that its lease is lost."""
@@ -299,7 +307,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             *(limit, self.name, self.id),
         )
         exc = TimeLimitExceeded(limit)
-        self.note, info = _note_of(exc), _raised(exc)
+        self.note, info = self._note_of(exc), _raised(exc)
         try:
             super().on_failure(info)
             if self.afterwards is None:
@@ -323,7 +331,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             return self._leave_quietly()
         if not soft and self.verdict is None:
             self.returned = True  # gevent: the function was left by an exception; prefork calls on_failure before this
-            self.note = _note_of(TimeLimitExceeded(timeout))
+            self.note = self._note_of(TimeLimitExceeded(timeout))
         super().on_timeout(soft, timeout)
         if self.returned:
             self.settle("failed")

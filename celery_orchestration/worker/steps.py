@@ -40,6 +40,7 @@ class Boot(bootsteps.StartStopStep):  # type: ignore[misc]
         internals.verify()
         worker.orchestration = WorkerSide(worker)
         worker.orchestration.check_ledger()
+        worker.orchestration.tell_defaults()
 
     def include(self, worker: Any) -> bool:
         included, self.obj = self._should_include(worker)

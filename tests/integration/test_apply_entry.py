@@ -366,7 +366,7 @@ class TestEvents:
         assert beat.side.dispatcher._sender._producer is None
 
 
-def test_nothing_fires_before_the_handlers_of_beat_init_have_run(beat: Beat):
+def test_nothing_fires_before_the_handlers_of_beat_init_have_run(beat: Beat, caplog: pytest.LogCaptureFixture):
     """Monitors are often set up there."""
     alive: list[bool] = []
     service = Service(beat.app, scheduler_cls=OrchestratedScheduler)
@@ -375,11 +375,13 @@ def test_nothing_fires_before_the_handlers_of_beat_init_have_run(beat: Beat):
         sender.stop()
         alive.append(sender.scheduler._side.dispatcher.is_alive())
 
+    caplog.set_level("INFO")
     before = signal.getsignal(signal.SIGTERM)
     signals.beat_init.connect(begin)
     try:
         service.start()
         assert alive == [False]
+        assert "Job goes on has the defaults of recurring jobs: timeout_seconds=60, max_running=1" in caplog.text
     finally:
         signals.beat_init.disconnect(begin)
         signal.signal(signal.SIGTERM, before)

@@ -547,6 +547,66 @@ class TestDocument:
         assert one == policy(depends_on=[*jobs[::-1], "shop.a"], blocks=["shop.d", "shop.c"]).document()
 
 
+class TestRecurringDefaults:
+    """``orchestration_recurring_defaults``."""
+
+    def test_say_where_values_come_from(self):
+        found = policy({"recurring_defaults": {"timeout_seconds": None, "max_retries": 9}}, interval_seconds=60)
+        assert found.sources["timeout_seconds"] == "orchestration_recurring_defaults"
+        assert found.sources["max_running"] == "recurring default"
+        assert found.source_of_celerys("max_retries") == "orchestration_recurring_defaults"
+        assert found.source_of_celerys("autoretry_for") == "recurring default"
+        assert found.source_of_celerys("rate_limit") is None
+        written = policy({"recurring_defaults": {"timeout_seconds": None}}, interval_seconds=60, timeout_seconds=5)
+        assert (written.timeout_seconds, written.sources["timeout_seconds"]) == (5, "written")
+
+    def test_of_on_crash_win_over_that_of_all_jobs(self):
+        app = {"on_crash": "requeue", "recurring_defaults": {"on_crash": "fail"}}
+        assert policy(app, interval_seconds=60).on_crash == "fail"
+        assert policy(app, interval_seconds=60).sources["on_crash"] == "orchestration_recurring_defaults"
+        assert policy(app).on_crash == "requeue"
+        assert policy(app, interval_seconds=60, on_crash="requeue").on_crash == "requeue"
+
+    def test_must_go_with_what_is_written(self):
+        with pytest.raises(ConfigurationError, match=r"job 'shop.job': key needs max_running"):
+            policy({"recurring_defaults": {"max_running": None}}, interval_seconds=60, key="{0}")
+
+    def test_in_force_are_those_that_nobody_wrote(self):
+        assert policy(interval_seconds=60).defaults_in_force() == {
+            "timeout_seconds": 60,
+            "max_running": 1,
+            "max_consecutive_failures": 5,
+            "on_crash": "requeue",
+            "autoretry_for": (Exception,),
+            "max_retries": 3,
+            "retry_backoff": True,
+            "retry_jitter": True,
+        }
+        written = {"timeout_seconds": 5, "max_running": 1, "max_consecutive_failures": None, "on_crash": "fail"}
+        celerys = {"autoretry_for": (), "max_retries": 0, "retry_backoff": False}
+        found = policy({**celerys, "recurring_defaults": {"retry_jitter": False}}, interval_seconds=60, **written)
+        assert found.defaults_in_force() == {}
+        assert policy(max_running=1).defaults_in_force() == {}
+        assert policy(exclusive="a").defaults_in_force() == {}
+
+    @pytest.mark.parametrize(
+        ("value", "problem"),
+        [
+            (60, "should be a mapping such as {'timeout_seconds': None}, not 60"),
+            ({"timeout_second": 5}, "is wrong: unknown option 'timeout_second', did you mean 'timeout_seconds'?"),
+            ({"timeout_seconds": -1}, "is wrong: timeout_seconds should be greater than 0, not -1"),
+            ({"on_crash": "fial"}, "is wrong: on_crash should be 'requeue' or 'fail', not 'fial', did you mean 'fail'"),
+            ({"autoretry_for": "Exception"}, "is wrong: autoretry_for should be a tuple of exception classes"),
+            ({"autoretry_for": [Exception, 5]}, "is wrong: autoretry_for should be a tuple of exception classes"),
+            ({"max_retries": "3"}, "is wrong: max_retries should be a valid integer, not '3'"),
+        ],
+    )
+    def test_that_are_wrong_are_refused(self, value, problem):
+        with pytest.raises(ConfigurationError) as caught:
+            Settings.read({"orchestration_recurring_defaults": value}, {}, "shop")
+        assert str(caught.value).startswith(f"orchestration_recurring_defaults {problem}")
+
+
 class TestSettings:
     def test_have_defaults(self):
         settings = Settings.read({"broker_url": "redis://", "task_routes": {}}, {}, "shop")

@@ -13,9 +13,10 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.schedules import crontab, schedule
 
 from celery_orchestration import OrchestratedTask, Priority
+from celery_orchestration.envelope import FENCE
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.queues import PRIORITY_HEADER, queue_name
-from celery_orchestration.task import SCHEDULER, jobs_of
+from celery_orchestration.task import SCHEDULER, default_limit, jobs_of, settings_of
 
 #: Set by Celery when it binds any task, by us on every job, or different for any two tasks.
 BOOKKEEPING = {"Request", "Strategy", "orchestration", "name", "request_stack", "_app", "app", "backend", "fence"}
@@ -445,7 +446,102 @@ def test_a_recurring_job_has_a_limit_of_a_minute_and_runs_once_at_a_time(recurri
     assert task.orchestration.max_running == 1
 
 
+NO_DEFAULTS = {
+    "timeout_seconds": None,
+    "max_running": None,
+    "max_consecutive_failures": None,
+    "autoretry_for": (),
+    "max_retries": 7,
+    "retry_backoff": False,
+}
+
+
+def test_an_app_may_have_other_defaults_for_recurring_jobs(app, recurring):
+    app.conf.orchestration_recurring_defaults = NO_DEFAULTS
+    body = failing(ValueError)
+    task = recurring(body)
+    policy = task.orchestration
+    assert (policy.timeout_seconds, policy.max_running, policy.max_consecutive_failures) == (None, None, None)
+    assert (task.soft_time_limit, task.time_limit, task.max_retries) == (None, None, 7)
+    task.apply(throw=False)
+    assert body.calls == 1
+    app.finalize()
+    task.apply(throw=False)
+    assert body.calls == 2
+    assert jobs_of(app)["shop.job"].timeout_seconds is None
+
+
+def test_they_may_retry_more(app, recurring):
+    app.conf.orchestration_recurring_defaults = {"autoretry_for": [KeyError], "max_retries": 1}
+    bodies = failing(ValueError), failing(KeyError)
+    recurring(bodies[0]).apply(throw=False)
+    assert bodies[0].calls == 1
+    app.tasks.unregister("shop.job")
+    task = recurring(bodies[1])
+    task.apply(throw=False)
+    assert bodies[1].calls == 2
+    assert (task.soft_time_limit, task.time_limit) == (60, 70)
+
+
+def test_what_is_written_on_a_job_wins_over_the_apps_defaults(app, recurring):
+    app.conf.orchestration_recurring_defaults = NO_DEFAULTS
+    body = failing(ValueError)
+    task = recurring(body, timeout_seconds=5, max_running=2, autoretry_for=(ValueError,), max_retries=2)
+    assert (task.soft_time_limit, task.orchestration.max_running) == (5, 2)
+    task.apply(throw=False)
+    assert body.calls == 3
+
+
+def test_they_are_nothing_to_a_job_that_is_not_recurring(app):
+    app.conf.orchestration_recurring_defaults = {"timeout_seconds": 5, "autoretry_for": (Exception,)}
+    body = failing(ValueError)
+    task = job(app, body=body, max_running=1)
+    task.apply(throw=False)
+    assert (body.calls, task.time_limit) == (1, None)
+
+
+def test_defaults_that_are_wrong_are_said_when_something_starts(app):
+    app.conf.orchestration_recurring_defaults = {"timeout_second": 5}
+    assert job(app, interval_seconds=60).orchestration.timeout_seconds == 60
+    with pytest.raises(ConfigurationError, match="did you mean 'timeout_seconds'"):
+        settings_of(app)
+
+
 # -- time limits
+
+
+def over_the_soft_limit(task: Any, **request: Any) -> str:
+    """What the error of a run says that a worker has started."""
+    task.push_request(id="run", called_directly=False, properties={FENCE: "1"}, **request)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded) as caught:
+            task()
+    finally:
+        task.pop_request()
+    return str(caught.value)
+
+
+def test_a_run_ended_by_a_limit_that_nobody_wrote_says_so_and_names_the_option(app):
+    task = job(app, body=failing(SoftTimeLimitExceeded), interval_seconds=60)
+    expected = "60 s is the default limit of recurring jobs: write timeout_seconds to change it"
+    assert expected in over_the_soft_limit(task)
+    assert expected in over_the_soft_limit(task, timelimit=[70, 60])
+    assert expected == default_limit(task, [None, None])
+
+
+@pytest.mark.parametrize("options", [{"timeout_seconds": 60}, {"time_limit": 70}, {"soft_time_limit": 60}])
+def test_one_ended_by_a_written_limit_does_not(app, options):
+    task = job(app, body=failing(SoftTimeLimitExceeded), interval_seconds=60, **options)
+    assert "default" not in over_the_soft_limit(task)
+
+
+def test_nor_one_ended_by_a_limit_of_its_call_or_of_the_app(app):
+    task = job(app, body=failing(SoftTimeLimitExceeded), interval_seconds=60)
+    assert "default" not in over_the_soft_limit(task, timelimit=[None, 5])
+    assert not default_limit(task, [5, 60])
+    app.conf.orchestration_recurring_defaults = {"timeout_seconds": 60}
+    other = job(app, name="shop.other", body=failing(SoftTimeLimitExceeded), interval_seconds=60)
+    assert "default" not in over_the_soft_limit(other)
 
 
 def test_timeout_seconds_is_the_soft_limit_and_the_hard_one_follows(app):

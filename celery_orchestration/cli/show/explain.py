@@ -26,6 +26,7 @@ _SOURCES = {
     "reject_on_worker_lost": "because of reject_on_worker_lost",
     "retry_on_worker_lost": "because of retry_on_worker_lost",
     "orchestration_on_crash": "by orchestration_on_crash",
+    "orchestration_recurring_defaults": "by orchestration_recurring_defaults",
     "Celery's": "Celery's",
 }
 

@@ -79,6 +79,6 @@ def plain_bad() -> None:
     raise RuntimeError("bad")
 
 
-@app.task(bind=True, base=OrchestratedTask, interval_seconds=3, name="often")
+@app.task(bind=True, base=OrchestratedTask, interval_seconds=3, max_retries=0, name="often")
 def often(self: Any) -> None:
     note(event="ran", task="often", trace=self.request.headers["sentry-trace"])

@@ -1,0 +1,62 @@
+"""What workers and schedulers say about the jobs of their code when they start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_orchestration import OrchestratedTask
+from celery_orchestration.scheduler.side import SchedulerSide
+from celery_orchestration.worker.member import MOST_TOLD
+from support.servers import RedisServer
+from support.workers import close_app
+
+
+def _nothing() -> None: ...
+
+
+class TestTheDefaultsOfRecurringJobs:
+    @pytest.fixture
+    def app(self, redis_server: RedisServer) -> Iterator[Celery]:
+        app = Celery("told", broker=redis_server.url(), set_as_current=False)
+        yield app
+        close_app(app)
+
+    def told(self, app: Celery, caplog: pytest.LogCaptureFixture, **jobs: dict[str, Any]) -> list[str]:
+        for name, options in jobs.items():
+            app.task(name=name, base=OrchestratedTask, shared=False, **options)(_nothing)
+        app.finalize()
+        caplog.set_level("INFO", "celery_orchestration")
+        side = SchedulerSide(app, {})
+        side.tell_defaults()
+        side.ledger.close()
+        return [record.message for record in caplog.records if record.name.endswith("member")]
+
+    def test_are_one_line_for_each_job(self, app: Celery, caplog: pytest.LogCaptureFixture):
+        found = self.told(
+            app,
+            caplog,
+            nightly={"interval_seconds": 60},
+            long={"interval_seconds": 60, "timeout_seconds": None, "max_retries": 0, "autoretry_for": ()},
+            plain={"max_running": 1},
+        )
+        assert found == [
+            "Job long has the defaults of recurring jobs: max_running=1, max_consecutive_failures=5, on_crash=requeue, "
+            "retry_backoff=True, retry_jitter=True",
+            "Job nightly has the defaults of recurring jobs: timeout_seconds=60, max_running=1, "
+            "max_consecutive_failures=5, on_crash=requeue, autoretry_for=Exception, max_retries=3, retry_backoff=True, "
+            "retry_jitter=True",
+            "Write these options on a job to change them, or orchestration_recurring_defaults for all",
+        ]
+
+    def test_are_not_told_of_very_many_jobs(self, app: Celery, caplog: pytest.LogCaptureFixture):
+        jobs = {f"job{number:03}": {"interval_seconds": 60} for number in range(MOST_TOLD + 5)}
+        *_, more, _ = found = self.told(app, caplog, **jobs)
+        assert len(found) == MOST_TOLD + 2
+        assert more == "So have 5 more jobs: `explain JOB` shows them"
+
+    def test_are_not_mentioned_where_there_are_none(self, app: Celery, caplog: pytest.LogCaptureFixture):
+        assert self.told(app, caplog, plain={}) == []
