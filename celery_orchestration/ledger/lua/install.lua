@@ -61,6 +61,14 @@ local function relane(j, keyed)
   return keys
 end
 
+-- The latest release that had a job, for people.
+local function note_last_release(j)
+  if j.hash == 'gone' then return end
+  for _, rel in ipairs(call('ZREVRANGE', P .. 'relseq', 0, -1)) do
+    if call('SISMEMBER', P .. 'rj:' .. rel, j.name) == 1 then return call('HSET', P .. 'j:' .. j.name, 'seen', rel) end
+  end
+end
+
 local relaned = {}
 for name, p in pairs(wanted) do
   local j = job(name)
@@ -92,6 +100,7 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
       J[name] = false
     else
       -- Nobody defines it, but it has runs: they go on, unbound.
+      note_last_release(j)
       j.conf, j.groups, j.deps, j.depd, j.hash = {}, {}, {}, {}, 'gone'
       save_policy(name, j)
     end

@@ -51,7 +51,7 @@ call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4],
   'epoch', (told == '' or told == G.epoch or old_epoch == G.epoch) and G.epoch or '')
 call('HSET', P .. 'wn', name, worker)
 call('ZADD', P .. 'ws', int(G.clk + lease), worker)
-add_slots(queues, tonumber(ARGV[5]))
+add_slots(queues, tonumber(ARGV[5]), release)
 count_worker(release, ARGV[6], 1)
 refresh_stale()
 flush()

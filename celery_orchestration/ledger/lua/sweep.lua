@@ -94,7 +94,7 @@ for _, id in ipairs(late) do
     endings[#endings + 1] = { id, r.why }
   elseif r and (r.st == 'granted' or r.st == 'queued') then
     local queue = destination(r)
-    if slots_of(queue) > 0 then
+    if slots_of(queue) > 0 and have_job(r.job, queue) == 'all' then
       if r.st == 'queued' then r.tries = r.tries + 1 end
       grant(job(r.job), r, queue)
       HAND.grants[#HAND.grants + 1] = { id, int(r.gn) }

@@ -188,10 +188,53 @@ local function slots_of(queue)
   return tonumber(call('HGET', P .. 'slots', queue)) or 0
 end
 
--- Where a run is handed over: the pool's granted queue if somebody serves it, else its own queue.
+-- Releases of the live workers that serve a queue, or nil if that is not known (a version before this counts only slots).
+-- Kept for this call.
+local RELEASES = {}
+
+local function releases_at(queue)
+  if RELEASES[queue] == nil then
+    local flat, sum, found = call('HGETALL', P .. 'sr:' .. queue), 0, {}
+    for i = 1, #flat, 2 do
+      sum = sum + tonumber(flat[i + 1])
+      found[#found + 1] = flat[i]
+    end
+    table.sort(found)
+    RELEASES[queue] = sum == slots_of(queue) and found or false
+  end
+  return RELEASES[queue] or nil
+end
+
+-- Which of the workers that serve a queue have a job: 'all', also if nobody serves it; the releases that have it, as one
+-- text; or nil: none has it.
+local function have_job(name, queue)
+  local rels = releases_at(queue)
+  if not rels then return 'all' end
+  local having = {}
+  for _, rel in ipairs(rels) do
+    if call('SISMEMBER', P .. 'rj:' .. rel, name) == 1 then having[#having + 1] = rel end
+  end
+  if #having == #rels then return 'all' end
+  return having[1] and table.concat(having, ' ')
+end
+
+-- Where a run is handed over: the pool's granted queue if somebody who has its job serves it, else its own queue.
 local function destination(r)
-  if r.gq ~= '' and slots_of(r.gq) > 0 then return r.gq end
+  if r.gq ~= '' and slots_of(r.gq) > 0 and have_job(r.job, r.gq) then return r.gq end
   return r.q
+end
+
+-- The open set of a job on a queue, or nil: it would come to nobody who has it.
+local function open_set(name, queue)
+  local who = have_job(name, queue)
+  if who == 'all' or not who then return who and queue end
+  return queue .. '\n' .. who
+end
+
+-- Does a waiting run come to nobody, because no live worker has its job? Returns the words for it.
+local function unclaimed(j, r)
+  if j.hash ~= 'gone' and have_job(j.name, destination(r)) then return nil end
+  return { 'nobody', j.name, call('HGET', P .. 'j:' .. j.name, 'seen') or '' }
 end
 
 local refresh, refresh_dependents
@@ -219,7 +262,7 @@ local function place(j, h, moved)
   if h and not is_blocked(j) and not barred(j, h.rank) then
     local r = load_run(h.id)
     if not r then return strike(j, h) end
-    at = destination(r)
+    at = open_set(j.name, destination(r))
   end
   if j.at and j.at ~= at then
     call('ZREM', P .. 'open:' .. j.at, j.name)
@@ -231,7 +274,7 @@ local function place(j, h, moved)
   if at and (moved or j.at ~= at) then
     call('ZADD', P .. 'open:' .. at, int(j.br), j.name)
     call('SADD', P .. 'opens', at)
-    if slots_of(at) > 0 then call('SADD', P .. 'ready', at) end
+    if slots_of(queue_of(at)) > 0 then call('SADD', P .. 'ready', at) end
   end
   if j.at ~= at then
     j.at = at

@@ -18,13 +18,18 @@ local function served_here(name, queue)
   return here.serves[queue] and call('SISMEMBER', P .. 'rj:' .. here.rel, name) == 1
 end
 
-local function place_for(name, queue)
+-- at: an open set. Where others who lack the job serve the queue, too, a message might come to one of them: there the run
+-- goes only to a slot that a worker offers.
+local function place_for(name, at)
   local here = HAND.here
+  local queue, some = at, nil
+  if string.find(at, '\n', 1, true) then queue, some = string.match(at, '^(.*)\n(.*)$') end
   if here and here.free <= 0 and here.spare then
     here.free = here.free + here.spare()
     here.spare = nil
   end
   if here and here.free > 0 and not here.kept and served_here(name, queue) then return 'here' end
+  if some then return nil end
   local under_way = tonumber(call('HGET', P .. 'out', queue)) or 0
   if under_way < slots_of(queue) then return 'queue' end
   return nil
@@ -73,8 +78,8 @@ local function best_after(best)
           local rank = math.min(h.rank, d.br - 0.5)
           local first = not best or rank < best.rank or rank == best.rank and h.rank < best.own
           if first and (h.jd or not unmet(j, h.rank)) and not barred(j, h.rank, d.name) then
-            local queue = destination(load_run(h.id))
-            local place = place_for(name, queue)
+            local queue = open_set(name, destination(load_run(h.id)))
+            local place = queue and place_for(name, queue)
             if place then best = { rank = rank, own = h.rank, name = name, queue = queue, place = place } end
           end
         end
@@ -104,7 +109,7 @@ local function let_go(limit)
   carry_on()
   take_from('wait', limit, 10 * limit, function(id)
     local r = load_run(id)
-    local queue = r and r.st == 'waiting' and destination(r)
+    local queue = r and r.st == 'waiting' and open_set(r.job, destination(r))
     local place = queue and place_for(r.job, queue)
     if place then hand(job(r.job), id, queue, place) end
     return place

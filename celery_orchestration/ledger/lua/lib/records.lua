@@ -29,7 +29,8 @@
 --   groups           set   groups of jobs of which no two run together
 --   bar:<group>      zset  the same as bar, of the jobs in one group
 --   held:<group>     set   jobs of a group that hold room
---   open:<queue>     zset  jobs whose head may start on that queue (rules 1 to 5 but for the global cap), by rank
+--   open:<queue>     zset  jobs whose head may start on that queue (rules 1 to 5 but for the global cap), by rank. Where some
+--                          of the workers there lack the job: open:<queue>, a line feed, and the releases that have it
 --   opens            set   queues with a non-empty open set; ready: those of them that live workers serve
 --   stale            set   jobs to be looked at again, because other queues are served than before
 --   later            zset  runs that are not to start before a time, by that (ms)
@@ -41,6 +42,7 @@
 --                          deadline (ledger clock)
 --   out              hash  queue -> granted runs that have not started
 --   slots            hash  queue -> slots of the live workers that serve it
+--   sr:<queue>       hash  the same by release: release -> slots
 --   ws               zset  live workers by the end of their lease (ledger clock)
 --   live             hash  how many live workers there are of each release (r:) and of each kind (k:)
 --   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms), done,
@@ -153,17 +155,26 @@ local function count_worker(release, kind, by)
   end
 end
 
+-- The queue of an open set.
+local function queue_of(open)
+  return string.match(open, '^[^\n]*')
+end
+
 -- The slots of all workers that can be read, and how many there are, counted anew.
 local function count_workers()
+  for _, queue in ipairs(call('HKEYS', P .. 'slots')) do call('DEL', P .. 'sr:' .. queue) end
   call('DEL', P .. 'slots', P .. 'live', P .. 'ready')
   for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
     local v = redis.pcall('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'state', 'rel', 'kind')
     local sound, queues = pcall(cjson.decode, not v.err and not v[3] and v[1] or '[]')
-    for _, queue in ipairs(sound and queues or {}) do call('HINCRBY', P .. 'slots', queue, tonumber(v[2]) or 0) end
+    for _, queue in ipairs(sound and queues or {}) do
+      call('HINCRBY', P .. 'slots', queue, tonumber(v[2]) or 0)
+      call('HINCRBY', P .. 'sr:' .. queue, v[4] or '', tonumber(v[2]) or 0)
+    end
     if not v.err and v[4] then count_worker(v[4], v[5] or '', 1) end
   end
   for _, queue in ipairs(call('SMEMBERS', P .. 'opens')) do
-    if call('HEXISTS', P .. 'slots', queue) == 1 then call('SADD', P .. 'ready', queue) end
+    if call('HEXISTS', P .. 'slots', queue_of(queue)) == 1 then call('SADD', P .. 'ready', queue) end
   end
   call('HSET', P .. 'g', 'counted', int(NOW))
 end

@@ -3,28 +3,30 @@
 -- Jobs that are looked at again in one call.
 local MOST_STALE = 200
 
--- Which queues are served decides where waiting runs are handed over to: when that changes, jobs with waiting runs are
--- looked at again, a part in this call and the rest in the next sweeps. Until then they are handed over to the queue that
--- was right before, or to none.
-local function add_slots(queues, by)
+-- Which queues are served, and by which releases, decides where waiting runs are handed over to: when that changes, jobs with
+-- waiting runs are looked at again, a part in this call and the rest in the next sweeps. Until then they are handed over to
+-- the queue that was right before, or to none. rel: the release of the worker whose slots these are.
+local function add_slots(queues, by, rel)
   local changed = false
   for _, queue in ipairs(cjson.decode(queues)) do
-    local now = call('HINCRBY', P .. 'slots', queue, by)
+    local now, of_release = call('HINCRBY', P .. 'slots', queue, by), call('HINCRBY', P .. 'sr:' .. queue, rel, by)
+    if of_release <= 0 then call('HDEL', P .. 'sr:' .. queue, rel) end
     if now <= 0 then
       call('HDEL', P .. 'slots', queue)
       call('SREM', P .. 'ready', queue)
     elseif now == by and call('EXISTS', P .. 'open:' .. queue) == 1 then
       call('SADD', P .. 'ready', queue)
     end
-    changed = changed or now <= 0 or now == by
+    changed = changed or of_release <= 0 or of_release == by
+    RELEASES[queue] = nil
   end
   if changed then call('SUNIONSTORE', P .. 'stale', P .. 'stale', P .. 'waitjobs') end
 end
 
 -- Nothing more is handed over to this worker. What it runs, and its lease, are untouched. Called again: nothing to do.
 local function take_slots(worker)
-  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'state')
-  if v[1] and not v[3] then add_slots(v[1], -(tonumber(v[2]) or 0)) end
+  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'state', 'rel')
+  if v[1] and not v[3] then add_slots(v[1], -(tonumber(v[2]) or 0), v[4] or '') end
 end
 
 -- Returns whether there are more.
