@@ -56,6 +56,7 @@ __all__ = [
     "Presence",
     "Registered",
     "Start",
+    "Stray",
     "Sweep",
     "Turn",
     "UnknownWorker",
@@ -116,6 +117,21 @@ class Arrival:
     granted_queue: str
     message: bytes
     eta_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A message that came to a worker without its job."""
+
+    id: str
+    attempt: int
+    job: str
+    priority: int
+    grant: str
+    expires_ms: int | None
+    queue: str
+    granted_queue: str
+    message: bytes
 
 
 @dataclass(slots=True)
@@ -215,6 +231,8 @@ class Sweep:
     #: Runs whose retry got lost.
     retries: list[str]
     due: float | None
+    #: Messages that came to workers without their job, for this worker to take in.
+    strays: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -520,7 +538,7 @@ class Ledger:
         return self._wire.socket
 
     def sweep(self, worker: str, number: int, interval_ms: int, limit: int = 64) -> Sweep:
-        more, grants, endings, dead, recovered, live, installed, served, disabled, retries, due = self._call(
+        more, grants, endings, dead, recovered, live, installed, served, disabled, retries, due, strays = self._call(
             "sweep", (worker, number, interval_ms, limit)
         )
         return Sweep(
@@ -535,7 +553,17 @@ class Ledger:
             _disabled(disabled),
             [_text(one) for one in retries],
             _due(due),
+            list(strays),
         )
+
+    def stray(self, worker: str, messages: Sequence[Stray]) -> tuple[list[str], list[Grant]]:
+        """Messages of jobs that this worker lacks. Of each: wait, drop, nobody, later, full; see ``lua/stray.lua``."""
+        args: list[Argument] = [worker]
+        for one in messages:
+            args += (one.id, one.attempt, one.job, one.priority, one.grant, _or_none(one.expires_ms))
+            args += (one.queue, one.granted_queue, one.message)
+        answers, grants = self._call("stray", args)
+        return [_text(one) for one in answers], _grants(grants)
 
     def cancel(self, worker: str, number: int, why: str, ids: Sequence[str]) -> tuple[list[Ending], list[Grant]]:
         endings, grants = self._call("cancel", (worker, number, why, *ids))

@@ -12,6 +12,7 @@ from celery_orchestration.policy import Source
 
 Code = Literal[
     "alone",
+    "astray",
     "behind",
     "blocked",
     "busy",
@@ -29,6 +30,7 @@ Code = Literal[
     "global_cap",
     "handed_over",
     "never_ran",
+    "no_release",
     "no_scheduler",
     "no_slot",
     "no_worker",

@@ -113,6 +113,7 @@ def status(
         queues=all_queues,
         problems=[
             *_problems(all_queues, found, sent),
+            *_without_release(found),
             *_unkept_limits(found, sent, limits),
             *_without_scheduler(scheduler, scheduled),
         ],
@@ -169,6 +170,13 @@ def limits_served(
             tasks = {task for queue in worker["queues"] or () for task in sent.get(queue, ())}
             served.setdefault(worker["kind"], {}).update({task: limits[task] for task in tasks & limits.keys()})
     return served
+
+
+def _without_release(found: Mapping[str, Any]) -> list[str]:
+    """Jobs with runs that wait, and that no live worker has."""
+    jobs = {one["job"]: one["reason"][2] for one in found["waits"] or () if one["reason"][0] == "nobody"}
+    jobs |= {one["name"]: one["gone"] for one in found["jobs"] or () if "gone" in one and one["waiting"] + one["later"]}
+    return [f"{reasons.no_release(decode_job(job), last)}; its runs wait" for job, last in sorted(jobs.items())]
 
 
 def _unkept_limits(

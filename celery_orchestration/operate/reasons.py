@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from celery_orchestration.ledger.keys import decode_job
+from celery_orchestration.operate.who import command
 
 _DEPENDENCY = {
     "unknown": "no worker has brought that job yet",
@@ -28,6 +29,8 @@ _RULES = {
     "behind": "waiting behind a run of {0} that came first",
     "attempt": "waiting for the attempt before it to end",
     "slot": "waiting for a free slot on queue {0}",
+    "nobody": "no live worker has this job",
+    "astray": "its message came to a worker without this job: waiting for one that has it",
     "due": "not to start before {0}",
     "alone": "waiting to be tried alone on a worker, after its workers died",
 }
@@ -41,9 +44,23 @@ def sentence(words: Sequence[str], holder: Callable[[str], str]) -> str:
     detail = ""
     if rule in ("room", "blocked") or more == "busy":
         detail = holder(name)
+    elif rule == "nobody" and more:
+        detail = f"it was last seen in release {more}"
     elif rule == "depends":
         detail = _DEPENDENCY[more] + (f", {why}" if why else "")
     return f"{said}: {detail}" if detail else said
+
+
+def no_release(job: str, last: str) -> str:
+    """`last`: the release that had it last, or ''."""
+    return f"no live worker has job {job}" + (f"; it was last seen in release {last}" if last else "")
+
+
+def rid_of(job: str) -> str:
+    return (
+        f"start a worker whose code has it, or {command('cancel', '--job', job)}, "
+        f"or {command('requeue', '--as', 'NEW_JOB', '--job', job)}"
+    )
 
 
 _PAST = {

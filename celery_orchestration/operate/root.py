@@ -130,6 +130,16 @@ class Finder:
             )
         )
 
+    def _nobody(self, last: Step) -> Cause:
+        job = last.job
+        return self._no_worker(job) or Cause(
+            code="no_release",
+            job=job,
+            text=reasons.no_release(job, last.words[2]),
+            wrong=True,
+            mend=reasons.rid_of(job),
+        )
+
     def _global(self, last: Step) -> Cause:
         text = f"as many runs of all jobs as allowed: {self.found['total']} of {self.found.get('cap')}"
         return Cause(code="global_cap", job=last.job, text=text)
@@ -143,6 +153,10 @@ class Finder:
     def _alone(self, last: Step) -> Cause:
         text = "its workers died: it is tried alone, when one has nothing else to do"
         return Cause(code="alone", job=last.job, text=text)
+
+    def _astray(self, last: Step) -> Cause:
+        text = f"{last.job} came to a worker whose release lacks the job: a worker that has it takes it within seconds"
+        return Cause(code="astray", job=last.job, text=text)
 
     def _slot(self, last: Step) -> Cause:
         text = f"all slots of the workers that serve queue {last.words[1]} are busy"

@@ -649,9 +649,8 @@ class Gate:
         """Celery found a message revoked or expired, and told everybody: the ledger must not keep its run."""
         self._side.keeper.finish(request.id, request.attempt)
 
-    def unknown_task(self, message: Any) -> None:
-        """Celery refused a run that was handed over, or a retry: nobody here has its job (any more, or yet), or may
-        read it."""
+    def refused_message(self, message: Any) -> None:
+        """Celery refused a run that was handed over, or a retry: it must not be read here."""
         headers = message.headers or {}
         if HEADER in headers or (headers.get("id") and headers.get("retries")):
             attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)

@@ -323,8 +323,11 @@ def hear_revokes(heard: Callable[[Any, list[str]], None]) -> None:
 # -- a message that Celery refuses at once (an unknown task, content that it must not read): no request is made
 
 
-def hear_refused_messages(consumer: Any, heard: Callable[[Any], None]) -> None:
-    """`heard(message)` is called for every such message."""
+def hear_refused_messages(
+    consumer: Any, heard: Callable[[Any], None], strayed: Callable[[Any, Callable[[], None]], None]
+) -> None:
+    """`strayed(message, discard)` is called in place of discarding one of an unknown task, `heard(message)` for every
+    other one, when it is discarded."""
     if "on_unknown_task" in vars(consumer):
         return
 
@@ -335,7 +338,8 @@ def hear_refused_messages(consumer: Any, heard: Callable[[Any], None]) -> None:
 
         return refuse_and_tell
 
-    consumer.on_unknown_task = telling(consumer.on_unknown_task, 1)
+    discard = consumer.on_unknown_task
+    consumer.on_unknown_task = lambda body, message, exc: strayed(message, lambda: discard(body, message, exc))
     consumer.on_invalid_task = telling(consumer.on_invalid_task, 1)
     consumer.on_decode_error = telling(consumer.on_decode_error, 0)
 

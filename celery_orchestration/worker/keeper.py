@@ -7,9 +7,10 @@ and solo a task that never lets go of the interpreter can starve it.)
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from celery_orchestration.ledger import Outcome, Over, Registered, Sweep
+from celery_orchestration.ledger import Outcome, Over, Registered, Stray, Sweep
 from celery_orchestration.worker import deadline
 from celery_orchestration.worker.lease import Lease
 
@@ -30,9 +31,10 @@ class Keeper(Lease):
         self._finished: deque[tuple[str, int]] = deque()
         self._failed: deque[Outcome] = deque()
         self._over: deque[Over] = deque()
+        self._strays: deque[tuple[Stray, Callable[[str], None]]] = deque()
         if before is not None:
             self._revoked, self._finished = before._revoked, before._finished
-            self._failed, self._over = before._failed, before._over
+            self._failed, self._over, self._strays = before._failed, before._over, before._strays
             self._cancelling = list(before._cancelling)
             # Whatever calls it was in the midst of: these are others.
             self._sweeps, self._cancels = before._sweeps + 1, before._cancels + 1
@@ -54,6 +56,10 @@ class Keeper(Lease):
 
     def over(self, run: Over) -> None:
         self._over.append(run)
+        self._wake.set()
+
+    def stray(self, message: Stray, then: Callable[[str], None]) -> None:
+        self._strays.append((message, then))
         self._wake.set()
 
     def drain(self) -> None:
@@ -101,6 +107,7 @@ class Keeper(Lease):
 
     def _has_swept(self, swept: Sweep) -> None:
         self._side.in_loop(lambda: self._side.gate.look_again_in(swept.due))
+        self._side.take_in(swept.strays)
         self._side.consuming.look()
 
     def _renew(self) -> None:
@@ -133,6 +140,13 @@ class Keeper(Lease):
             side.publisher.publish(self._ledger.finish(runs))
             for _ in runs:
                 self._finished.popleft()
+        while self._strays:
+            strays = [self._strays[n] for n in range(min(len(self._strays), 32))]
+            answers, grants = self._ledger.stray(side.worker, [message for message, _ in strays])
+            side.publisher.publish(grants)
+            for (_, then), answer in zip(strays, answers, strict=True):
+                self._strays.popleft()
+                then(answer)
         while self._over:
             self._ledger.over(self._over[0])
             self._over.popleft()

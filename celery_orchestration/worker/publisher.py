@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from amqp.exceptions import AMQPError
 from celery import signals
 from celery.app.task import Context
-from celery.exceptions import WorkerLostError
+from celery.exceptions import NotRegistered, WorkerLostError
 from celery.utils.log import get_logger
 from kombu import Queue
 from kombu.exceptions import KombuError
@@ -288,8 +288,10 @@ class Publisher(threading.Thread):
         ignored = headers.get("ignore_result")
         ignored = getattr(task, "ignore_result", False) if ignored is None else ignored
         store = not ignored or bool(getattr(task, "store_errors_even_if_ignored", False))
-        if why == "crashed":
-            exc = WorkerLostError(f"The worker of run {ending.id} died before the run ended")
+        if why in ("crashed", "unregistered"):
+            exc: Exception = WorkerLostError(f"The worker of run {ending.id} died before the run ended")
+            if why == "unregistered":
+                exc = NotRegistered(headers.get("task"))
             backend.mark_as_failure(ending.id, exc, request=context, store_result=store)
             signals.task_failure.send(
                 sender=task, task_id=ending.id, exception=exc, args=context.args, kwargs=context.kwargs, einfo=None

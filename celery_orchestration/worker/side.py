@@ -32,6 +32,7 @@ from celery_orchestration.worker.member import Member
 from celery_orchestration.worker.publisher import Publisher
 from celery_orchestration.worker.request import OrchestratedRequest, gates
 from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots
+from celery_orchestration.worker.strays import Strays
 from celery_orchestration.worker.watch import Watch
 
 logger = get_logger(__name__)
@@ -46,6 +47,7 @@ class WorkerSide(Member):
     keeper: Keeper
     watch: Watch
     drain: Drain
+    strays: Strays
 
     def __init__(self, controller: Any) -> None:
         super().__init__(controller.app)
@@ -116,7 +118,7 @@ class WorkerSide(Member):
         else:
             self._loop.schedule_again()
             self.gate.connected(consumer)
-        internals.hear_refused_messages(consumer, self.gate.unknown_task)
+        internals.hear_refused_messages(consumer, self.gate.refused_message, self.strays.came)
         self.consuming.connected(consumer)
         consumer.on_task_message.add(self.gate.reserved)
         if first:
@@ -138,6 +140,7 @@ class WorkerSide(Member):
             self.gate.limits = Limits(self, self._loop)
         self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
         self.watch = Watch(self)
+        self.strays = Strays(self, self._loop)
         self.drain = Drain(self)
         internals.before_cold_shutdown(controller, self._cold_shutdown)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
@@ -153,6 +156,15 @@ class WorkerSide(Member):
     def register_with_hub(self) -> None:
         if self._loop is not None:
             self._loop.register()
+
+    @property
+    def connection_errors(self) -> Any:
+        return self._consumer.connection_errors
+
+    def take_in(self, messages: list[bytes]) -> None:
+        """From any thread: messages that came to workers without their job."""
+        if messages:
+            self.in_loop(lambda: self.strays.take_in(messages, self._consumer))
 
     def in_loop(self, function: Callable[[], None]) -> None:
         """From any thread: in the worker's event loop, or right here when the loop is down already."""

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from celery.exceptions import NotRegistered
 from celery.result import AsyncResult
 
+from celery_orchestration.operate import Orchestration
 from support.invariants import all_ended, prefix_of, status_of
 from support.stage import FAULTS, Stage
 from support.wait import stays, until
@@ -195,3 +197,30 @@ def test_a_run_of_a_job_that_no_release_has_any_more_keeps_no_room(
     assert waits.get(timeout=8) == "go"
     stays(lambda: len(stage.starts(lost)) == 1, 0.2)
     assert lost.state == "FAILURE" or [run.id for run in status_of(stage.app).waits if run.reason] == [lost.id]
+
+
+def test_where_two_releases_share_a_queue_each_run_finds_the_one_that_has_its_job(
+    stage_on: Callable[..., Stage], redis_broker: Broker
+) -> None:
+    """Whichever worker its message comes to. What nobody has is a dead letter, and fails as Celery fails it."""
+    old = Deployment.release()
+    new = Deployment.release(free={}, one={"max_running": 1}, keyed={"max_running": 1, "key": "{until_there}"})
+    deployment = Deployment(stage_on(redis_broker, RELEASES, env=new))
+    stage = deployment.stage
+    stage.release("go")
+    for release, name in ((old, "old"), (new, "new")):
+        deployment.worker(release, name)
+    for _ in range(10):
+        for job in ("free", "one", "keyed", "a"):
+            deployment.send(job, "go")
+    lost = stage.app.send_task("misspelt", queue="celery")
+    assert [result.get(timeout=60) for result in stage.sent] == ["go"] * 40
+    stage.ran_once(stage.sent)
+    where = {event.job: event.worker for event in stage.history.started() if event.job != "a"}
+    assert where == dict.fromkeys(("free", "one", "keyed"), stage.workers[1].hostname)
+    until(lambda: lost.state == "FAILURE", 20)
+    assert isinstance(lost.result, NotRegistered)
+    orchestration = Orchestration(stage.app)
+    assert [(letter.id, letter.job) for letter in orchestration.dead_letters()] == [(lost.id, "misspelt")]
+    orchestration.purge(lost.id)
+    stage.all_well()

@@ -131,7 +131,7 @@ of_run = function(r)
   local j = job(r.job)
   if r.st == 'waiting' and j then
     local queue = destination(r)
-    local words = closed(j, r) or r.al and { 'alone' } or { 'slot', queue }
+    local words = unclaimed(j, r) or r.stray and { 'astray' } or closed(j, r) or r.al and { 'alone' } or { 'slot', queue }
     link(r.job, r, words, words[1] == 'slot' and queue)
     follow(words)
   elseif r.st == 'waiting' then
@@ -148,7 +148,7 @@ end
 of_job = function(name)
   if been('j ' .. name) then return end
   local j = job(name)
-  if not j or j.hash == 'gone' then
+  if not j then
     link(name, nil, { 'unknown' })
     return
   end
@@ -156,6 +156,10 @@ of_job = function(name)
   if r then
     at['j ' .. name] = nil
     of_run(r)
+    return
+  end
+  if j.hash == 'gone' then
+    link(name, nil, { 'nobody', name, call('HGET', P .. 'j:' .. name, 'seen') or '' })
     return
   end
   -- Nobody has asked for a run: what would one wait for? Where workers only observe, for nothing.

@@ -26,7 +26,8 @@ for i = 2, #ARGV, 2 do
       refresh_dependents(j)
     end
     r.a = a
-    if r.st == 'ending' and r.why == 'crashed' then bury(r, CRASH) else forget(r, true) end
+    local letter = r.st == 'ending' and (r.why == 'crashed' and CRASH or r.why == 'unregistered' and UNREGISTERED)
+    if letter then bury(r, letter) else forget(r, true) end
   elseif r and r.st == 'running' and a > r.a then
     -- The next attempt of a run is over before the end of this one is told: settle() looks here.
     mark_done(r.id, a)

@@ -40,7 +40,7 @@ for _, id in ipairs(firsts_of('wait', most_waiting)) do
   if r and r.st == 'waiting' then
     local one, j = shown(r), job(r.job)
     one.queue = destination(r)
-    one.reason = not j and { 'depends', r.job, 'unknown' } or closed(j, r) or r.al and { 'alone' } or { 'slot', one.queue }
+    one.reason = not j and { 'depends', r.job, 'unknown' } or unclaimed(j, r) or r.stray and { 'astray' } or closed(j, r) or r.al and { 'alone' } or { 'slot', one.queue }
     waits[#waits + 1] = one
   else
     local x = r and r.behind and load_run(id, 'x:')

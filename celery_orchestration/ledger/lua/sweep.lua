@@ -9,7 +9,8 @@
 --            releases of the live workers, releases the installed policies were merged from,
 --            { queues that live workers serve }, { jobs that failures disabled: {name, why} },
 --            { runs whose retry got lost, to be sent again },
---            ms until a turn is to be made because something is due, or -1 }
+--            ms until a turn is to be made because something is due, or -1,
+--            { messages that came to workers without their job, for the caller to take in } }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 --
@@ -80,8 +81,8 @@ for _, id in ipairs(call('ZRANGE', P .. 'released', 0, limit - 1)) do
       enqueue(j, r)
       refresh(j)
     else
-      ending(r, 'revoked')
-      endings[#endings + 1] = { id, 'revoked' }
+      ending(r, 'unregistered')
+      endings[#endings + 1] = { id, 'unregistered' }
     end
   end
 end
@@ -111,6 +112,29 @@ for _, id in ipairs(late) do
   end
 end
 
+-- Runs whose messages came to workers that lack their jobs go to one that has them. It may die before it has taken them in.
+local STRAY_MS = 30000
+local strays = {}
+if not SESSION.stops and call('EXISTS', P .. 'astray') == 1 then
+  local serves = {}
+  for _, queue in ipairs(cjson.decode(SESSION.queues)) do serves[queue] = true end
+  for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'astray', '-inf', int(G.clk), 'LIMIT', 0, 10 * limit)) do
+    local r = #strays < limit and load_run(id)
+    if r and (serves[r.q] or serves[r.gq]) and call('SISMEMBER', P .. 'rj:' .. SESSION.rel, r.job) == 1 then
+      call('ZADD', P .. 'astray', int(G.clk + STRAY_MS), id)
+      strays[#strays + 1] = call('HGET', P .. 'r:' .. id, 'm')
+    elseif r == nil then
+      call('ZREM', P .. 'astray', id)
+    end
+  end
+end
+
+-- Some jobs start only in slots that a worker offers which has them.
+local some_lack_them = false
+for _, queue in ipairs(call('SMEMBERS', P .. 'opens')) do
+  some_lack_them = some_lack_them or string.find(queue, '\n', 1, true) ~= nil
+end
+
 carry_on()
 if call('ZCARD', P .. 'wait') > 0 then hand_over(limit) end
 more = more or HAND.more or more_due or #late == limit
@@ -118,4 +142,4 @@ flush()
 -- Runs that are tried alone are started by turns only.
 return remember({ more and 1 or 0, HAND.grants, endings, dead_names, recovered, live_releases(),
   call('HGET', P .. 'g', 'releases') or '', call('HKEYS', P .. 'slots'), DISABLED, retries,
-  G.alone > 0 and 0 or G.next and math.max(0, G.next - NOW) or -1 })
+  (G.alone > 0 or some_lack_them) and 0 or G.next and math.max(0, G.next - NOW) or -1, strays })

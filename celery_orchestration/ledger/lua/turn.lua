@@ -97,7 +97,7 @@ local function known(id, a, gn, name)
     return nil
   end
   if a < r.a then return { 'drop', 'superseded' } end
-  if a == r.a then
+  if a == r.a and not r.stray then
     if (r.st == 'granted' or r.st == 'queued') and gn and gn == r.gn then
       if HAND.here.kept then return { 'kept' } end
       if G.clk < G.opens and not observe then
@@ -137,7 +137,8 @@ local function admit(arrival)
   local r = { id = id, job = name, key = j.keyed and arrival.key or '', a = a, rank = rank_of(arrival, next_seq()),
     rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW, eta = arrival.eta }
   if before_it and before_it.job == name then
-    r.rank, r.rec, r.jd, r.enq = before_it.rank, before_it.rec, before_it.sd, before_it.enq
+    r.rec, r.jd, r.enq = before_it.rec, before_it.sd, before_it.enq
+    if before_it.sd or not before_it.stray then r.rank = before_it.rank end
     r.ent, r.due, r.cont, r.wf = before_it.ent, before_it.due, before_it.cont, before_it.wf
   end
   if running then

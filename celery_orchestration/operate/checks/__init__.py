@@ -17,7 +17,7 @@ from celery_orchestration.operate.who import command
 CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     *(redis.redis, redis.eviction, redis.persistence, redis.memory),
     *(code.code, code.cycles, code.releases, code.modes),
-    *(workers.broker, workers.queues, workers.strangers, workers.prefetch, workers.visibility),
+    *(workers.broker, workers.queues, workers.jobs, workers.strangers, workers.prefetch, workers.visibility),
     *(workers.limits, workers.clocks),
     *(events.scheduler, events.entries, events.records, events.epoch, events.deaths, events.disabled, events.pause),
 )

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from celery_orchestration.limits import sentences, soft_sentence
+from celery_orchestration.operate import reasons
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, end, listed, many
 from celery_orchestration.operate.diagnosis import Check
 from celery_orchestration.operate.who import command, worker_for
@@ -25,6 +26,17 @@ def queues(facts: Facts) -> Iterator[Check]:
         yield about.problem(sentence, start)
     if not found:
         yield about.fine(f"live workers serve all {many(len(facts.status.queues), 'queue')}")
+
+
+def jobs(facts: Facts) -> Iterator[Check]:
+    about = About("jobs without a worker", "a run is handed only to workers whose release has its job")
+    found = claim(facts, "no live worker has job ")
+    for sentence in found[:MOST]:
+        job = sentence.removeprefix("no live worker has job ").partition(";")[0]
+        yield about.problem(sentence, reasons.rid_of(job))
+    yield from about.more(len(found), "jobs", command("status", "--state", "waiting"))
+    if not found:
+        yield about.fine("live workers have the jobs of all runs that wait")
 
 
 def broker(facts: Facts) -> Iterator[Check]:

@@ -154,6 +154,7 @@ end
 local function unbury(id, name)
   call('DEL', P .. 'dl:' .. id)
   call('ZREM', P .. 'dead', id)
+  call('ZREM', P .. 'lost', id)
   call('ZREM', P .. 'dj:' .. name, id)
 end
 
@@ -172,7 +173,8 @@ local function bury(r, note, trace)
   for _, id in ipairs(over > 0 and call('ZRANGE', P .. 'dj:' .. r.job, 0, over - 1) or {}) do unbury(id, r.job) end
 end
 
--- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'skipped', 'crashed'): an ending.
+-- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'skipped', 'crashed', 'unregistered'): an
+-- ending.
 local function ending(r, why)
   r.st = 'ending'
   r.why = why
@@ -191,7 +193,7 @@ local function promote(r, sd)
     -- No release has its job any more.
     call('ZREM', P .. 'wait', x.id)
     if x.ex then call('ZREM', P .. 'due', x.id) end
-    return ending(x, 'revoked')
+    return ending(x, 'unregistered')
   end
   x.sd = sd
   if not j.keyed then x.key = '' end
@@ -241,7 +243,7 @@ local function call_off(j, r, why)
   refresh_dependents(j)
 end
 
-local CRASH = 'its process or worker died'
+local CRASH, UNREGISTERED = 'its process or worker died', 'no live worker has this job'
 
 -- The worker is not kept free for this run any more.
 local function no_longer_alone(r)

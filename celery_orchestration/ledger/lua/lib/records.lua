@@ -14,7 +14,8 @@
 --                          what epoch.lua keeps
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
---                          off: by whom, why and since when it is disabled (JSON)
+--                          off: by whom, why and since when it is disabled (JSON); seen: once no live release has it, the
+--                          latest that had it
 --   r:<id>           hash  a run. s: its record, packed; m: its message, opaque; p: its progress, o: that its time is over
 --                          while its code goes on, both packed and of the start whose fence they begin with
 --   x:<id>           hash  a higher attempt of a running run: it waits for the attempt before it
@@ -37,6 +38,8 @@
 --   due              zset  waiting runs that expire, by time (ms)
 --   cool             zset  jobs that failures have disabled and that get a probe run, by time (ms)
 --   released         zset  runs that are being published past the gate, by rank
+--   astray           zset  runs whose message came to a worker without their job, by when one that has it may take it in
+--                          (ledger clock); lost zset: dead letters of jobs that nobody knew, by time (ms). Bounded
 --   alone            hash  runs that took their workers down too often -> the worker kept free for it, or ''
 --   gr               zset  granted runs, endings not carried out yet and runs whose retry has not arrived, by
 --                          deadline (ledger clock)
@@ -315,14 +318,15 @@ end
 --   jd: its dependencies were judged; sd: it has started; ex: expires, ms; q, gq: own and granted queue;
 --   enq: arrival, ms; at: since when in this state, ms; why: it ends; behind: there is an x: record;
 --   eta: not to start before, ms; wf: what it waited for first; al: it is tried alone; ent, due, cont: the entry of the
---   schedule that fired it, for when (ms), whether that one is continuous
+--   schedule that fired it, for when (ms), whether that one is continuous; stray: its message came to a worker that lacks
+--   its job: it waits, in no lane, for one that takes the message in
 local function load_run(id, prefix)
   local key = (prefix or 'r:') .. id
   local s = redis.pcall('HGET', P .. key, 's')
   if not s then return nil end
   local r, sound = { id = id }, false
   sound, r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd, r.ex, r.q, r.gq, r.enq,
-    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont = pcall(cmsgpack.unpack, s)
+    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray = pcall(cmsgpack.unpack, s)
   if not sound or type(r.job) ~= 'string' or type(r.q) ~= 'string' then
     set_aside(key, type(s) == 'table' and s.err or 'it cannot be read')
     return nil
@@ -333,7 +337,7 @@ end
 local function save_run(r, prefix, message)
   r.at = NOW
   local s = cmsgpack.pack(r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd,
-    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont)
+    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray)
   if message then
     call('HSET', P .. (prefix or 'r:') .. r.id, 's', s, 'm', message)
   else
@@ -364,7 +368,7 @@ restore = function(name, why)
       seen[id] = true
       if r and r.job == name then
         if r.key ~= '' then j.keyed = true end
-        if r.st == 'later' or (r.st == 'waiting' and r.al) then
+        if r.st == 'later' or (r.st == 'waiting' and (r.al or r.stray)) then
           j.z = j.z + 1
         elseif r.st == 'waiting' then
           j.w, j.wk = j.w + 1, j.wk + (r.jd and 1 or 0)

@@ -78,6 +78,12 @@ local function enqueue(j, r, message)
   save_run(r, nil, message)
   call('ZADD', P .. 'wait', int(r.rank), r.id)
   expires(r)
+  if r.stray then
+    -- In no lane: a sweep gives its message to a worker that has its job.
+    call('ZADD', P .. 'astray', int(G.clk), r.id)
+    j.z, j.dirty = j.z + 1, true
+    return
+  end
   if r.al then
     -- In no lane: lib/alone.lua looks after it.
     call('HSETNX', P .. 'alone', r.id, '')
@@ -95,6 +101,11 @@ end
 local function dequeue(j, r)
   call('ZREM', P .. 'wait', r.id)
   if r.ex then call('ZREM', P .. 'due', r.id) end
+  if r.stray then
+    call('ZREM', P .. 'astray', r.id)
+    j.z, j.dirty = j.z - 1, true
+    return
+  end
   if r.al then
     call('HDEL', P .. 'alone', r.id)
     G.alone, G.dirty, j.z, j.dirty = G.alone - 1, true, j.z - 1, true

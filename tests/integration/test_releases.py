@@ -1,0 +1,145 @@
+"""A run is handed only to workers whose release has its job (fault 40): never revoked, never lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from celery_orchestration.ledger import Stray
+from celery_orchestration.worker import policies
+from integration.test_explain import Desk
+from support.servers import RedisServer
+from tests.integration.test_ledger import PREFIX, arrival
+
+
+class Rollout(Desk):
+    """Release r1, of worker w1, has the first jobs; r2, of worker w2, the second ones; both serve one queue."""
+
+    def roll_out(self, first: dict[str, Any], second: dict[str, Any]) -> None:
+        self.install(first)
+        other = Rollout(self.server)
+        other.install(second, release="r2")
+        self.register("w1")
+        other.register("w2", release="r2")
+        merged = policies.merged([self.document, other.document])
+        assert self.ledger.install("r1 r2", merged.cap, merged.jobs)
+
+    def stray(self, id: str, job: str, worker: str = "w2", **more: Any) -> str:
+        message = {"attempt": 0, "priority": 1, "grant": "", "expires_ms": None, "queue": "q", "granted_queue": ""}
+        answers, _ = self.ledger.stray(worker, [Stray(id=id, job=job, message=id.encode(), **{**message, **more})])
+        return answers[0]
+
+    def letters(self) -> list[tuple[str, str]]:
+        return [(info["id"], info["job"]) for info in (json.loads(one) for one, _ in self.ledger.letters(None, 0, 10))]
+
+    def reasons(self) -> list[list[str]]:
+        return [one["reason"] for one in self.status()["waits"] or ()]
+
+
+@pytest.fixture
+def rollout(redis_server: RedisServer) -> Rollout:
+    return Rollout(redis_server)
+
+
+def test_a_run_starts_only_where_its_job_is_and_keeps_nobody_waiting(rollout: Rollout):
+    rollout.roll_out({"new": {"cap": 1}, "both": {"cap": 1}}, {"both": {"cap": 1}})
+    rollout.come("new 1", "new")
+    rollout.come("both 1", "both")
+    rollout.come("new 2", "new")
+    rollout.come("both 2", "both")
+    ended = rollout.turn(ends={"new 1": "succeeded", "both 1": "succeeded"}, worker="w1")
+    assert [grant.id for grant in ended.grants] == ["both 2"]
+    assert rollout.turn(worker="w2", free=2).starts == []
+    assert rollout.sweep("w1").due == 0, "a worker that has the job is to offer its slots"
+    assert [start.id for start in rollout.turn(worker="w1", free=2).starts] == ["new 2"]
+
+
+def test_a_run_of_a_job_that_nobody_has_any_more_waits_and_says_so(rollout: Rollout):
+    rollout.install({"old": {"cap": 1}, "kept": {"cap": 1}})
+    for id in ("first", "second"):
+        rollout.come(id, "old")
+    rollout.ledger.leave("w1")
+    rollout.install({"kept": {"cap": 1}}, release="r2")
+    assert rollout.sweep().grants == []
+    assert rollout.turn(free=4).starts == []
+    assert rollout.reasons() == [["nobody", "old", "r1"]] * 2
+    cause = rollout.root("old")
+    assert (cause.code, cause.job, cause.wrong) == ("no_release", "old", True)
+    assert "last seen in release r1" in cause.text
+    assert "cancel --job old" in str(cause.mend)
+    assert rollout.come("other", "kept") == "start"
+    assert rollout.why("second", "run") == ("no_release", "old")
+    rollout.end("other")
+    rollout.ledger.leave("w1")
+    rollout.install({"old": {"cap": 1}, "kept": {"cap": 1}}, release="r1")
+    assert [start.id for start in rollout.turn(free=4).starts] == ["first"]
+
+
+def test_a_message_that_came_to_a_worker_without_its_job_goes_to_one_that_has_it(rollout: Rollout):
+    rollout.roll_out({"new": {"cap": 1, "keyed": True}}, {"both": {}})
+    assert rollout.stray("a", "new") == "wait"
+    assert rollout.stray("a", "new") == "drop", "its reply may have got lost"
+    assert rollout.reasons() == [["astray"]]
+    assert rollout.why("a", "run") == ("astray", "new")
+    assert rollout.sweep("w2").strays == []
+    assert rollout.sweep("w1").strays == [b"a"]
+    assert rollout.sweep("w1").strays == [], "it was given out a moment ago"
+    assert rollout.come("a", "new", key="tenant") == "start"
+    assert rollout.redis.zcard(f"{PREFIX}astray") == 0
+    assert rollout.come("b", "new", key="tenant") == "wait"
+    assert rollout.come("a", "new", key="tenant") == "drop"
+    assert rollout.end("a") == ["b"]
+
+
+def test_it_is_given_out_again_if_it_was_not_taken_in(rollout: Rollout):
+    rollout.roll_out({"new": {}}, {"both": {}})
+    rollout.stray("a", "new")
+    assert rollout.sweep("w1").strays == [b"a"]
+    rollout.redis.hincrby(f"{PREFIX}g", "clk", 31_000)
+    for worker in ("w1", "w2"):
+        rollout.ledger.beat(worker, 60_000, [])
+    assert rollout.sweep("w1").strays == [b"a"]
+
+
+def test_it_can_be_cancelled_and_expires_meanwhile(rollout: Rollout):
+    rollout.roll_out({"new": {}}, {"both": {}})
+    rollout.stray("a", "new")
+    rollout.stray("b", "new", expires_ms=1)
+    assert [(one.id, one.why) for one in rollout.sweep("w2").endings] == [("b", "expired")]
+    assert rollout.ledger.cancel_by_hand("me", "a")[0] == "waiting"
+    assert rollout.redis.zcard(f"{PREFIX}astray") == 0
+
+
+def test_a_run_that_was_handed_over_to_the_wrong_worker_waits_again(rollout: Rollout):
+    rollout.install({"new": {"cap": 1}, "both": {}})
+    rollout.come("a", "new")
+    rollout.come("b", "new")
+    [grant] = rollout.turn(ends={"a": "succeeded"}).grants
+    rollout.roll_out({"new": {"cap": 1}, "both": {}}, {"both": {}})
+    assert rollout.stray("b", "new", grant=grant.number) == "wait"
+    assert rollout.sweep("w2").grants == []
+    assert [start.id for start in rollout.turn(free=1).starts] == ["b"]
+
+
+def test_a_retry_that_came_to_the_wrong_worker_is_tried_again_where_its_job_is(rollout: Rollout):
+    rollout.roll_out({"new": {"cap": 1}}, {"both": {}})
+    rollout.come("a", "new")
+    assert rollout.stray("a", "new", attempt=1) == "later", "the attempt before it has not ended"
+    rollout.turn(ends={"a": "retry"})
+    assert rollout.stray("a", "new", attempt=1) == "wait"
+    assert rollout.sweep("w1").strays == [b"a"]
+    assert rollout.turn(come=[arrival("a", "new", attempt=1)]).answers[0].what == "start"
+    rollout.end("a")
+    assert rollout.come("b", "new") == "start"
+
+
+def test_a_message_of_a_job_that_nobody_knows_becomes_a_dead_letter(rollout: Rollout):
+    rollout.install({"one": {}})
+    assert rollout.stray("a", "misspelt", worker="w1") == "nobody"
+    assert rollout.stray("a", "misspelt", worker="w1") == "nobody"
+    assert rollout.letters() == [("a", "misspelt")]
+    assert rollout.ledger.letter("a") is not None
+    assert rollout.ledger.purge("me", ["a"]) == 1
+    assert rollout.redis.zcard(f"{PREFIX}lost") == 0
