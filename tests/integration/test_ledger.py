@@ -137,6 +137,8 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.granted(grant) == ("q", b"b")
     assert shop.ledger.published([grant]) == 1
     assert shop.ledger.sweep("w1", 1, 5000).grants == []
+    assert shop.ledger.stray("w1", [Stray("s", 0, "unknown", 1, "", None, "q", "", b"s")]) == (["nobody"], [])
+    assert shop.ledger.purge("me", ["s"]) == 1
     endings, _ = shop.ledger.cancel("w1", 1, "revoked", ["b"])
     assert shop.ledger.ending("b") == ("revoked", 0, b"b")
     assert [ending.id for ending in endings] == ["b"]
@@ -655,14 +657,16 @@ class TestAttemptsThatCameEarly:
         merged = policies.merged([shop.document])
         assert shop.ledger.install("r2", merged.cap, merged.jobs)
 
-    def test_a_replacement_whose_job_is_gone_ends_as_revoked(self, shop: Shop):
+    def test_a_replacement_whose_job_is_gone_becomes_a_dead_letter(self, shop: Shop):
         shop.install({"a": {"cap": 1}, "b": {}})
         assert shop.come("r", "a") == "start"
         assert shop.come("r", "b", attempt=1 << 20) == "wait"
         self.install_other(shop, lambda jobs: jobs.pop("b"))
         shop.end("r", "ignored", free=0)
         assert shop.come("r2", "a") == "start"
-        assert shop.ledger.ending("r")[0] == "revoked"
+        assert shop.ledger.ending("r")[0] == "unregistered"
+        shop.ledger.finish([("r", 1 << 20)])
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("b", 0, 10)] == ["r"]
 
     def test_a_retry_of_a_job_that_lost_its_keys_is_not_lost_with_them(self, shop: Shop):
         shop.install({"a": {"cap": 1, "keyed": True}})
