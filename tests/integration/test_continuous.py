@@ -79,6 +79,18 @@ class TestContinuous:
         assert beat.redis.zscore(f"{PREFIX}later", following) == pytest.approx(beat.now() + 60_000, abs=10_000)
         assert self.go_on(beat) == "rests"
 
+    def test_goes_on_when_the_clock_of_redis_was_set_back(self, beat: Beat):
+        """Its next run was to start two hours from now, as it seems then."""
+        beat.begin({"one": {"cap": 1}})
+        beat.adopt_continuous(gap_ms=7_200_000)
+        assert beat.end(self.start(beat)) == []
+        [(following, _)] = beat.redis.zrange(f"{PREFIX}later", 0, -1, withscores=True)
+        beat.redis.hset(f"{PREFIX}e:e", "cont", 1000)
+        for _ in range(2):
+            assert self.go_on(beat) == "rests"
+            assert beat.runs() == {following: "later"}
+            assert 0 < beat.redis.zscore(f"{PREFIX}later", following) - beat.now() <= 1000
+
     def test_survives_a_crashed_worker(self, one: Beat):
         one.register("w2")
         [grant] = one.ledger.continue_(one.term, ["e"]).grants

@@ -348,6 +348,19 @@ class TestEntries:
         assert not beat.redis.exists(f"{PREFIX}e:old")
         assert beat.redis.exists(f"{PREFIX}e:mine"), "people's stay until people remove them"
 
+    def test_of_code_that_is_gone_are_not_late_but_never_due(self, beat: Beat):
+        beat.begin({"one": {}})
+        for entry in ("old", "e"):
+            beat.adopt(entry)
+        beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}"))
+        beat.ledger.plan(beat.term, [(entry, beat.now()) for entry in ("old", "e", "mine")])
+        beat.redis.zadd(f"{PREFIX}entries", {"old": beat.now() - 60_000, "mine": beat.now() - 60_000})
+        assert beat.ledger.retire(beat.term)
+        assert ["next" in beat.entry(entry) for entry in ("old", "e", "mine")] == [False, True, True]
+        beat.adopt("old")
+        beat.ledger.plan(beat.term, [("old", beat.now())])
+        assert "next" in beat.entry("old"), "a leader has it again"
+
     def test_say_when_they_are_due_next(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt()

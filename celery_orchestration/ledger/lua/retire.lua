@@ -1,7 +1,7 @@
 -- uses: records term full
 --
--- retire: the leader has adopted all its entries. A continuous job whose entry is not among them goes on no more. Those
--- that came from code, and that no leader had for a day, go.
+-- retire: the leader has adopted all its entries. Of those that came from code and are not among them, nothing is due any
+-- more, and a continuous one does not go on. Those that no leader had for a day go.
 --
 -- ARGV  term
 -- Returns  1 | 0 (another one leads: nothing changed)
@@ -17,7 +17,7 @@ for _, entry in ipairs(call('ZRANGEBYSCORE', P .. 'entries', '-inf', '(' .. sinc
       call('DEL', key)
       call('ZREM', P .. 'entries', entry)
     else
-      redis.pcall('HDEL', key, 'cont')
+      redis.pcall('HDEL', key, 'cont', 'next')
     end
   end
 end
