@@ -18,6 +18,7 @@ from celery.app.annotations import resolve_all
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.schedules import maybe_schedule
+from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 
 from celery_orchestration import progress
@@ -64,7 +65,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     """A job. Its options are described in the README; inheriting changes nothing that was not written."""
 
     abstract = True
-    Strategy = "celery_orchestration.worker.request:strategy"
+    Strategy = "celery_orchestration.worker.custom:strategy"
     Request = "celery_orchestration.worker.request:OrchestratedRequest"
 
     #: What the options come to, once the task is bound.
@@ -192,6 +193,14 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             del options["priority"]
             options["headers"] = {**(options.get("headers") or {}), PRIORITY_HEADER: label}
         return super().apply_async(args, kwargs, *rest, **options)
+
+    # -- in the worker ------------------------------------------------------------------------------
+
+    def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
+        """Through the gate, whatever ``Strategy`` and ``Request`` the class has got from its other bases."""
+        if self.orchestration is None:
+            return super().start_strategy(app, consumer, **kwargs)
+        return symbol_by_name(OrchestratedTask.Strategy)(self, app, consumer, **kwargs)
 
     # -- running ------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.ledger import Arrival, Claim, Outcome, Over, Start, Turn, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.acks import Acks
+from celery_orchestration.worker.custom import request_class
 from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.limits import Limits
 from celery_orchestration.worker.loop import Loop
@@ -526,13 +527,9 @@ class Gate:
             return _guarded(request.fail, request.problem)
         try:
             result = request.execute_now(self._consumer.pool)
-        except TaskRevokedError:
+        except Exception as exc:
             self._slots.unused()
-            return request.settle("revoked")
-        except Exception:
-            logger.exception("Run %s of job %s could not be given to the pool", request.id, request.task.name)
-            self._slots.unused()
-            return request.settle("returned")
+            return _guarded(self._not_taken, request, exc)
         if result is None and request.time_start is None and not request.settled:
             self._slots.unused()  # the pool is closing
             return request.settle("returned")
@@ -544,6 +541,16 @@ class Gate:
             request.pool_result = result
             result.link(lambda _: self._left_the_pool(request))
         return None
+
+    @staticmethod
+    def _not_taken(request: OrchestratedRequest, exc: Exception) -> None:
+        if isinstance(exc, TaskRevokedError):
+            request.settle("revoked")
+        elif isinstance(exc, RuntimeError | OSError):
+            logger.error("Run %s of job %s could not be given to the pool: %r", request.id, request.task.name, exc)
+            request.settle("returned")
+        else:  # there is something about it that no pool would take
+            request.fail(exc)
 
     @staticmethod
     def _left_the_pool(request: OrchestratedRequest) -> None:
@@ -561,7 +568,7 @@ class Gate:
             task = self._side.app.tasks[headers["task"]]
             if task.name not in self._request_classes:
                 self._request_classes[task.name] = create_request_cls(
-                    OrchestratedRequest,
+                    request_class(task),
                     task,
                     consumer.pool,
                     consumer.hostname,
@@ -680,10 +687,12 @@ class Gate:
 
     def _fail(self, request: OrchestratedRequest, exc: Exception) -> None:
         task_ready(request)
-        request.task.backend.mark_as_failure(
-            request.id, exc, request=Context(request.request_dict), store_result=request.store_errors
-        )
-        request.acknowledge()
+        try:
+            request.task.backend.mark_as_failure(
+                request.id, exc, request=Context(request.request_dict), store_result=request.store_errors
+            )
+        finally:
+            request.acknowledge()
 
     # -- the ledger comes and goes ------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -21,8 +22,11 @@ from celery.apps.worker import Worker, on_cold_shutdown
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.exceptions import InvalidTaskError
+from celery.utils.log import get_logger
 from celery.worker import control, request, state
 from celery.worker.consumer import Consumer
+from celery.worker.loops import asynloop, synloop
 from celery.worker.worker import WorkController
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
@@ -32,6 +36,8 @@ from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import QoS as RedisQoS
 
 from celery_orchestration.errors import ConfigurationError
+
+logger = get_logger(__name__)
 
 # -- checks -----------------------------------------------------------------------------------------
 
@@ -74,6 +80,8 @@ def _expectations() -> Iterator[tuple[str, bool]]:
         yield f"no control command {name}", callable(control.Panel.data.get(name))
     for name in ("add_task_queue", "cancel_task_queue"):
         yield f"no Consumer.{name}", f"consumer.{name}" in _source(control)
+    loops = _source(asynloop), _source(synloop)
+    yield "the worker's loops do not make their handler", all("obj.create_task_handler()" in loop for loop in loops)
     yield "no QoS.callback", "self.callback" in _source(QoS)
     yield "AsynPool does not watch its children", "self._event_process_exit" in _source(AsynPool)
     yield "AsynPool has no on_partial_read", "if not job._accepted" in _source(AsynPool.on_partial_read)
@@ -334,7 +342,10 @@ def hear_refused_messages(
     def telling(refuse: Callable[..., None], position: int) -> Callable[..., None]:
         def refuse_and_tell(*args: Any) -> None:
             refuse(*args)
-            heard(args[position])
+            try:
+                heard(args[position])
+            except Exception:  # whatever such a message may contain
+                logger.exception("A message that Celery refused could not be looked at")
 
         return refuse_and_tell
 
@@ -342,6 +353,52 @@ def hear_refused_messages(
     consumer.on_unknown_task = lambda body, message, exc: strayed(message, lambda: discard(body, message, exc))
     consumer.on_invalid_task = telling(consumer.on_invalid_task, 1)
     consumer.on_decode_error = telling(consumer.on_decode_error, 0)
+
+
+# -- a message that makes Celery, or us, or a class of the user's fail with an error: it would end the worker
+
+
+#: Errors that kombu's Redis transport, or OSError, takes for trouble with a connection, and that code makes too.
+_OF_CODE = (KeyError, FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def contain_errors(consumer: Any, failed: Callable[[Any, Exception], None]) -> None:
+    """`failed(message, exc)` is called for every such message. Errors of the broker's connection are Celery's."""
+    if "create_task_handler" in vars(consumer):
+        return
+    create = consumer.create_task_handler
+
+    def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        handle = create(*args, **kwargs)
+        errors = (*consumer.connection_errors, MemoryError)
+
+        def on_task_received(message: Any) -> Any:
+            try:
+                check_time_limits(message.headers)
+                return handle(message)
+            except _OF_CODE as exc:
+                return failed(message, exc)
+            except errors:
+                raise
+            except Exception as exc:
+                return failed(message, exc)
+
+        return on_task_received
+
+    consumer.create_task_handler = create_task_handler
+
+
+def check_time_limits(headers: Any) -> None:
+    """The execution pool would stumble over them, in the event loop."""
+    limits = headers.get("timelimit") if isinstance(headers, dict) else None
+    if not limits:
+        return
+    if not isinstance(limits, list | tuple) or len(limits) != 2 or not all(map(_is_time_limit, limits)):
+        raise InvalidTaskError(f"invalid time limits {limits!r}")
+
+
+def _is_time_limit(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and 0 <= value <= threading.TIMEOUT_MAX)
 
 
 # -- queues -----------------------------------------------------------------------------------------

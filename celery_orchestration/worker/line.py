@@ -111,8 +111,8 @@ class Line(threading.Thread):
             self._listening_to = socket
         try:
             self._ledger.send_turn(*self._arguments(batch))
-        except LedgerError:
-            return False
+        except Exception:
+            return False  # the thread finds out what is wrong
         self._sent = (batch, monotonic())
         self._watch()
         return True
@@ -209,6 +209,9 @@ class Line(threading.Thread):
                     self._recovered()
                     return exc
                 self._trouble(exc)
+            except Exception as exc:
+                logger.exception("A turn cannot be made")
+                return LedgerError(repr(exc))
             else:
                 self._recovered()
                 return turn

@@ -15,6 +15,10 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
+from celery.utils.log import get_logger
+
+logger = get_logger(__name__)
+
 Call = Callable[[], None]
 
 
@@ -106,7 +110,11 @@ class HubLoop(Timers):
 
     def drain(self) -> None:
         while self._calls:
-            self._calls.popleft()()
+            function = self._calls.popleft()
+            try:
+                function()
+            except Exception:  # the hub would end the worker
+                logger.exception("%s failed", getattr(function, "__qualname__", function))
 
     def call(self, function: Call) -> None:
         self._calls.append(function)

@@ -21,7 +21,6 @@ from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.worker.request import Request, task_ready
 from celery.worker.state import task_reserved
-from celery.worker.strategy import default
 
 from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
 from celery_orchestration.ledger import keys
@@ -42,12 +41,6 @@ LONGEST_TRACEBACK = 8000
 
 #: The gates of this process, by worker name. There is one, but for tests that run workers in threads.
 gates: dict[str, Gate] = {}
-
-
-def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
-    """``Task.Strategy`` of jobs: Celery's own, on requests that know the gate, and without its timers: there a message
-    with an ``eta`` would stay unacknowledged in the memory of one worker."""
-    return default(task, app, Timeless(consumer), **kwargs)
 
 
 class Timeless:
@@ -123,7 +116,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     def __init__(self, message: Any, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
         self.gate = gates.get(self._hostname)
-        handed_over = self._request_dict.pop(HEADER, None)
+        handed_over = _handed_over(self._request_dict.pop(HEADER, None))
         if handed_over:
             self.grant = handed_over.get("grant", "")
             self.origin = {k: handed_over.get(k) for k in ("exchange", "routing_key")}
@@ -373,6 +366,13 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         if self.afterwards is None:
             self.acknowledge()
         self.settle("returned")
+
+
+def _handed_over(header: Any) -> dict[str, str]:
+    """What our header says, as far as it is what we would have written: anybody can send messages."""
+    if not isinstance(header, dict) or not all(isinstance(value, str) for value in header.values()):
+        return {}
+    return header if header.get("grant", "0").isdecimal() and header.get("routing_key") != "" else {}
 
 
 def _raised(exc: Exception) -> ExceptionInfo:

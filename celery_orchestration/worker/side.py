@@ -18,7 +18,7 @@ from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Presence
 from celery_orchestration.limits import CANNOT_INTERRUPT, sentences, soft_sentence
 from celery_orchestration.task import SCHEDULER, limits_of
-from celery_orchestration.worker import internals
+from celery_orchestration.worker import custom, internals
 from celery_orchestration.worker.consuming import Consuming
 from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.drain import Drain
@@ -56,6 +56,8 @@ class WorkerSide(Member):
         if self.settings.strict_priority:
             options = self.app.conf.broker_transport_options or {}
             self.app.conf.broker_transport_options = {"queue_order_strategy": queues.STRICT, **options}
+        for name in self.jobs:
+            custom.check(self.app.tasks[name])
         self.consuming = Consuming(self)
         stopped = [name for name, job in self.jobs.items() if job.on_lease_lost == "stop"]
         self._check_pool_can_stop(stopped)
@@ -98,6 +100,15 @@ class WorkerSide(Member):
                 ", ".join(never),
             )
 
+    def check_strategies(self) -> None:
+        """A job that would never come to the gate is not to run at all."""
+        bypassing = [name for name in self.jobs if not custom.is_gated(self.app.tasks[name])]
+        if bypassing:
+            self.give_up(
+                "Jobs would run without asking the gate, because a base class has a start_strategy of its own that "
+                f"does not call super().start_strategy(): {', '.join(bypassing)}"
+            )
+
     def check_limits(self) -> None:
         """Says which tasks have limits that the execution pool does not keep."""
         limits, served = limits_of(self.app), self.presence().queues
@@ -119,14 +130,29 @@ class WorkerSide(Member):
             self._loop.schedule_again()
             self.gate.connected(consumer)
         internals.hear_refused_messages(consumer, self.gate.refused_message, self.strays.came)
+        internals.contain_errors(consumer, self._failed)
         self.consuming.connected(consumer)
         consumer.on_task_message.add(self.gate.reserved)
         if first:
+            self.check_strategies()
             self.check_limits()
             self.check_scheduler()
             for thread in (self.line, self.keeper, self.publisher, self.watch, self.drain):
                 thread.start()
             self._running = True
+
+    def _failed(self, message: Any, exc: Exception) -> None:
+        """Nothing that a message contains, and nothing that a user's class makes of it, is to end the worker."""
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        logger.error("A message of task %r, id %r, is rejected: %r", headers.get("task"), headers.get("id"), exc)
+        try:
+            self._consumer.on_invalid_task(None, message, exc)
+            if isinstance(headers.get("id"), str):
+                self.app.backend.mark_as_failure(headers["id"], exc)
+        except Exception as trouble:
+            logger.error("Its sender could not be told: %r", trouble)
+        if not message.acknowledged:
+            message.reject_log_error(logger, self._consumer.connection_errors)
 
     def _start(self, consumer: Any) -> None:
         pool, controller = consumer.pool, self.controller
