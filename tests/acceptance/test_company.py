@@ -55,6 +55,7 @@ def test_a_request_and_a_strategy_of_a_companys_own_work_and_go_through_the_gate
         late = tasks[f"company.{base}"].apply_async(("sleep",), time_limit=1)
         with pytest.raises(TimeLimitExceeded):
             late.get(timeout=30)
+        until(lambda: f"timeout {late.id}" in seen.read_text(), 20)  # noqa: B023
         lines = seen.read_text().splitlines()
         for result in (first[base], second[base], later[base], failed, late):
             assert f"init {result.id}" in lines, base
@@ -62,7 +63,6 @@ def test_a_request_and_a_strategy_of_a_companys_own_work_and_go_through_the_gate
         # Handed over: the message arrived once, and the request that ran was made from the ledger's copy.
         assert lines.count(f"init {second[base].id}") >= 2
         assert f"failure {failed.id}" in lines
-        assert f"timeout {late.id}" in lines
     until(lambda: not status_of(app).runs, 20)
     assert process.running
 
