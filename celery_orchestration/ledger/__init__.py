@@ -30,7 +30,7 @@ BEAT = "beat"
 JOBS_AT_ONCE, ENTRIES_AT_ONCE = 100, 200
 #: What may have been lost when a new epoch began, for people.
 FORGOTTEN = {
-    "emptied": "was emptied: runs that waited in it are lost, and how jobs ended before",
+    "emptied": "was emptied: runs that waited in it are lost, and history, dead letters and audit",
     "moved": "was restarted or failed over: what it was told just before may be lost",
 }
 
@@ -231,8 +231,20 @@ class Sweep:
     #: Runs whose retry got lost.
     retries: list[str]
     due: float | None
+    #: Number of the last decision.
+    decisions: int
     #: Messages that came to workers without their job, for this worker to take in.
     strays: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What people and failures have decided, for members to remember."""
+
+    number: int
+    epoch: str
+    #: As ``lua/decisions.lua`` made it: nobody else reads it but ``lua/restore.lua``.
+    document: bytes
 
 
 @dataclass(slots=True)
@@ -245,6 +257,7 @@ class Lead:
     leader: str
     #: Number of the last change that people made to the schedule.
     changes: int
+    epoch: str
 
 
 @dataclass(slots=True)
@@ -538,9 +551,9 @@ class Ledger:
         return self._wire.socket
 
     def sweep(self, worker: str, number: int, interval_ms: int, limit: int = 64) -> Sweep:
-        more, grants, endings, dead, recovered, live, installed, served, disabled, retries, due, strays = self._call(
-            "sweep", (worker, number, interval_ms, limit)
-        )
+        found = self._call("sweep", (worker, number, interval_ms, limit))
+        more, grants, endings, dead, recovered, live, installed, served, disabled, retries, *rest = found
+        due, decisions, strays = rest
         return Sweep(
             more == 1,
             _grants(grants),
@@ -553,6 +566,7 @@ class Ledger:
             _disabled(disabled),
             [_text(one) for one in retries],
             _due(due),
+            int(decisions),
             list(strays),
         )
 
@@ -564,6 +578,14 @@ class Ledger:
             args += (one.queue, one.granted_queue, one.message)
         answers, grants = self._call("stray", args)
         return [_text(one) for one in answers], _grants(grants)
+
+    def decisions(self, most_jobs: int, most_entries: int) -> Decisions:
+        number, epoch, document = self._call("decisions", (most_jobs, most_entries))
+        return Decisions(int(number), _text(epoch), document)
+
+    def restore(self, who: str, epoch: str, known: Decisions) -> int:
+        """After the ledger was emptied. Returns how many decisions changed."""
+        return int(self._call("restore", (who, epoch, known.number, known.document)))
 
     def cancel(self, worker: str, number: int, why: str, ids: Sequence[str]) -> tuple[list[Ending], list[Grant]]:
         endings, grants = self._call("cancel", (worker, number, why, *ids))
@@ -590,8 +612,8 @@ class Ledger:
     # --------------------------------------------------------------- schedule
 
     def lead(self, scheduler: str, name: str, length_ms: int, term: str) -> Lead:
-        term, now, leader, changes = self._call("lead", (scheduler, name, length_ms, term))
-        return Lead(_text(term), int(now), _text(leader), int(changes))
+        term, now, leader, changes, epoch = self._call("lead", (scheduler, name, length_ms, term))
+        return Lead(_text(term), int(now), _text(leader), int(changes), _text(epoch))
 
     def resign(self, scheduler: str, term: str) -> bool:
         return bool(self._call("resign", (scheduler, term)))

@@ -38,6 +38,8 @@ MOST_FIRES, MOST_ENTRIES, MOST_PREPARED = 64, 200, 10
 #: Seconds: of a look at nothing; between two looks whether continuous jobs go on; until the ledger has seen all entries
 #: again, those that vanished with them; until an entry that cannot be fired is tried again.
 IDLE, CONTINUE_EVERY, ADOPT_EVERY, AGAIN = 1.0, 1.0, 3600.0, 30.0
+#: Seconds between two looks whether the keeper is registered in the epoch at hand.
+EPOCH_WAIT = 0.1
 #: Seconds that fires at hand of plain tasks may take when the scheduler stops.
 STOP_SECONDS = 0.5
 
@@ -118,6 +120,11 @@ class Dispatcher(threading.Thread):
         if not term:
             self._term = ""
             return IDLE
+        if self._side.keeper.epoch != self._side.term.epoch:
+            # The ledger may have forgotten which entries people had paused: the keeper restores that first.
+            self._side.keeper.register_soon()
+            self._term = ""
+            return EPOCH_WAIT
         if term != self._term or monotonic() >= self._adopt_at or self._jumps != self._side.term.jumps:
             self._take_over(term)
         if self._term and self._changes != self._side.term.changes:

@@ -48,6 +48,11 @@ class SchedulerKeeper(Lease):
             )
         self._epoch = found.epoch
 
+    @property
+    def epoch(self) -> str:
+        """In which it is registered; what it knew of decisions is restored."""
+        return self._epoch
+
     def _epoch_began(self, epoch: str) -> None:
         self._registered = False
 

@@ -75,6 +75,8 @@ class Term(threading.Thread):
         self.changes = 0
         #: How often Redis's clock was set to another time; whether another one was seen to lead, until that is unset.
         self.jumps = 0
+        #: Of the ledger, '' if that is empty.
+        self.epoch = ""
         self.others_led = False
 
     @property
@@ -137,6 +139,7 @@ class Term(threading.Thread):
         trusted = bool(term) and before < until
         self._held = (found.term, before + self._seconds * (1 - MARGIN)) if found.term else ("", 0.0)
         self.others_led = self.others_led or not found.term
+        self.epoch = found.epoch
         changes, self.changes = self.changes, found.changes
         if found.term != term or not trusted or changes != found.changes:
             self._tell(found, term)

@@ -36,6 +36,8 @@ class Lease(threading.Thread, ABC):
         # Once the ledger is back, others sweep: a lease must be renewed well before it could run out.
         self._patience = Patience(self._wake.wait, min(LONGEST_WAIT, member.settings.lease_seconds / 10))
         self._registered = self._unknown = False
+        #: In which it is registered, and has restored what it knows of decisions.
+        self._epoch_name = ""
         self._beat_at = self._sweep_at = 0.0
         self._alive_at = monotonic()
         #: For people: when a heartbeat reached the ledger last, how far our clock was ahead of Redis's then, and what
@@ -147,6 +149,9 @@ class Lease(threading.Thread, ABC):
             logger.error("The lease was lost: what runs here is void; it registers again")
         self._unknown = False
         self._install(found.live, found.installed)
+        if told and found.epoch != told and found.why == "emptied":
+            member.memory.restore(self._ledger, member.presence().name, found.epoch)
+        self._epoch_name = found.epoch
         self._is_registered(found)
         self._registered = True
 
@@ -179,6 +184,7 @@ class Lease(threading.Thread, ABC):
             member.publisher.retry(swept.retries)
             if swept.disabled:
                 member.disabled(swept.disabled)
+            member.memory.refresh(self._ledger, swept.decisions, self._epoch_name)
             self._has_swept(swept)
             self._install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)

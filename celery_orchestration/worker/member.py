@@ -21,6 +21,7 @@ from celery_orchestration.policy import Policy, Priority, printable
 from celery_orchestration.signals import job_disabled
 from celery_orchestration.task import jobs_of, owner_of, settings_of, signature_of
 from celery_orchestration.worker import eviction, policies
+from celery_orchestration.worker.decisions import Memory
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.publisher import Publisher
@@ -48,6 +49,7 @@ class Member(ABC):
         #: Its id, of this very process.
         self.worker = secrets.token_hex(6)
         self.eviction_is_checked = False
+        self.memory = Memory()
         self.default_queue: str = app.conf.task_default_queue
         self.accept = prepare_accept_content(app.conf.accept_content)
         queues.check(app, self.jobs)

@@ -36,6 +36,8 @@ ELSEWHERE = {"status", "explain", "switch", "pause", "audit", "history", "letter
 ELSEWHERE |= {"release", "released", "note", "retrying", "over", "claim", "health", "members", "find", "graph", "jobs"}
 #: It comes while releases differ: test_releases.py.
 ELSEWHERE |= {"stray"}
+#: They come when the ledger is emptied: test_ledger_trouble.py.
+ELSEWHERE |= {"decisions", "restore"}
 #: Those of schedulers, and of people who change the schedule: test_dispatch.py.
 ELSEWHERE |= {"lead", "resign", "adopt", "retire", "plan", "dispatch", "fired", "continue"}
 ELSEWHERE |= {"changes", "schedule", "entries", "fires"}

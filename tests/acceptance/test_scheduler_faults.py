@@ -304,6 +304,39 @@ def test_an_emptied_ledger_gets_its_entries_back(apart: Scheduled, redis_factory
     assert not any("Traceback" in beat.log() for beat in beats)
 
 
+@pytest.mark.slow
+def test_an_emptied_ledger_does_not_forget_what_people_decided(apart: Scheduled, redis_factory: Servers):
+    """Row 45: nothing starts that people had stopped."""
+    ledger = redis_factory(name="ledger")
+    jobs = {"tick": EVERY_SECOND, "resting": EVERY_SECOND, "broken": EVERY_SECOND, "added": {}}
+    stage = apart(ledger, jobs=jobs)
+    stage.beat()
+    stage.worker()
+    stage.wait_fires("resting")
+    person = Orchestration(stage.app)
+    person.schedule.add("extra", "added", 1)
+    person.schedule.pause("resting", "not now")
+    person.disable("broken", "it is")
+    stage.wait_fires("extra")
+    person.pause("stocktaking")
+    names = ("tick", "resting", "broken", "added")
+    until(lambda: not person.status().running)
+    stopped = {name: len(stage.executions(name)) for name in names}
+    stays(lambda: {name: len(stage.executions(name)) for name in names} == stopped, 2, "some sweeps later")
+    for number in range(2):
+        ledger.client().flushall()
+        until(lambda: any("restored: the pause" in problem for problem in person.status().problems), 30)
+        stays(lambda: {name: len(stage.executions(name)) for name in names} == stopped, 5 if number else 1)
+    problem = next(problem for problem in person.status().problems if "was emptied" in problem)
+    assert "restored: the pause, disabled: broken, entries: extra, resting" in problem
+    assert "restore" in [one.what for one in person.audit()]
+    assert person.status().pause.why == "stocktaking"
+    person.resume("done")
+    stage.wait_fires("tick", after=stage.now)
+    stage.wait_fires("extra", after=stage.now)
+    assert [len(stage.executions(name)) for name in ("resting", "broken")] == [stopped["resting"], stopped["broken"]]
+
+
 def test_scripts_that_redis_forgot_are_told_again(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat()

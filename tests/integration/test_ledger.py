@@ -124,7 +124,7 @@ def any_redis(request: pytest.FixtureRequest, redis_factory: Callable[..., Redis
     return redis_factory(binary=redis_binaries()[request.param])
 
 
-def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
+def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR0915  (there are many)
     shop = Shop(any_redis)
     shop.note_calls()
     shop.install({"one": {"cap": 1}})
@@ -155,6 +155,8 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):
     assert shop.ledger.switch("one", False, "me", "") == shop.ledger.switch("one", True, "me", "") == []
     assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
     assert len(shop.ledger.audit(10)) == 4
+    known = shop.ledger.decisions(10, 10)
+    assert shop.ledger.restore("w1", known.epoch, known) == 0
     assert shop.ledger.retrying("b") is None
     assert shop.come("c", "one") == "start"
     shop.end("c", "failed")

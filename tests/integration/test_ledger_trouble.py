@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.ledger import Claim, Claimed, NewEpoch, Outcome, Presence, Registered, UnknownWorker
+from celery_orchestration.ledger import (
+    Claim,
+    Claimed,
+    Decisions,
+    NewEpoch,
+    Outcome,
+    Presence,
+    Registered,
+    UnknownWorker,
+)  # fmt: skip
 from celery_orchestration.operate.health import health
 from celery_orchestration.operate.trouble import FULL
 from celery_orchestration.worker import policies
@@ -520,6 +529,108 @@ class TestALedgerThatForgotItsLastWrites:
             shop.ledger.claim("w", "1", [], [])
         with pytest.raises(UnknownWorker):
             shop.ledger.claim("nobody", one.epoch, [], [])
+
+
+class TestWhatPeopleDecided:
+    """Members remember it, and restore it in a ledger that was emptied."""
+
+    @pytest.fixture
+    def shop(self, any_redis: RedisServer) -> Shop:
+        return shop_on(any_redis, {"x": {}, "y": {"cool_down_ms": 1000}})
+
+    def known(self, shop: Shop) -> Decisions:
+        return shop.ledger.decisions(10, 10)
+
+    def restore(self, shop: Shop, one: Worker, known: Decisions) -> int:
+        count = shop.ledger.restore(one.name, one.register().epoch, known)
+        assert shop.ledger.restore(one.name, one.register().epoch, known) == 0, "called again it changes nothing"
+        return count
+
+    def disabled(self, shop: Shop) -> dict[str, str]:
+        return {job["name"]: json.loads(job["off"])["by"] for job in document(shop)["jobs"] if job.get("off")}
+
+    def entries(self, shop: Shop) -> dict[str, bool]:
+        return {found["name"]: "off" in found for _, found in shop.ledger.entries(0, 10)}
+
+    def test_is_restored_whole_before_the_gate_opens(self, shop: Shop):
+        one = worker(shop)
+        shop.ledger.pause(True, "ann", "stocktaking")
+        shop.ledger.switch("x", False, "bob", "broken")
+        for name in ("added", "resting"):
+            assert shop.ledger.schedule("cyd", "add", name, "", ["x", "x", "1 s", "{}"]) == "ok"
+        assert shop.ledger.schedule("cyd", "pause", "resting", "") == "ok"
+        known, before = self.known(shop), document(shop)
+        shop.redis.flushall()
+        assert self.restore(shop, one, known) == 4
+        after = document(shop)
+        assert after["paused"]
+        assert [after[field] for field in ("paused", "pause")] == [before[field] for field in ("paused", "pause")]
+        assert self.disabled(shop) == {"x": "bob"}
+        assert self.entries(shop) == {"added": False, "resting": True}
+        restored = after["restored"]
+        assert (restored["pause"], restored["jobs"], sorted(restored["entries"])) == (True, ["x"], ["added", "resting"])
+        assert [one["who"] for one in map(json.loads, shop.ledger.audit(9)) if one["what"] == "restore"] == ["w"]
+        assert self.known(shop).number > known.number, "all refresh their copies"
+        assert [entry for entry, there, _ in shop.ledger.changes(0).entries if there], "who leads hears of the entries"
+
+    def test_of_several_members_the_one_that_knew_the_latest_decision_counts(self, shop: Shop):
+        one, other = worker(shop), worker(shop, "v")
+        shop.ledger.pause(True, "ann", "")
+        shop.ledger.switch("x", False, "ann", "")
+        shop.ledger.schedule("ann", "add", "added", "", ["x", "x", "1 s", "{}"])
+        before = self.known(shop)
+        shop.ledger.pause(False, "ann", "")
+        shop.ledger.switch("x", True, "ann", "")
+        shop.ledger.switch("y", False, "ann", "")
+        shop.ledger.schedule("ann", "remove", "added", "")
+        after = self.known(shop)
+        for first, second in ((before, after), (after, before)):
+            shop.redis.flushall()
+            self.restore(shop, one, first)
+            self.restore(shop, other, second)
+            assert not document(shop)["paused"]
+            assert self.disabled(shop) == {"y": "ann"}
+            assert self.entries(shop) == {}
+
+    def test_what_people_decide_meanwhile_comes_first(self, shop: Shop):
+        one = worker(shop)
+        shop.ledger.pause(True, "ann", "")
+        shop.ledger.switch("x", False, "ann", "")
+        known = self.known(shop)
+        shop.redis.flushall()
+        shop.ledger.pause(False, "bob", "")  # before anybody has noticed
+        one.register()
+        shop.ledger.switch("x", True, "bob", "")
+        assert self.restore(shop, one, known) == 0
+        assert not document(shop)["paused"]
+        assert self.disabled(shop) == {}
+
+    def test_is_not_restored_once_the_gate_is_open(self, shop: Shop):
+        one = worker(shop)
+        shop.ledger.pause(True, "ann", "")
+        known = self.known(shop)
+        shop.redis.flushall()
+        one.register()
+        pass_time(shop, 2 * LEASE_MS)
+        assert self.restore(shop, one, known) == 0
+
+    def test_a_job_that_failures_disabled_cools_down_again(self, shop: Shop):
+        one = worker(shop)
+        shop.ledger.switch("y", False, "failures", "3 in a row")
+        known = self.known(shop)
+        shop.redis.flushall()
+        assert self.restore(shop, one, known) == 1
+        assert self.disabled(shop) == {"y": "failures"}
+        assert shop.redis.zscore(f"{PREFIX}cool", "y")
+
+    def test_what_does_not_fit_is_counted(self, shop: Shop):
+        one = worker(shop)
+        for job in ("x", "y"):
+            shop.ledger.switch(job, False, "ann", "")
+        known = shop.ledger.decisions(1, 1)
+        shop.redis.flushall()
+        assert self.restore(shop, one, known) == 1
+        assert document(shop)["restored"]["left_out"] == 1
 
 
 class TestAFullRedis:

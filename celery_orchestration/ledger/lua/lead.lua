@@ -5,7 +5,7 @@
 --
 -- ARGV  scheduler, its name, for how long (ms), its term ('': it does not lead)
 -- Returns  { its term, or '' if another one leads, Redis's time (ms), name of who leads,
---            number of the last change that people made to the schedule }
+--            number of the last change that people made to the schedule, epoch or '' (the ledger is empty) }
 -- Called again: the same.
 local who, name, length, mine = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 make_way()
@@ -27,4 +27,5 @@ else
   term = ''
   call('HSET', P .. 'lead', 'until', int(NOW + left))
 end
-return { term, int(NOW), leader, int(tonumber(call('HGET', P .. 'g', 'changes') or nil) or 0) }
+return { term, int(NOW), leader, int(tonumber(call('HGET', P .. 'g', 'changes') or nil) or 0),
+  G.epoch or '' }

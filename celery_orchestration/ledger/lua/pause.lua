@@ -8,6 +8,7 @@
 make_way()
 local paused = ARGV[1] == '1'
 audit(ARGV[2], paused and 'pause' or 'resume', '', ARGV[3])
+decide('pause', ARGV[2])
 if paused ~= G.paused then
   local who = paused and cjson.encode({ by = ARGV[2], why = ARGV[3], at = NOW }) or ''
   call('HSET', P .. 'g', 'paused', ARGV[1], 'pause', who)

@@ -7,12 +7,12 @@
 -- Returns  ok | exists (add) | none | code (update, remove: the code of who leads has it) | changed (update: somebody else was
 --          faster) | corrupt (all but remove, which is the way out)
 -- Called again: add says exists, remove says none, update says changed; the others the same.
-local MOST_CHANGES = 1000
 local who, what, entry, name, why = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local key = P .. 'e:' .. entry
 see_to('entries', 'zset')
 see_to('added', 'set')
 see_to('changed', 'zset')
+see_to('resting', 'set')
 local e = load_entry(entry)
 local found = call('EXISTS', key) == 1
 local code = e and call('HGET', key, 'src') == 'code'
@@ -38,6 +38,7 @@ if what == 'remove' then
   call('DEL', key)
   call('ZREM', P .. 'entries', entry)
   call('SREM', P .. 'added', entry)
+  call('SREM', P .. 'resting', entry)
 elseif what == 'forget' then
   -- The code has it now: what people wrote goes.
   call('HDEL', key, 'doc')
@@ -46,9 +47,11 @@ elseif what == 'forget' then
 elseif what == 'pause' then
   call('HSET', key, 'off', cjson.encode({ by = who, why = why, at = NOW }))
   call('HDEL', key, 'next')
+  call('SADD', P .. 'resting', entry)
 elseif what == 'resume' then
   -- What was due meanwhile was not wanted.
   call('HDEL', key, 'off')
+  call('SREM', P .. 'resting', entry)
   call('HSET', key, 'last', int(is_ahead(e) and NOW or math.max(NOW, e.last)))
 else
   call('HSET', key, 'name', name, 'gen', int(tick()), 'last', int(NOW), 'src', 'people', 'task', ARGV[6], 'every', ARGV[8],
@@ -58,11 +61,8 @@ else
   call('ZADD', P .. 'entries', int(NOW), entry)
   call('SADD', P .. 'added', entry)
 end
-call('ZADD', P .. 'changed', call('HINCRBY', P .. 'g', 'changes', 1), entry)
-for _, old in ipairs(call('ZRANGE', P .. 'changed', 0, -MOST_CHANGES - 1)) do
-  call('HSET', P .. 'g', 'unchanged', call('ZSCORE', P .. 'changed', old))
-  call('ZREM', P .. 'changed', old)
-end
+note_change(entry)
+decide('e:' .. entry, who)
 audit(who, what .. ' entry', name, why)
 flush()
 return 'ok'

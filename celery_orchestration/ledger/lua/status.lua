@@ -8,7 +8,7 @@
 --          waits[], workers[], gone[], slots{}, under_way{}, bad{}, owner, eviction (policy, if it can be had), full (whether
 --          Redis is), epoch {name, why, left: ms until the gate opens}, lead {who, name, since} of who leads now, if somebody does, entries (how many
 --          the schedule has), fires[] (of those that fire jobs: job, prev, last, at, next, gap, off, name if it is paused),
---          pause (JSON: by, why, at)
+--          pause (JSON: by, why, at), restored {pause, jobs[], entries[], left_out} after the ledger was emptied
 -- Called again: the same, as far as nothing changed.
 
 local most_running, most_waiting = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -62,9 +62,27 @@ end
 
 local g = call('HMGET', P .. 'g', 'owner', 'why', 'pause')
 local eviction, full = memory()
+
+-- What members have restored in this epoch.
+local restored = { jobs = {}, entries = {}, left_out = tonumber(call('HGET', P .. 'g', 'left_out') or nil) or 0 }
+local decided = redis.pcall('HGETALL', P .. 'decided')
+for i = 1, decided.err and 0 or #decided, 2 do
+  local kind, name = string.match(decided[i], '^(%a):(.*)$')
+  if decided[i + 1] == 'people' then
+    -- They did so after it was emptied.
+  elseif kind == 'j' then
+    table.insert(restored.jobs, name)
+  elseif kind == 'e' then
+    local shown_name = redis.pcall('HGET', P .. 'e:' .. name, 'name')
+    table.insert(restored.entries, type(shown_name) == 'string' and shown_name or name)
+  else
+    restored.pause = true
+  end
+end
+
 return cjson.encode({ now = NOW, paused = G.paused, cap = G.cap, total = G.total, waiting = call('ZCARD', P .. 'wait'),
   later = call('ZCARD', P .. 'later'), letters = call('ZCARD', P .. 'dead'), gone = call('LRANGE', P .. 'gone', 0, -1),
   jobs = jobs, more = more, running = running, waits = waits, workers = workers, slots = counts('slots'),
   under_way = counts('out'), owner = g[1], bad = counts('bad'), eviction = eviction, full = full, lead = leader(),
   epoch = G.epoch and { name = G.epoch, why = g[2], left = math.max(0, G.opens - G.clk) } or nil,
-  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[4])), pause = G.paused and g[3] or nil })
+  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[4])), pause = G.paused and g[3] or nil, restored = restored })

@@ -9,7 +9,7 @@
 --            releases of the live workers, releases the installed policies were merged from,
 --            { queues that live workers serve }, { jobs that failures disabled: {name, why} },
 --            { runs whose retry got lost, to be sent again },
---            ms until a turn is to be made because something is due, or -1,
+--            ms until a turn is to be made because something is due, or -1, number of the last decision,
 --            { messages that came to workers without their job, for the caller to take in } }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
@@ -142,4 +142,5 @@ flush()
 -- Runs that are tried alone are started by turns only.
 return remember({ more and 1 or 0, HAND.grants, endings, dead_names, recovered, live_releases(),
   call('HGET', P .. 'g', 'releases') or '', call('HKEYS', P .. 'slots'), DISABLED, retries,
-  (G.alone > 0 or some_lack_them) and 0 or G.next and math.max(0, G.next - NOW) or -1, strays })
+  (G.alone > 0 or some_lack_them) and 0 or G.next and math.max(0, G.next - NOW) or -1,
+  int(tonumber(call('HGET', P .. 'g', 'decisions') or nil) or 0), strays })

@@ -17,6 +17,7 @@ elseif j.off then
   switch_on(j, who, why)
 else
   audit(who, 'enable', name, why)
+  decide('j:' .. name, who)
   j.fails, j.dirty = 0, true
 end
 refresh(j)

@@ -28,6 +28,17 @@ local function load_entry(entry)
   return e
 end
 
+-- Whoever leads hears that people changed the entry.
+local MOST_CHANGES = 1000
+
+local function note_change(entry)
+  call('ZADD', P .. 'changed', call('HINCRBY', P .. 'g', 'changes', 1), entry)
+  for _, old in ipairs(call('ZRANGE', P .. 'changed', 0, -MOST_CHANGES - 1)) do
+    call('HSET', P .. 'g', 'unchanged', call('ZSCORE', P .. 'changed', old))
+    call('ZREM', P .. 'changed', old)
+  end
+end
+
 -- Redis's clock was set back: the entry would not fire until that has come as far again.
 local AHEAD_MS = 5000
 

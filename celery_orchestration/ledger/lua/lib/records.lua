@@ -10,7 +10,9 @@
 --                          next (nothing in later, due and cool comes before this time, ms), alone (how many
 --                          runs wait to be tried alone), releases (what the installed policies were merged from),
 --                          changes (how often people changed the schedule), unchanged (up to which change entries are
---                          no longer in changed);
+--                          no longer in changed), decisions (how often somebody paused, disabled or enabled
+--                          something, or changed the schedule), restored (the number of the last that members
+--                          knew when the ledger was emptied), left_out (how many of these nobody could restore);
 --                          what epoch.lua keeps
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
@@ -65,6 +67,9 @@
 --   changed          zset  entries that people changed, by the number of the change; bounded
 --   lead             hash  who schedules: term, who, name, since, until (ms; Redis's clock)
 --   rel              hash  release -> its policies (JSON); relseq zset: releases by first sight; rj:<release> set of jobs
+--   off              set   jobs that are disabled; resting: entries that are paused
+--   decided          hash  what people decided while the gate was closed in a new epoch: pause | j:<job> | e:<entry> ->
+--                          people | restored (members knew it from before)
 --   audit            list  who changed what when (JSON), the latest first; bounded
 --   bad              hash  records that could not be read: key -> when and why (JSON); bad:<key>: what was in them
 --   ob:<job>         hash  observe mode: reason -> how often a run would have waited for it
@@ -269,12 +274,23 @@ local function look_at(ms)
   end
 end
 
+-- Somebody paused, disabled or enabled something, or changed the schedule: members refresh their copy (verb decisions).
+-- Until all have told what they know of an emptied ledger (verb restore), what people decide now comes before that.
+local function decide(subject, who)
+  call('HINCRBY', P .. 'g', 'decisions', 1)
+  if who ~= 'failures' and who ~= 'probe' and (not G.epoch or G.clk < G.opens) then
+    call('HSET', P .. 'decided', subject, 'people')
+  end
+end
+
 local function switch_off(j, who, why)
   -- That failures had disabled it is kept when a person does as well.
   local before = j.off and cjson.decode(j.off)
   local failures = before and (before.by == 'failures' and before.why or before.failures)
   j.off = cjson.encode({ by = who, why = why, at = NOW, failures = failures or nil })
   call('HSET', P .. 'j:' .. j.name, 'off', j.off)
+  call('SADD', P .. 'off', j.name)
+  decide('j:' .. j.name, who)
   audit(who, 'disable', j.name, why)
 end
 
@@ -282,7 +298,9 @@ local function switch_on(j, who, why)
   audit(who, 'enable', j.name, why)
   j.off, j.fails, j.probe, j.dirty = nil, 0, nil, true
   call('HDEL', P .. 'j:' .. j.name, 'off')
+  call('SREM', P .. 'off', j.name)
   call('ZREM', P .. 'cool', j.name)
+  decide('j:' .. j.name, who)
 end
 
 -- Goes through a sorted set from its beginning, until so many were taken out of it. take(id): takes one out, or says no;

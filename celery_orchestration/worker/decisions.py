@@ -1,0 +1,38 @@
+"""What people and failures have decided, as a member of the ledger remembers it.
+
+The ledger may be emptied: by FLUSHALL, or by a restart of a Redis that keeps nothing. Runs that waited are lost then,
+but nothing that people had stopped may start: every member remembers the pause, the disabled jobs and the entries that
+people added or paused, and restores them in the epoch that begins then (``lua/restore.lua``), before the gate opens and
+before its own scheduler fires anything. A sweep tells whether something was decided since the copy was made: what was
+decided in the last seconds before (``sweep_seconds``) may be unknown to all.
+"""
+
+from __future__ import annotations
+
+from celery.utils.log import get_logger
+
+from celery_orchestration.ledger import Decisions, Ledger
+
+logger = get_logger(__name__)
+
+#: How many are remembered.
+MOST_JOBS = MOST_ENTRIES = 1000
+
+
+class Memory:
+    def __init__(self) -> None:
+        self._known: Decisions | None = None
+
+    def refresh(self, ledger: Ledger, number: int, epoch: str) -> None:
+        """`number`: of the last decision in the ledger, in this epoch."""
+        if self._known is None or (self._known.number, self._known.epoch) != (number, epoch):
+            found = ledger.decisions(MOST_JOBS, MOST_ENTRIES)
+            if found.epoch == epoch:  # else the ledger was emptied just now
+                self._known = found
+
+    def restore(self, ledger: Ledger, who: str, epoch: str) -> None:
+        """In an epoch that began because the ledger was emptied."""
+        if self._known is not None:
+            count = ledger.restore(who, epoch, self._known)
+            if count:
+                logger.warning("The ledger was emptied: %d decisions of people and failures are restored", count)
