@@ -40,6 +40,8 @@ class Project:
             "SHOP_REDIS": self.redis.url(0),
             "SHOP_JOURNAL": str(self.journal_path),
             "PROJ_REDIS": self.redis.url(0),
+            "PLAY_REDIS": self.redis.url(0),
+            "PLAY_STORE": self.redis.url(1),
             **(env or {}),
         }
         self.processes: list[ManagedProcess] = [self.redis.process]

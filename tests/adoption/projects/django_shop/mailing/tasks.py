@@ -1,0 +1,27 @@
+import time
+
+from celery import shared_task
+from company.journal import recorded
+
+
+@shared_task(rate_limit="100/s")
+def send_mail(to):
+    with recorded(send_mail.name, to=to):
+        return f"sent to {to}"
+
+
+@shared_task(bind=True)
+def send_newsletter(self, names):
+    """Replaced by what it consists of."""
+    raise self.replace(send_mail.map(names))
+
+
+@shared_task
+def bounce(to):
+    raise ValueError(f"no such address: {to}")
+
+
+@shared_task(max_running=1)
+def clean_list(seconds=0.0):
+    with recorded(clean_list.name):
+        time.sleep(seconds)
