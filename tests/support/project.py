@@ -42,6 +42,8 @@ class Project:
             "PROJ_REDIS": self.redis.url(0),
             "PLAY_REDIS": self.redis.url(0),
             "PLAY_STORE": self.redis.url(1),
+            "WATCH_REDIS": self.redis.url(0),
+            "WATCH_FILE": str(self.journal_path),
             **(env or {}),
         }
         self.processes: list[ManagedProcess] = [self.redis.process]
