@@ -30,7 +30,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
     scheduler.
     """
 
-    #: RedBeat asks any scheduler for its lock as soon as it is imported, and sentry-sdk imports it where it is installed.
+    #: RedBeat asks every scheduler for its lock once it is imported, and sentry-sdk imports it where it is installed.
     lock_key = None
     _side: SchedulerSide | None = None
     _is_started = False

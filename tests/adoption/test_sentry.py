@@ -10,7 +10,7 @@ import pytest
 from support.project import PATIENCE, Project
 from support.wait import until
 
-NEEDS = ("sentry_sdk",)
+NEEDS = ("sentry_sdk", "redbeat")
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +88,9 @@ def test_crons_hear_of_each_scheduled_run_how_it_ended(watched):
     until(lambda: all(heard().get(name, set()) >= states for name, states in wanted.items()), 130, str(heard()), poll=1)
     ids = [item["check_in_id"] for item in sent(watched, "check_in") if item["monitor_slug"] == "watch.tasks.tick"]
     assert set(Counter(ids).values()) <= {1, 2}, "a check-in is opened once and closed once"
+
+
+def test_nothing_else_is_reported(watched):
+    """Neither by beat nor by workers; sentry-sdk imports RedBeat, which looks at every scheduler that starts."""
+    told = {value["value"] for event in sent(watched, "event") for value in event["exception"]["values"]}
+    assert told <= {"a job failed", "a scheduled job failed"}
