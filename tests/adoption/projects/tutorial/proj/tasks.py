@@ -28,3 +28,15 @@ def xsum(numbers, seconds=0.0):
 
 @app.task(base=OrchestratedTask, priority="low", pool="nightly")
 def archive(): ...
+
+
+@app.task(base=OrchestratedTask, priority="high")
+def urgent():
+    return "at once"
+
+
+@app.task(base=OrchestratedTask, max_running=1)
+def hold(seconds):
+    """Others of it wait meanwhile."""
+    time.sleep(seconds)
+    return seconds
