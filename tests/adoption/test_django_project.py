@@ -92,6 +92,20 @@ def test_operators_see_the_jobs_of_all_apps_and_how_they_ended(shop):
     assert "no such address: nobody" in str(failed)
 
 
+def test_a_task_that_only_inherits_runs_once_when_its_process_dies(shop):
+    """As with plain Celery; but it is kept, and one command sends it again."""
+    code = """
+from orders.tasks import charge_card
+answer(repr(charge_card.delay(7).get(60, propagate=False)))
+"""
+    assert "WorkerLostError" in shop.python(code)
+    letters = until(lambda: shop.asked("dlq", "list", "--job", "orders.tasks.charge_card"), PATIENCE, poll=0.5)
+    assert len(letters) == 1
+    assert len(shop.journal("orders.tasks.charge_card", "start")) == 1
+    shop.orchestration("dlq", "requeue", "--job", "orders.tasks.charge_card")
+    shop.until_journal("orders.tasks.charge_card", 2, "start")
+
+
 def test_everything_is_a_plain_task_with_mode_off(shop):
     """The environment decides: nobody has to change code to be rid of it."""
     off = {"CELERY_ORCHESTRATION_MODE": "off", "SHOP_REDIS": shop.redis.url(5)}
