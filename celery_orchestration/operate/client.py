@@ -32,6 +32,7 @@ from celery_orchestration.operate import code, reading
 from celery_orchestration.operate.models import (
     MOST_HISTORY,
     OUTCOMES,
+    SHORTEST_ID,
     Cancelled,
     Change,
     DeadLetter,
@@ -63,9 +64,9 @@ _UNREACHABLE = (KombuError, OSError, LedgerError)
 
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
-#: The beginning of a run's id has so many characters at least, and is looked for among so many that wait or are dead;
-#: of those that it may mean so many are named.
-SHORTEST, MOST_FOUND, NAMED = 4, 1000, 5
+#: The beginning of a run's id is looked for among so many that wait or are dead; of those that it may mean so many are
+#: named.
+MOST_FOUND, NAMED = 1000, 5
 #: How many runs or letters are dealt with at a time.
 PART = 100
 
@@ -155,14 +156,15 @@ class Orchestration:
             return health.no_answer(str(exc), address, namespace, name)
         except LedgerError as exc:
             return health.no_answer(f"the ledger at {address} does not answer: {exc}", address, namespace, name)
-        return health.health(found, address, namespace, name, scheduler)
+        beat = str(self._app.conf.beat_scheduler) if scheduler and not self.schedule.is_ours() else None
+        return health.health(found, address, namespace, name, scheduler, beat)
 
     def find_run(self, id_or_prefix: str, *, dead: bool = False, ended: bool = False) -> str:
         """The id of a run that has not ended, or of a dead letter, for people: by its beginning, too, if a status lists
         the run or it is one of the latest dead letters. `ended`: or one that has, if a history has it."""
         word = keys.text(id_or_prefix)
-        found = self._ask(lambda: self._ledger.find(word, dead, SHORTEST, MOST_RUNNING, MOST_FOUND))
-        if ended and len(word) >= SHORTEST and found != [word]:
+        found = self._ask(lambda: self._ledger.find(word, dead, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
+        if ended and len(word) >= SHORTEST_ID and found != [word]:
             found = list(dict.fromkeys([*found, *self._ended_like(word)]))
         if not found or word != id_or_prefix:
             raise UnknownRun(
@@ -180,7 +182,7 @@ class Orchestration:
         jobs = [keys.decode_job(job["name"]) for job in self._ask(self._ledger.graph)["jobs"]]
         records = [self._ask(lambda job=job: self._ledger.history(job, MOST_HISTORY)) or () for job in jobs]  # type: ignore[misc]
         ids = [reading.id_of(record) for of_job in records for record in of_job]
-        letters = self._ask(lambda: self._ledger.find(beginning, True, SHORTEST, MOST_RUNNING, MOST_FOUND))
+        letters = self._ask(lambda: self._ledger.find(beginning, True, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
         return [*letters, *(id for id in ids if id.startswith(beginning))]
 
     def graph(self, job: str | None = None) -> Picture:

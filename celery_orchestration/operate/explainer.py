@@ -15,13 +15,17 @@ from celery_orchestration.ledger.keys import decode_job, text
 from celery_orchestration.operate import broker, code, explain, options, reading
 from celery_orchestration.operate.clock import clock, took, when
 from celery_orchestration.operate.explanation import Cause, Explanation, OptionValue
-from celery_orchestration.operate.models import MOST_HISTORY, Ended, Letter, QueueStatus
+from celery_orchestration.operate.models import MOST_HISTORY, SHORTEST_ID, Ended, Letter, QueueStatus
 from celery_orchestration.operate.root import Finder, Surroundings
 from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.trouble import FULL
 from celery_orchestration.operate.who import command
 from celery_orchestration.policy import Priority, show, suggest
 from celery_orchestration.task import SCHEDULER, owner_of, read_settings
+from celery_orchestration.worker.remote import COMMAND
+
+#: Where the ledger knows of nothing that keeps a run from running.
+_MAY_BE_LIMITED = ("handed_over", "not_asked_for", "running", "scheduled")
 
 
 class Explainer:
@@ -61,6 +65,8 @@ class Explainer:
         chain = explain.steps(found)
         finder = Finder(found, self._surroundings(found))
         cause, job = finder.root(chain), chain[0].job
+        if len(chain) == 1 and cause.code in _MAY_BE_LIMITED:
+            cause = self._rate_limit(job, run) or cause
         return Explanation(
             about=about,
             job=job,
@@ -124,6 +130,33 @@ class Explainer:
         policy = self._jobs.get(job)
         return options.of_job(self._app.tasks[job], policy, told or None) if policy else []
 
+    def _limited(self, job: str) -> str | None:
+        return getattr(self._app.tasks.get(job), "rate_limit", None)
+
+    @cached_property
+    def _held(self) -> dict[str, tuple[str, str]]:
+        """Runs that workers hold back by Celery's ``rate_limit``, in order: job and worker of each."""
+        if not any(map(self._limited, self._jobs)):
+            return {}
+        told = broker.answers(self._app, COMMAND).replies.items()
+        return {
+            str(run["id"]): (str(run["job"]), worker)
+            for worker, reply in told
+            for run in (reply.get("rate_limited") or () if isinstance(reply, Mapping) else ())
+        }
+
+    def _rate_limit(self, job: str, run: str | None = None) -> Cause | None:
+        """If Celery's rate limit holds the run back, or runs of the job."""
+        if not self._limited(job):
+            return None
+        held = [id for id, (of, _) in self._held.items() if of == job]
+        if not held or run not in (None, *held):
+            return None
+        who = f"run {run}" if run else f"{len(held)} run{'s' if len(held) > 1 else ''}"
+        worker = self._held[run or held[0]][1]
+        text = f"{job} may start {self._limited(job)} (rate_limit): worker {worker} holds {who} back"
+        return Cause(code="rate_limit", job=job, text=text, mend=command("rate_limit", job, "0", program="control"))
+
     # -- what has ended -----------------------------------------------------------------------------
 
     def _history(self, job: str, count: int) -> list[Ended]:
@@ -135,6 +168,8 @@ class Explainer:
         known = sorted(decode_job(job["name"]) for job in graph["jobs"])
         ended = self._ask(lambda: self._find_ended(known, about))
         letter = self._ask(lambda: self._ledger.letter(about))
+        if ended is None and letter is None and (held := self._one_held(about)) is not None:
+            return self._explained_held(held, graph["now"])
         if ended is None and letter is None:
             names = {*known, *self._jobs}
             full = self._ask(lambda: self._ledger.health(owner_of(self._app)))["full"]
@@ -153,6 +188,29 @@ class Explainer:
             root=cause,
             chain=[],
             last=ended,
+            next_fire=None,
+            queue=None,
+            options=self._options(job, {}),
+        )
+
+    def _one_held(self, about: str) -> str | None:
+        """By the beginning of its id, too."""
+        found = [id for id in self._held if id == about or (len(about) >= SHORTEST_ID and id.startswith(about))]
+        return found[0] if len(found) == 1 or about in found[:1] else None
+
+    def _explained_held(self, run: str, now: int) -> Explanation:
+        job, _ = self._held[run]
+        cause = self._rate_limit(job, run)
+        assert cause is not None
+        return Explanation(
+            about=f"run {run}",
+            job=job,
+            run=run,
+            at=when(now),
+            summary=f"run {run}: {cause.text}",
+            root=cause,
+            chain=[],
+            last=next(iter(self._history(job, 1)), None),
             next_fire=None,
             queue=None,
             options=self._options(job, {}),

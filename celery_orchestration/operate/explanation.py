@@ -38,6 +38,7 @@ Code = Literal[
     "old",
     "past_time_limit",
     "paused",
+    "rate_limit",
     "redis_evicts",
     "redis_full",
     "released",

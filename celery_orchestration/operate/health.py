@@ -13,9 +13,12 @@ from celery_orchestration.operate.trouble import FULL
 from celery_orchestration.policy import show
 
 
-def health(found: Mapping[str, Any], ledger: str, namespace: str, worker: str | None, scheduler: bool) -> Health:
-    """`worker`: whose lease is to hold, if one was asked about. `scheduler`: whether one has to lead."""
-    problems = list(_problems(found, worker, scheduler))
+def health(
+    found: Mapping[str, Any], ledger: str, namespace: str, worker: str | None, scheduler: bool, beat: str | None = None
+) -> Health:
+    """`worker`: whose lease is to hold, if one was asked about. `scheduler`: whether one has to lead. `beat`: this
+    app's scheduler, if it is not ours."""
+    problems = list(_problems(found, worker, scheduler, beat))
     return Health(
         ok=not problems,
         problem="; ".join(problems) or None,
@@ -34,7 +37,9 @@ def no_answer(problem: str, ledger: str, namespace: str, worker: str | None) -> 
     return Health(ok=False, problem=problem, ledger=ledger, namespace=namespace, worker=worker)
 
 
-def _problems(found: Mapping[str, Any], worker: str | None, scheduler: bool) -> Iterator[str]:
+def _problems(
+    found: Mapping[str, Any], worker: str | None, scheduler: bool, beat: str | None
+) -> Iterator[str]:
     epoch = found["epoch"]
     # These are no fault of a worker or a scheduler: nobody should restart them for it.
     if found["replica"] and worker is None and not scheduler:
@@ -50,7 +55,8 @@ def _problems(found: Mapping[str, Any], worker: str | None, scheduler: bool) -> 
         silent = found["worker"]["silent"] / 1000
         yield f"the lease of worker {show(worker)} has run out: no heartbeat for {silent:.0f} s"
     if scheduler and not found.get("lead"):
-        yield NO_LEADER
+        # Another beat may be well, and fire everything: the ledger does not know.
+        yield NO_LEADER if beat is None else f"this app's beat is {beat}: only that one knows whether it is alive"
 
 
 def _left(found: Mapping[str, Any]) -> float:

@@ -61,6 +61,8 @@ class Purged(Model):
 
 #: As many ended runs of a job as may be kept.
 MOST_HISTORY = 10_000
+#: The beginning of a run's id has so many characters at least.
+SHORTEST_ID = 4
 #: How a run may end; the last two also tell of fires that made no run.
 OUTCOMES = (
     *("succeeded", "failed", "crashed", "revoked", "expired", "rejected", "ignored", "requeued", "released"),

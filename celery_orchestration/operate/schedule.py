@@ -15,11 +15,11 @@ from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate import code
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.models import EntryStatus, Paused
-from celery_orchestration.operate.who import me
+from celery_orchestration.operate.who import command, me
 from celery_orchestration.policy import Policy, Settings, show, suggest
 from celery_orchestration.scheduler.documents import Written, as_entry, check_name, document, from_document, written
 from celery_orchestration.scheduler.entries import from_code
-from celery_orchestration.task import SCHEDULER
+from celery_orchestration.task import SCHEDULER, owner_of
 
 #: How many entries are read at a time.
 PART = 200
@@ -27,6 +27,10 @@ PART = 200
 _TRIES = 10
 CORRUPT = "its record is corrupt"
 LEFT = "it came from code that the scheduler that leads does not have"
+
+
+def foreign_beat(app: Celery) -> str:
+    return f"this app's beat_scheduler is {show(app.conf.beat_scheduler)}, which only fires what the code has"
 
 
 class Schedule:
@@ -163,10 +167,19 @@ class Schedule:
         generation: str,
     ) -> bool:
         """False if another generation is there."""
+        self._check_beat()
         text = document(self._app, name, task, when, args, kwargs, options)
         entry = from_document(self._app, keys.entry(name), text, code.jobs(self._app))
         job = keys.encode_job(task) if entry.policy is not None else ""
         return self._change(what, name, "", (task, job, entry.every, text, generation))
+
+    def _check_beat(self) -> None:
+        """Refuses what nothing would ever fire."""
+        if self.is_ours() or self._ask(lambda: self._ledger.health(owner_of(self._app))).get("lead"):
+            return
+        why = "orchestration is off" if self._settings.mode == "off" else foreign_beat(self._app)
+        start = command("-S", SCHEDULER, program="beat")
+        raise BadCall(f"nothing would fire it: {why}; set app.conf.beat_scheduler = {SCHEDULER!r}, or start {start}")
 
     def _change(self, what: str, name: str, why: str, parts: Sequence[str] = ()) -> bool:
         check_name(name)

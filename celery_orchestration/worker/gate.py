@@ -17,7 +17,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -227,6 +227,11 @@ class Gate:
         if self._sharing and not (self._reserved and self._reserved[0].rank == _HANDED_OVER):
             self._sharing = False
             self._side.consuming.take_granted(True)
+
+    def rate_limited(self) -> Iterator[OrchestratedRequest]:
+        """Runs that Celery's rate limit holds back here, those first that it lets go first."""
+        found = internals.rate_limited(self._consumer)
+        return (request for request in found if isinstance(request, OrchestratedRequest))
 
     def free_slots(self) -> int:
         return self._slots.free()

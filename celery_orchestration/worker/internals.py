@@ -34,6 +34,7 @@ from kombu.messaging import Consumer as MessageConsumer
 from kombu.transport import virtual
 from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import QoS as RedisQoS
+from kombu.utils.limits import TokenBucket
 
 from celery_orchestration.errors import ConfigurationError
 
@@ -70,6 +71,8 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     process = _source(WorkController._process_task)
     yield "_process_task does not call execute_using_pool", "req.execute_using_pool(self.pool)" in process
     yield "no BasePool.num_processes", isinstance(getattr(BasePool, "num_processes", None), property)
+    buckets = _source(Consumer._limit_task)
+    yield "no rate limit's buckets", "bucket.add((request, tokens))" in buckets and hasattr(TokenBucket(1), "contents")
     semaphore = LaxBoundedSemaphore(1)
     yield "the slots' semaphore is another", semaphore.value == 1 and hasattr(semaphore, "_waiting")
     yield "Consumer.on_close does not flush the pool", "self.pool.flush()" in _source(Consumer.on_close)
@@ -107,6 +110,12 @@ def size_of(pool: Any) -> int | None:
     """How many processes, threads or greenlets an execution pool has by now; None before it has started."""
     size = getattr(pool, "num_processes", None)
     return size if isinstance(size, int) else None
+
+
+def rate_limited(consumer: Any) -> Iterator[Any]:
+    """The requests that Celery holds back by their tasks' ``rate_limit``."""
+    for bucket in list(consumer.task_buckets.values()):
+        yield from (held for held, _ in list(bucket.contents)) if bucket else ()
 
 
 def take_free_slot(semaphore: LaxBoundedSemaphore) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from importlib import import_module
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from celery_orchestration.worker.side import WorkerSide
 
 COMMAND = "orchestration"
+#: How many runs that a rate limit holds back are told.
+MOST_LIMITED = 1000
 
 
 @inspect_command(name=COMMAND)  # type: ignore[untyped-decorator]
@@ -49,6 +52,8 @@ def _told(side: WorkerSide) -> dict[str, Any]:
         "slots": here.slots,
         "free_slots": gate.free_slots(),
         "runs": [_run(run) for run in list(gate.runs.values())],
+        #: Held back by Celery's ``rate_limit``: the ledger has not heard of them, or takes them for running.
+        "rate_limited": [{"id": run.id, "job": run.name} for run in islice(gate.rate_limited(), MOST_LIMITED)],
         "queues": list(here.queues),
         "lease_seconds": side.settings.lease_seconds,
         #: None: no heartbeat has reached the ledger yet.

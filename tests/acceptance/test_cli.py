@@ -30,7 +30,7 @@ from celery_orchestration.errors import UnknownRun
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
 from celery_orchestration.ledger.keys import encode_job
 from celery_orchestration.operate import schema
-from celery_orchestration.task import jobs_of, read_settings
+from celery_orchestration.task import SCHEDULER, jobs_of, read_settings
 from celery_orchestration.worker import policies
 from support.hostile import TEXTS
 from support.proxy import DroppingProxy
@@ -166,6 +166,7 @@ class Site:
 
 def make_app(url: str) -> Celery:
     app = Celery("shop", broker=url, set_as_current=False)
+    app.conf.beat_scheduler = SCHEDULER
 
     def nothing() -> None:
         pass

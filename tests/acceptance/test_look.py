@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.operate import Ended, Picture, Status
+from celery_orchestration.operate import Ended, Orchestration, Picture, Status, broker
 from support.invariants import status_of
 from support.stage import Stage
 from support.terminal import Terminal
@@ -196,3 +196,27 @@ def test_without_a_terminal_the_status_is_printed_again_and_again(stage):
     done = look(stage, "watch", "--count", "2", "--interval", "0.2", "--json")
     found = [Status.model_validate_json(line) for line in done.stdout.splitlines()]
     assert found[0].at < found[1].at
+
+
+def test_explain_knows_runs_that_a_rate_limit_holds_back(stage_on: Callable[..., Stage], redis_broker: Broker) -> None:
+    stage = stage_on(redis_broker, "support.apps.configured")
+    stage.worker()
+    client, job = Orchestration(stage.app), "support.apps.configured.limited"
+    # The first came through the limit, waited for the gate, and comes to the limit again when it is handed over.
+    client.pause()
+    handed_over = stage.send(stage.jobs.limited)
+    until(lambda: client.status().waiting == 1, 20, "it waits")
+    client.resume()
+    until(lambda: client.explain(handed_over.id).root.code == "rate_limit", 30, "then it is held back")
+    # The ledger has never heard of the second.
+    arrived = stage.send(stage.jobs.limited)
+    told = broker.answers
+    until(lambda: arrived.id in str(told(stage.app, "orchestration").replies), 30, "so is the second")
+    for about in (arrived.id, arrived.id[:8]):
+        found = client.explain(about)
+        assert (found.root.code, found.job, found.run) == ("rate_limit", job, arrived.id)
+        assert f"may start 1/h (rate_limit): worker {stage.workers[0].hostname} holds run" in found.root.text
+    found = client.explain(job)
+    assert (found.root.code, found.root.wrong) == ("rate_limit", False)
+    assert "holds 2 runs back" in found.root.text
+    client.close()

@@ -630,3 +630,19 @@ def test_history_tells_entry_and_due_time_and_counts_fires_that_made_no_run(clie
     ended = client.history("shop.fetch")[0]
     assert (ended.outcome, ended.entry, ended.fires, ended.made_run) == ("revoked", "of\u202eten:", 1, True)
     assert ended.due == at(begin + 1)
+
+
+def test_what_nothing_would_fire_is_not_added(client, app):
+    app.conf.beat_scheduler = "celery.beat:PersistentScheduler"
+    with pytest.raises(BadCall, match="nothing would fire it: this app's beat_scheduler is ") as found:
+        client.schedule.add("x", "shop.fetch", 5)
+    assert "beat -S celery_orchestration:OrchestratedScheduler" in str(found.value)
+    health = client.health(scheduler=True)
+    assert (health.ok, health.problem) == (
+        False,
+        "this app's beat is celery.beat:PersistentScheduler: only that one knows whether it is alive",
+    )
+    # One of ours may have been started with -S.
+    client._ledger.lead("s1", "s1@host", 60_000, "")
+    assert client.schedule.add("x", "shop.fetch", 5).name == "x"
+    assert client.health(scheduler=True).ok

@@ -15,7 +15,7 @@ from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.ledger import Ledger
-from celery_orchestration.ledger.connect import Address, connect, find
+from celery_orchestration.ledger.connect import SOCKET_TIMEOUT, Address, connect, find
 from celery_orchestration.policy import Settings
 from celery_orchestration.task import read_settings
 
@@ -396,3 +396,10 @@ def test_a_password_in_what_is_no_address_is_not_shown(url):
 
 def test_settings_do_not_show_the_address_when_printed():
     assert "secret" not in repr(Settings(redis_url="redis://:secret@h"))
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://h", "redis+socket:///run/redis.sock", "sentinel://h"])
+def test_how_long_a_reply_is_waited_for_does_not_depend_on_the_version_of_redis_py(url):
+    """Version 8 cuts what takes 5 s if nobody says otherwise. Our calls are scripts, which never block."""
+    kwargs = kwargs_of(broker_url=url, broker_transport_options={"master_name": "m"})
+    assert kwargs["socket_timeout"] == SOCKET_TIMEOUT

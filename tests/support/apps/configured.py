@@ -82,3 +82,8 @@ def image(self: Task, seconds: float = 0, note: Any = None, until: str | None = 
 @job(max_running=1, key="{key}")
 def keyed(self: Task, key: str, seconds: float = 0, until: str | None = None) -> Any:
     return work(self, seconds, key, until)
+
+
+@job(rate_limit="1/h")
+def limited(self: Task, note: Any = None) -> Any:
+    return work(self, 0, note, None)
