@@ -18,11 +18,14 @@ from typing import Any
 from celery import Celery
 from celery.app.routes import prepare
 from celery.exceptions import QueueNotFound
+from celery.utils.log import get_logger
 from kombu import Exchange, Queue
 from kombu.utils.scheduling import round_robin_cycle
 
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.policy import Policy, Priority
+
+logger = get_logger(__name__)
 
 DEFAULT_POOL = "default"
 #: Header of a call that was given a priority of its own: apply_async(priority="high").
@@ -30,6 +33,9 @@ PRIORITY_HEADER = "orchestration_priority"
 #: Header of a call that was forced: it passes the gate's first rule, and ranks before all others.
 FORCE_HEADER = "orchestration_force"
 FORCED = 4
+
+#: The remote control command by which a worker begins to serve a queue of the default pool.
+SERVE_COMMAND = "orchestration_serve"
 
 STRICT = "celery_orchestration.queues:StrictCycle"
 
@@ -190,6 +196,23 @@ def granted_queues(app: Celery, chosen: bool) -> list[str]:
         pools.add(DEFAULT_POOL)
     names = sorted(map(granted_name, pools))
     return [name for name in names if name not in served and can_be_used(app, name)]
+
+
+def announce(app: Celery, name: str, jobs: Iterable[str]) -> None:
+    """Tell the live workers that a queue comes into use that no job is sent to by its options.
+
+    Workers without ``-Q`` serve the default pool's queues that are in use. They look for new ones only now and then;
+    this makes them begin at once. Once a process and queue; a call never fails because of it.
+    """
+    announced = app.__dict__.setdefault("_orchestration_announced", set())
+    if name in announced or pool_of(name) != DEFAULT_POOL:
+        return
+    announced.add(name)
+    try:
+        if name not in destinations(app, jobs):
+            app.control.broadcast(SERVE_COMMAND, arguments={"queue": name})
+    except Exception as exc:
+        logger.debug("Queue %s could not be announced to the workers: %r", name, exc)
 
 
 def may_come(app: Celery, chosen: bool) -> list[str]:

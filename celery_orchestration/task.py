@@ -27,7 +27,7 @@ from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.limits import Clock, Limit, Run, clocks
 from celery_orchestration.policy import OnCrash, Policy, Priority, RecurringDefaults, Settings, read_options
-from celery_orchestration.queues import PRIORITY_HEADER, install_route
+from celery_orchestration.queues import PRIORITY_HEADER, announce, install_route, queue_name
 
 logger = get_logger(__name__)
 
@@ -192,7 +192,13 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             label = Priority.parse(priority).label
             del options["priority"]
             options["headers"] = {**(options.get("headers") or {}), PRIORITY_HEADER: label}
+            self._announce_queue(Priority.parse(label))
         return super().apply_async(args, kwargs, *rest, **options)
+
+    def _announce_queue(self, priority: Priority) -> None:
+        policy = self.orchestration
+        if policy is not None and settings_of(self.app).mode != "off" and not self.app.conf.task_always_eager:
+            announce(self.app, queue_name(policy.pool, priority), jobs_of(self.app))
 
     # -- in the worker ------------------------------------------------------------------------------
 

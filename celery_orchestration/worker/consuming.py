@@ -170,9 +170,10 @@ class Consuming:
         self._side.publisher.look_for(names, self._found)
 
     def _found(self, names: list[str]) -> None:
-        self._side.in_loop(lambda: self._begin(names))
+        self._side.in_loop(lambda: self.begin(names))
 
-    def _begin(self, names: list[str]) -> None:
+    def begin(self, names: list[str]) -> None:
+        """These queues are in use: serve those that are ours to serve."""
         if self._side.stopping or self._side.gate.draining:
             return
         for name in names:

@@ -12,7 +12,9 @@ from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from celery.worker.control import inspect_command
+from celery.worker.control import control_command, inspect_command
+
+from celery_orchestration.queues import SERVE_COMMAND
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.request import OrchestratedRequest
@@ -36,6 +38,14 @@ def orchestration(state: Any) -> dict[str, Any]:
     if not hasattr(controller.orchestration, "drain"):  # the last of its parts
         return {**said, "mode": controller.orchestration.settings.mode, "problem": "it is just starting"}
     return {**said, **_told(controller.orchestration)}
+
+
+@control_command(name=SERVE_COMMAND, args=[("queue", str)])  # type: ignore[untyped-decorator]
+def orchestration_serve(state: Any, queue: str) -> None:
+    """A queue of the default pool comes into use: serve it, unless this worker was told what to serve."""
+    side = getattr(state.consumer.controller, "orchestration", None)
+    if side is not None:
+        side.consuming.begin([queue])
 
 
 def _told(side: WorkerSide) -> dict[str, Any]:
