@@ -23,6 +23,7 @@ from kombu import Exchange, Queue
 from kombu.utils.scheduling import round_robin_cycle
 
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration import commands
 from celery_orchestration.policy import Policy, Priority
 
 logger = get_logger(__name__)
@@ -33,9 +34,6 @@ PRIORITY_HEADER = "orchestration_priority"
 #: Header of a call that was forced: it passes the gate's first rule, and ranks before all others.
 FORCE_HEADER = "orchestration_force"
 FORCED = 4
-
-#: The remote control command by which a worker begins to serve a queue of the default pool.
-SERVE_COMMAND = "orchestration_serve"
 
 STRICT = "celery_orchestration.queues:StrictCycle"
 
@@ -210,7 +208,7 @@ def announce(app: Celery, name: str, jobs: Iterable[str]) -> None:
     announced.add(name)
     try:
         if name not in destinations(app, jobs):
-            app.control.broadcast(SERVE_COMMAND, arguments={"queue": name})
+            app.control.broadcast(commands.SERVE, arguments={"queue": name})
     except Exception as exc:
         logger.debug("Queue %s could not be announced to the workers: %r", name, exc)
 

@@ -16,7 +16,7 @@ from typing import Any
 from celery import Celery
 from kombu import Connection
 
-from celery_orchestration.worker.remote import COMMAND
+from celery_orchestration import commands
 
 #: Seconds for all of it, and for each step of connecting.
 SECONDS, CONNECT_SECONDS = 2.0, 1.5
@@ -114,7 +114,7 @@ def strangers(
     """
     found = answers(app, "active_queues")
     # Queues that we serve on a channel of our own are not among Celery's.
-    told = answers(app, COMMAND, found.replies.keys() - known)
+    told = answers(app, commands.INSPECT, found.replies.keys() - known)
     return unknown(found, told, known, queues, namespace), found.problem
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_orchestration import graph, queues
+from celery_orchestration import commands, graph, queues
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerRefused
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.operate import broker, checks, code, reading
@@ -25,7 +25,6 @@ from celery_orchestration.operate.diagnosis import Check, Diagnosis
 from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.policy import Policy, Settings
 from celery_orchestration.task import limits_of, owner_of
-from celery_orchestration.worker.remote import COMMAND
 
 #: How many runs a status has to list for that: reasons to wait are not looked at.
 _MOST_RUNNING, _MOST_WAITING = 1, 1
@@ -63,7 +62,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     sent = queues.destinations(app, jobs)
     # The workers first: one that is just starting answers before it is in the ledger.
     answers = broker.answers(app, "active_queues")
-    told = broker.answers(app, COMMAND, answers.replies)
+    told = broker.answers(app, commands.INSPECT, answers.replies)
     found = ledger.status(_MOST_RUNNING, _MOST_WAITING)
     scheduled = partial(_is_scheduled, schedule, found["entries"])
     limits = limits_of(app)

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import control_command, inspect_command
 
-from celery_orchestration.queues import SERVE_COMMAND
+from celery_orchestration import commands
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.request import OrchestratedRequest
     from celery_orchestration.worker.side import WorkerSide
 
-COMMAND = "orchestration"
 #: How many runs that a rate limit holds back are told.
 MOST_LIMITED = 1000
 
 
-@inspect_command(name=COMMAND)  # type: ignore[untyped-decorator]
+@inspect_command(name=commands.INSPECT)  # type: ignore[untyped-decorator]
 def orchestration(state: Any) -> dict[str, Any]:
     """Orchestration: mode, ledger, lease, clock and runs of a worker."""
     controller = state.consumer.controller
@@ -40,7 +39,7 @@ def orchestration(state: Any) -> dict[str, Any]:
     return {**said, **_told(controller.orchestration)}
 
 
-@control_command(name=SERVE_COMMAND, args=[("queue", str)])  # type: ignore[untyped-decorator]
+@control_command(name=commands.SERVE, args=[("queue", str)])  # type: ignore[untyped-decorator]
 def orchestration_serve(state: Any, queue: str) -> None:
     """A queue of the default pool comes into use: serve it, unless this worker was told what to serve."""
     side = getattr(state.consumer.controller, "orchestration", None)
