@@ -22,8 +22,8 @@ from celery.utils.log import get_logger
 from kombu import Exchange, Queue
 from kombu.utils.scheduling import round_robin_cycle
 
-from celery_orchestration.errors import ConfigurationError
 from celery_orchestration import commands
+from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.policy import Policy, Priority
 
 logger = get_logger(__name__)

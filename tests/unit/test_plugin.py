@@ -37,6 +37,7 @@ def test_the_plugin_loads_nothing_but_its_commands(tmp_path):
     added = with_it - without
     assert {name for name in added if not name.startswith("celery_orchestration")} == set()
     assert {name for name in added if name.split(".")[1:2] not in ([], ["cli"])} <= {
+        "celery_orchestration.commands",
         "celery_orchestration.errors",
         "celery_orchestration.worker",
         "celery_orchestration.worker.remote",  # a command of celery inspect
