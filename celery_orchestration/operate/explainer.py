@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_orchestration import graph, queues
+from celery_orchestration import commands, graph, queues
 from celery_orchestration.errors import ConfigurationError, UnknownJob
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.keys import decode_job, text
@@ -22,7 +22,6 @@ from celery_orchestration.operate.trouble import FULL
 from celery_orchestration.operate.who import command
 from celery_orchestration.policy import Priority, show, suggest
 from celery_orchestration.task import SCHEDULER, owner_of, read_settings
-from celery_orchestration.worker.remote import COMMAND
 
 #: Where the ledger knows of nothing that keeps a run from running.
 _MAY_BE_LIMITED = ("handed_over", "not_asked_for", "running", "scheduled")
@@ -138,7 +137,7 @@ class Explainer:
         """Runs that workers hold back by Celery's ``rate_limit``, in order: job and worker of each."""
         if not any(map(self._limited, self._jobs)):
             return {}
-        told = broker.answers(self._app, COMMAND).replies.items()
+        told = broker.answers(self._app, commands.INSPECT).replies.items()
         return {
             str(run["id"]): (str(run["job"]), worker)
             for worker, reply in told
