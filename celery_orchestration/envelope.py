@@ -86,6 +86,12 @@ class Envelope:
         """The message of a later attempt, to be made at once."""
         return replace(self, headers={**self.headers, "retries": retries, "eta": None})
 
+    def renamed(self, task: str, queue: str) -> Envelope:
+        """The same call of another task, as if it had come through that queue."""
+        if "task" not in self.headers:
+            raise ValueError("a message of Celery's protocol 1 cannot become one of another task")
+        return replace(self, headers={**self.headers, "task": task}, exchange="", routing_key=queue)
+
     def again(self, id: str) -> Envelope:
         """The message of a run that is to be made once more, from the beginning, under this id."""
         headers = {**self.headers, "id": id, "retries": 0, "eta": None, "expires": None}

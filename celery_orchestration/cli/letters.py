@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_orchestration.cli.base import command, orchestration, print_json, say
+from celery_orchestration.errors import UnknownRun
 
 if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
@@ -57,11 +58,23 @@ def show(client: Orchestration, as_json: bool, run_id: str) -> None:
 @click.argument("run_id", required=False)
 @click.option("--job", help="All of this job.")
 @click.option("--all", "everything", is_flag=True, help="All there are.")
-def requeue(client: Orchestration, as_json: bool, run_id: str | None, job: str | None, everything: bool) -> None:
-    """Run a dead letter again, those of a job, or all."""
-    run_id = _which(client, run_id, job, everything)
-    found = client.requeue(run_id, job=job, everything=everything)
-    say(found, as_json, f"{len(found.runs)} dead letter{'s were' if len(found.runs) != 1 else ' was'} requeued")
+@click.option("--as", "as_job", metavar="JOB", help="As runs of this job; also runs of --job that wait.")
+def requeue(
+    client: Orchestration, as_json: bool, run_id: str | None, job: str | None, everything: bool, as_job: str | None
+) -> None:
+    """Run a dead letter again, those of a job, or all.
+
+    With --as they become runs of another job, and so do runs that wait: for a job that was renamed or removed.
+    """
+    try:
+        run_id = _which(client, run_id, job, everything)
+    except UnknownRun:
+        if as_job is None or run_id is None:
+            raise
+        run_id = client.find_run(run_id)
+    found = client.requeue(run_id, job=job, everything=everything, as_job=as_job)
+    what = "dead letter" if as_job is None else "run"
+    say(found, as_json, f"{len(found.runs)} {what}{'s were' if len(found.runs) != 1 else ' was'} requeued")
     for id, why in found.left.items():
         click.echo(f"{id!a} was not: {why}", err=True)
     if found.left:
@@ -78,3 +91,7 @@ def purge(client: Orchestration, as_json: bool, run_id: str | None, job: str | N
     run_id = _which(client, run_id, job, everything)
     found = client.purge(run_id, job=job, everything=everything)
     say(found, as_json, f"{found.count} dead letter{'s were' if found.count != 1 else ' was'} removed")
+
+
+#: The same under its own name: with --as it is also about runs that wait.
+orchestration.add_command(requeue)

@@ -46,16 +46,54 @@ def resume(client: Orchestration, as_json: bool, reason: str) -> None:
 
 
 @command(orchestration)
-@click.argument("run_id")
+@click.argument("run_id", required=False)
 @click.option("--terminate", is_flag=True, help="Also if it is running: its process is killed.")
-def cancel(client: Orchestration, as_json: bool, run_id: str, terminate: bool) -> None:
-    """Call off the run RUN_ID; the beginning of its id will do."""
+@click.option("--job", help="All runs of this job that have not started.")
+@click.option("--state", type=click.Choice(["waiting", "queued"]), help="With --job: only those in this state.")
+@click.option("--yes", is_flag=True, help="With --job: do not ask.")
+def cancel(
+    client: Orchestration,
+    as_json: bool,
+    run_id: str | None,
+    terminate: bool,
+    job: str | None,
+    state: str | None,
+    yes: bool,
+) -> None:
+    """Call off the run RUN_ID, or those of a job.
+
+    The beginning of a run's id will do. With --job it says how many there are, and asks.
+    """
+    if (run_id is None) == (job is None):
+        raise click.UsageError("name a run, or give --job JOB")
+    if job is not None:
+        if terminate:
+            raise click.UsageError("--job calls off runs that have not started: --terminate needs a RUN_ID")
+        return _cancel_all(client, as_json, job, state, yes)
+    if state is not None:
+        raise click.UsageError("--state needs --job")
+    assert run_id is not None
     found = client.cancel(client.find_run(run_id), terminate)
     left = f"is {found.state}, and left alone (--terminate ends a running one)"
     text = "is called off" if found.called_off else "is told to end" if found.terminated else left
     say(found, as_json, f"run {found.run_id} {text}")
     if not (found.called_off or found.terminated):
         sys.exit(1)
+    return None
+
+
+def _cancel_all(client: Orchestration, as_json: bool, job: str, state: str | None, yes: bool) -> None:
+    from celery_orchestration.policy import printable  # noqa: PLC0415
+
+    ids = client.unstarted(job, state)
+    which = f"runs of {job} that have not started: {len(ids)}"
+    if not ids:
+        return say(client.cancel_runs(job, ids), as_json, f"there is no run of {job} to call off")
+    click.echo(printable(which), err=True)
+    if not yes:
+        click.confirm("Call off?", abort=True, err=True)
+    found = client.cancel_runs(job, ids)
+    return say(found, as_json, f"{found.count} {'runs are' if found.count != 1 else 'run is'} called off")
 
 
 @command(orchestration)

@@ -738,6 +738,16 @@ class Ledger:
     def pause(self, paused: bool, who: str, why: str) -> list[Grant]:
         return _grants(self._call("pause", (int(paused), who, keys.note(why))))
 
+    def unstarted(self, job: str, where: str, skip: int, count: int) -> tuple[int, list[str]]:
+        """How many runs were looked at, and the ids of those of this job; see ``lua/unstarted.lua``."""
+        looked, found = self._call("unstarted", (keys.encode_job(job), where, skip, count))
+        return looked, [_text(one) for one in found]
+
+    def cancel_all_by_hand(self, who: str, ids: Sequence[str]) -> tuple[int, list[Grant]]:
+        """Returns how many were called off."""
+        endings, grants, _ = self._call("cancel", (who, "", "revoked", *ids))
+        return len(endings), _grants(grants)
+
     def cancel_by_hand(self, who: str, id: str) -> tuple[str, list[Grant]]:
         """Returns the state in which it was found, '' if there is no such run."""
         _, grants, found = self._call("cancel", (who, "", "revoked", id))
@@ -753,12 +763,17 @@ class Ledger:
         found = self._call("letters", (int(job is None), "" if job is None else keys.encode_job(job), skip, count))
         return None if found is None else [(_text(info), bool(revoked)) for info, revoked in found]
 
-    def letter(self, id: str) -> tuple[str, bool, bytes] | None:
-        found = self._call("letter", (id,))
+    def letter(self, id: str, or_run: bool = False) -> tuple[str, bool, bytes] | None:
+        """`or_run`: also the message of a run that waits; then '{}' in place of what happened."""
+        found = self._call("letter", (id, int(or_run)))
         return (_text(found[0]), bool(found[1]), found[2]) if found else None
 
-    def requeue(self, who: str, id: str, new_id: str, attempt: int, message: bytes) -> tuple[str, list[Grant]]:
-        what, grants = self._call("requeue", (who, id, new_id, attempt, message))
+    def requeue(
+        self, who: str, id: str, new_id: str, attempt: int, message: bytes, other: tuple[str, str, str] | None = None
+    ) -> tuple[str, list[Grant]]:
+        """`other`: another job that it becomes a run of, its own queue and its granted queue."""
+        other_args = (keys.encode_job(other[0]), *other[1:]) if other else ()
+        what, grants = self._call("requeue", (who, id, new_id, attempt, message, *other_args))
         return _text(what), _grants(grants)
 
     def purge(self, who: str, ids: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from celery_orchestration.operate.client import Orchestration
 from celery_orchestration.operate.diagnosis import Check, Diagnosis, Health
 from celery_orchestration.operate.models import (
     Cancelled,
+    CancelledRuns,
     Change,
     DeadLetter,
     Death,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cancelled",
+    "CancelledRuns",
     "Cause",
     "Change",
     "Check",

@@ -34,6 +34,7 @@ from celery_orchestration.operate.models import (
     OUTCOMES,
     SHORTEST_ID,
     Cancelled,
+    CancelledRuns,
     Change,
     DeadLetter,
     Ended,
@@ -74,7 +75,12 @@ _NOT_REQUEUED = {
     "none": "it is no dead letter any more",
     "unknown": "no worker has its job",
     "exists": "a run of that id has not ended",
+    "protocol": "its message is of Celery's protocol 1",
 }
+#: Where runs that have not started are, by the state that people name.
+UNSTARTED = {"waiting": ("wait", "later"), "queued": ("gr",)}
+#: How many runs are looked at in one call.
+LOOKED_AT = 1000
 
 
 class Orchestration:
@@ -273,6 +279,35 @@ class Orchestration:
                 raise BrokerUnavailable(f"{self._broker()} does not take it, the run goes on: {exc}") from exc
         return Cancelled(run_id=run_id, called_off=called_off, terminated=terminated, state=state)
 
+    def unstarted(self, job: str, state: str | None = None) -> list[str]:
+        """Ids of the runs of a job that have not started. `state`: only those that wait (``waiting``), or only those
+        that were handed over to a queue (``queued``)."""
+        if state is not None and state not in UNSTARTED:
+            raise BadCall(f"unknown state {show(state)}{suggest(state, UNSTARTED)}: {', '.join(UNSTARTED)}")
+        if self._ask_about(lambda: self._ledger.history(job, 0)) is None:
+            raise self._unknown(job)
+        found: list[str] = []
+        for where in (UNSTARTED[state] if state else [one for some in UNSTARTED.values() for one in some]):
+            skip, looked = 0, LOOKED_AT
+            while looked == LOOKED_AT:
+                looked, part = self._ask(partial(self._ledger.unstarted, job, where, skip, LOOKED_AT))
+                skip, found = skip + looked, found + part
+        return list(dict.fromkeys(found))
+
+    def cancel_all(self, job: str, state: str | None = None) -> CancelledRuns:
+        """Calls off the runs of a job that have not started; `state` as in :meth:`unstarted`. They end as revoked. What
+        runs goes on."""
+        return self.cancel_runs(job, self.unstarted(job, state))
+
+    def cancel_runs(self, job: str, run_ids: Sequence[str]) -> CancelledRuns:
+        """Those of these runs that have not started meanwhile."""
+        count = 0
+        for i in range(0, len(run_ids), PART):
+            done, grants = self._ask(partial(self._ledger.cancel_all_by_hand, me(), run_ids[i : i + PART]))
+            self._hand_over(grants)
+            count += done
+        return CancelledRuns(job=job, count=count)
+
     def release_all(self) -> Released:
         """Publishes everything that waits now, past the gate: the way out, once the workers run without orchestration.
 
@@ -312,12 +347,20 @@ class Orchestration:
         *,
         job: str | None = None,
         everything: bool = False,
+        as_job: str | None = None,
     ) -> Requeued:
         """One dead letter, those of a job, or all become runs again, from the beginning: without their retries so far,
-        their `expires` and `eta`. They keep their ids, but for those that were revoked."""
+        their `expires` and `eta`. They keep their ids, but for those that were revoked.
+
+        `as_job`: they become runs of that job. So do runs that wait, if one is named, or their job: for one that was
+        renamed or removed."""
+        queue = None if as_job is None else self._queue_of(as_job)
         runs, left = {}, {}
-        for id in self._letters(run_id, job, everything):
-            what, new = self._requeue(id)
+        ids = self._letters(run_id, job, everything)
+        if as_job is not None and job is not None:
+            ids += self.unstarted(job, "waiting")
+        for id in ids:
+            what, new = self._requeue(id) if as_job is None else self._requeue_as(id, as_job, queue or "")
             if what == "ok":
                 runs[id] = new
             elif run_id is not None and what == "none":
@@ -357,6 +400,34 @@ class Orchestration:
         what, grants = self._ask(lambda: self._ledger.requeue(me(), id, new, attempt, envelope.pack()))
         self._hand_over(grants)
         return what, new
+
+    def _requeue_as(self, id: str, job: str, queue: str) -> tuple[str, str]:
+        found = self._ask(lambda: self._ledger.letter(id, or_run=True))
+        if found is None:
+            return "none", id
+        info, revoked, message = found
+        new, envelope = str(uuid4()) if revoked else id, Envelope.unpack(message)
+        if info != "{}":  # a dead letter begins anew
+            envelope = envelope.again(new)
+        try:
+            envelope = envelope.renamed(job, queue)
+        except ValueError:
+            return "protocol", id
+        headers = envelope.headers
+        attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)
+        other = job, queue, queues.granted_queue_for(queue, self._app.conf.task_default_queue)
+        what, grants = self._ask(lambda: self._ledger.requeue(me(), id, new, attempt, envelope.pack(), other))
+        self._hand_over(grants)
+        return what, new
+
+    def _queue_of(self, job: str) -> str:
+        jobs = code.jobs(self._app)
+        if job not in jobs:
+            raise UnknownJob(f"there is no job {show(job)} in this app{suggest(job, jobs)}")
+        found = queues.destinations(self._app, [job])
+        if not found:
+            raise BadCall(f"job {show(job)} is sent to no queue by name")
+        return next(iter(found))
 
     # -- inside -------------------------------------------------------------------------------------
 

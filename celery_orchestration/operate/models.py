@@ -40,6 +40,11 @@ class Cancelled(Model):
     state: RunState = Field(description="in which it was found")
 
 
+class CancelledRuns(Model):
+    job: str = Field(description="whose runs")
+    count: int = Field(description="runs that had not started, and end as revoked")
+
+
 class Triggered(Model):
     run_id: str = Field(description="the run that was asked for")
     job: str = Field(description="its job")
@@ -51,7 +56,9 @@ class Released(Model):
 
 
 class Requeued(Model):
-    runs: dict[str, str] = Field(description="ids of dead letters, and of the runs they have become")
+    runs: dict[str, str] = Field(
+        description="ids of dead letters (and, as another job, of runs that waited), and of the runs they have become"
+    )
     left: dict[str, str] = Field(description="ids of those that could not be requeued, and why")
 
 

@@ -18,6 +18,7 @@ from celery_orchestration.operate.diagnosis import Diagnosis, Health
 from celery_orchestration.operate.explanation import Explanation
 from celery_orchestration.operate.models import (
     Cancelled,
+    CancelledRuns,
     Change,
     DeadLetter,
     Ended,
@@ -48,7 +49,9 @@ COMMANDS: tuple[tuple[str, Any], ...] = (
     ("resume", Status),
     ("trigger", Triggered),
     ("cancel", Cancelled),
+    ("cancel --job", CancelledRuns),
     ("release", Released),
+    ("requeue", Requeued),
     ("dlq list", list[DeadLetter]),
     ("dlq show", Letter),
     ("dlq requeue", Requeued),

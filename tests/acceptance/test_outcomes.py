@@ -332,6 +332,32 @@ def test_history_tells_how_runs_ended_and_what_they_waited_for(site: Site) -> No
     assert site.job().last_seconds is not None
 
 
+def test_runs_are_cancelled_by_job_and_become_those_of_another(site: Site) -> None:
+    (site.scratch / "mended").touch()
+    picky = f"{APP}.picky"
+    lost = site.jobs.app.send_task("renamed", args=("lost",), queue="celery")
+    until(lambda: [letter.id for letter in site.orchestration.dead_letters("renamed")] == [lost.id], 20)
+    site.orchestration.pause()
+    moved, *others = (site.jobs.fragile.delay(n) for n in range(4))
+    until(lambda: site.orchestration.status().waiting == 4, 20)
+    assert site.celery("requeue", moved.id, "--as", picky).stdout.strip() == "1 run was requeued"
+    assert site.celery("requeue", "--as", picky, "--job", "renamed").stdout.strip() == "1 run was requeued"
+    assert site.celery("requeue", "--as", "pickey", "--job", "renamed").returncode == 2
+    asked = site.celery("cancel", "--job", FRAGILE)
+    assert (asked.returncode, "have not started: 3" in asked.stderr) == (1, True)
+    assert site.orchestration.unstarted(FRAGILE, "queued") == []
+    done = site.celery("cancel", "--job", FRAGILE, "--state", "waiting", "--yes")
+    assert done.stdout.strip() == "3 runs are called off"
+    assert site.orchestration.cancel_all(FRAGILE).count == 0
+    site.orchestration.resume()
+    until(lambda: {result.state for result in others} == {"REVOKED"}, 20)
+    until(lambda: [site.stored(result.id)["result"] for result in (moved, lost)] == [0, "lost"], 30)
+    assert {event.run for event in site.history.started(picky)} == {moved.id, lost.id}
+    assert site.orchestration.dead_letters() == []
+    changes = [(one.what, one.about) for one in site.orchestration.audit()]
+    assert changes[1:4] == [("cancel", "3 runs"), ("requeue", lost.id), ("requeue", moved.id)]
+
+
 def test_everything_by_hand_is_in_the_audit(site: Site) -> None:
     (site.scratch / "hold").touch()
     run = site.orchestration.trigger(BREAKER)

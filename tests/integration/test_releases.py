@@ -143,3 +143,50 @@ def test_a_message_of_a_job_that_nobody_knows_becomes_a_dead_letter(rollout: Rol
     assert rollout.ledger.letter("a") is not None
     assert rollout.ledger.purge("me", ["a"]) == 1
     assert rollout.redis.zcard(f"{PREFIX}lost") == 0
+
+
+def test_runs_of_a_removed_job_become_runs_of_another_one(rollout: Rollout):
+    rollout.install({"old": {"cap": 1}, "new": {"cap": 1, "keyed": True}})
+    rollout.come("failed", "old")
+    rollout.end("failed", "failed")
+    for id in ("runs", "waits"):
+        rollout.come(id, "old")
+    rollout.end("runs")
+    rollout.ledger.leave("w1")
+    rollout.install({"new": {"cap": 1, "keyed": True}}, release="r2")
+    other = ("new", "q", "")
+    assert rollout.ledger.requeue("me", "failed", "failed", 0, b"failed") == ("unknown", [])
+    for id in ("failed", "waits"):
+        assert rollout.ledger.requeue("me", id, id, 0, id.encode(), other) == ("ok", [])
+        assert rollout.ledger.requeue("me", id, id, 0, id.encode(), other) == ("none", [])
+    assert rollout.ledger.requeue("me", "runs", "runs", 0, b"runs", other) == ("none", [])
+    assert rollout.letters() == []
+    assert rollout.sweep().strays == [b"failed", b"waits"]
+    assert rollout.come("failed", "new", key="a") == rollout.come("waits", "new", key="b") == "start"
+    assert [(change["what"], change["about"]) for change in map(json.loads, rollout.ledger.audit(2))] == [
+        ("requeue", "waits"), ("requeue", "failed"),
+    ]  # fmt: skip
+
+
+def test_a_dead_letter_that_nobody_knew_runs_when_a_release_has_its_job(rollout: Rollout):
+    rollout.install({"one": {}})
+    assert rollout.stray("a", "new", worker="w1") == "nobody"
+    rollout.ledger.leave("w1")
+    rollout.install({"one": {}, "new": {"cap": 1, "keyed": True}}, release="r2")
+    assert rollout.ledger.requeue("me", "a", "a", 0, b"a") == ("ok", [])
+    assert rollout.sweep().strays == [b"a"]
+    assert rollout.come("a", "new", key="tenant") == "start"
+
+
+def test_all_runs_of_a_job_that_have_not_started_can_be_cancelled(rollout: Rollout):
+    rollout.install({"one": {"cap": 1}, "two": {"cap": 1}})
+    for number in range(250):
+        rollout.come(f"one {number}", "one")
+        rollout.come(f"two {number}", "two")
+    looked, first = rollout.ledger.unstarted("one", "wait", 0, 100)
+    assert (looked, len(first)) == (100, 50)
+    count, _ = rollout.ledger.cancel_all_by_hand("me", first)
+    assert count == 50
+    assert rollout.ledger.cancel_all_by_hand("me", [*first, "one 0"])[0] == 0, "that one runs"
+    assert rollout.status()["waiting"] == 448
+    assert [json.loads(one)["about"] for one in rollout.ledger.audit(1)] == ["50 runs"]

@@ -15,7 +15,7 @@ if not by_hand then
 end
 
 make_way()
-local endings, found = {}, {}
+local endings, found, last = {}, {}, nil
 for i = 4, #ARGV do
   local id = ARGV[i]
   local r = load_run(id)
@@ -28,10 +28,11 @@ for i = 4, #ARGV do
   if r and (r.st == 'waiting' or r.st == 'later' or r.st == 'granted' or r.st == 'queued') then
     call_off(job(r.job), r, ARGV[3])
     endings[#endings + 1] = { id, ARGV[3] }
-    if by_hand then audit(ARGV[1], 'cancel', id, r.job) end
+    last = r
   end
 end
 hand_over(16)
 flush()
+if by_hand and last then audit(ARGV[1], 'cancel', #endings == 1 and last.id or #endings .. ' runs', last.job) end
 if by_hand then return { endings, HAND.grants, found } end
 return remember({ endings, HAND.grants })
