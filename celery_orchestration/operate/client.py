@@ -286,6 +286,9 @@ class Orchestration:
             raise BadCall(f"unknown state {show(state)}{suggest(state, UNSTARTED)}: {', '.join(UNSTARTED)}")
         if self._ask_about(lambda: self._ledger.history(job, 0)) is None:
             raise self._unknown(job)
+        return self._unstarted(job, state)
+
+    def _unstarted(self, job: str, state: str | None) -> list[str]:
         found: list[str] = []
         for where in (UNSTARTED[state] if state else [one for some in UNSTARTED.values() for one in some]):
             skip, looked = 0, LOOKED_AT
@@ -358,7 +361,7 @@ class Orchestration:
         runs, left = {}, {}
         ids = self._letters(run_id, job, everything)
         if as_job is not None and job is not None:
-            ids += self.unstarted(job, "waiting")
+            ids += self._unstarted(job, "waiting")
         for id in ids:
             what, new = self._requeue(id) if as_job is None else self._requeue_as(id, as_job, queue or "")
             if what == "ok":
