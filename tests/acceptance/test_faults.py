@@ -35,7 +35,7 @@ RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
 ELSEWHERE = {"status", "explain", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
 ELSEWHERE |= {"release", "released", "note", "retrying", "over", "claim", "health", "members", "find", "graph", "jobs"}
 #: It comes while releases differ: test_releases.py.
-ELSEWHERE |= {"stray"}
+ELSEWHERE |= {"stray", "unstarted"}
 #: They come when the ledger is emptied: test_ledger_trouble.py.
 ELSEWHERE |= {"decisions", "restore"}
 #: Those of schedulers, and of people who change the schedule: test_dispatch.py.

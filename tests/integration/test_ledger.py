@@ -168,8 +168,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR091
     assert shop.ledger.release("me", 10)[1] == []
     assert shop.ledger.released(["c"]) == 0
     shop.ledger.note("me", "trigger", "one", "")
-    assert shop.ledger.stray("w1", [Stray("s", 0, "unknown", 1, "", None, "q", "", b"s")]) == (["nobody"], [])
-    call_verbs_of_schedulers(shop)
+    call_other_verbs(shop)
     epoch = shop.register("w1").epoch
     assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("d", "one"), "7")]).answers == ["ok"]
     shop.ledger.close()
@@ -179,7 +178,9 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR091
     assert set(verbs()) == shop.called
 
 
-def call_verbs_of_schedulers(shop: Shop) -> None:
+def call_other_verbs(shop: Shop) -> None:
+    stray = shop.ledger.stray("w1", [Stray("s", 0, "unknown", 1, "", None, "q", "", b"s")])
+    assert (stray, shop.ledger.unstarted("unknown", "wait", 0, 10)[1]) == ((["nobody"], []), [])
     term = shop.ledger.lead("s1", "s1@host", 10_000, "").term
     assert shop.ledger.schedule("me", "add", "two", "", ("one", "one", "every 5 s", "{}")) == "ok"
     adoption = Adoption("two", "two", "one", "one", "every 5 s", "people", None)
