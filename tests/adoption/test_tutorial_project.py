@@ -40,3 +40,27 @@ def test_celerys_own_commands_reach_jobs(proj):
     assert proj.celery("result", run_id).stdout.strip() == "42"
     registered = json.loads(proj.celery("inspect", "registered", "--json").stdout)
     assert all("proj.tasks.xsum" in tasks for tasks in registered.values())
+
+
+def test_commands_know_the_jobs_of_modules_that_only_include_names(proj):
+    assert "written" in proj.orchestration("explain", "proj.tasks.xsum", code=None)
+    proj.orchestration("trigger", "proj.tasks.xsum", "--args", "[[1, 2]]")
+    until(lambda: proj.asked("history", "proj.tasks.xsum"), PATIENCE, "it ran", poll=0.5)
+    proj.orchestration("schedule", "add", "often", "proj.tasks.mul", "1", "--args", "[2, 3]")
+    until(lambda: len(proj.asked("history", "proj.tasks.mul")) >= 2, PATIENCE, "it is fired", poll=0.5)
+    proj.orchestration("schedule", "remove", "often")
+
+
+def test_a_queue_that_nobody_serves_is_reported(proj):
+    assert "nightly.low" in proj.orchestration("status", code=1)
+
+
+def test_doctor_finds_a_misspelt_name_before_a_worker_starts(open_project):
+    fresh = open_project("tutorial", "proj")
+    tasks = fresh.directory / "proj" / "tasks.py"
+    tasks.write_text(
+        tasks.read_text("utf-8").replace("max_running=1)", 'depends_on=["proj.tasks.fetchh"])', 1), "utf-8"
+    )
+    told = fresh.orchestration("doctor", code=1)
+    assert "proj.tasks.fetchh" in told
+    assert "did you mean" in told

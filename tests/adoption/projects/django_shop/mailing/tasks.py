@@ -1,3 +1,4 @@
+import os
 import time
 
 from celery import shared_task
@@ -22,6 +23,8 @@ def bounce(to):
 
 
 @shared_task(max_running=1)
-def clean_list(seconds=0.0):
+def clean_list(until=""):
+    """Goes on until there is a file of that name."""
     with recorded(clean_list.name):
-        time.sleep(seconds)
+        while until and not os.path.exists(until):
+            time.sleep(0.05)
