@@ -19,6 +19,8 @@ from kombu.utils import json as kombu_json
 
 #: Header of a handed-over message: {"grant", "exchange", "routing_key"}.
 HEADER = "orchestration"
+#: Header of a copy whose run has been received by a worker before: it sends no second ``task-received`` event.
+RECEIVED = "orchestration_received"
 #: Where a task finds its fence: among the properties, which unlike headers are not copied into its retries.
 FENCE = "orchestration_fence"
 #: And when it was admitted, by the machine's monotonic clock.
@@ -84,7 +86,13 @@ class Envelope:
 
     def retried(self, retries: int) -> Envelope:
         """The message of a later attempt, to be made at once."""
-        return replace(self, headers={**self.headers, "retries": retries, "eta": None})
+        return replace(self, headers={**self._as_new(), "retries": retries, "eta": None})
+
+    def received(self) -> Envelope:
+        return replace(self, headers={**self.headers, RECEIVED: True})
+
+    def _as_new(self) -> dict[str, Any]:
+        return {key: value for key, value in self.headers.items() if key != RECEIVED}
 
     def renamed(self, task: str, queue: str) -> Envelope:
         """The same call of another task, as if it had come through that queue."""
@@ -94,7 +102,7 @@ class Envelope:
 
     def again(self, id: str) -> Envelope:
         """The message of a run that is to be made once more, from the beginning, under this id."""
-        headers = {**self.headers, "id": id, "retries": 0, "eta": None, "expires": None}
+        headers = {**self._as_new(), "id": id, "retries": 0, "eta": None, "expires": None}
         if headers.get("root_id") == self.headers.get("id"):
             headers["root_id"] = id
         return replace(self, headers=headers, properties={**self.properties, "correlation_id": id})

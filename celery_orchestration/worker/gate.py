@@ -601,6 +601,8 @@ class Gate:
             self._side.keeper.fail(start.id, start.fence)
             return None
         task_reserved(request)
+        if not request.received:  # a fire that waited has never been a message
+            request.send_received()
         return request
 
     # -- runs end -----------------------------------------------------------------------------------

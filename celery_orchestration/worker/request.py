@@ -22,7 +22,7 @@ from celery.utils.log import get_logger
 from celery.worker.request import Request, task_ready
 from celery.worker.state import task_reserved
 
-from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, Envelope
+from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, RECEIVED, Envelope
 from celery_orchestration.ledger import keys
 from celery_orchestration.limits import Run, clocks
 from celery_orchestration.task import default_limit, lost_lease
@@ -43,12 +43,31 @@ LONGEST_TRACEBACK = 8000
 gates: dict[str, Gate] = {}
 
 
+class Events:
+    """A dispatcher of events that sends ``task-received`` once for each run: copies of a message know that it was."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        self._dispatcher = dispatcher
+        #: The task id that was received before: that of the message that is being dealt with.
+        self.silent: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dispatcher, name)
+
+    def send(self, type: str, **fields: Any) -> Any:
+        if type == "task-received" and self.silent is not None and fields.get("uuid") == self.silent:
+            self.silent = None
+            return None
+        return self._dispatcher.send(type, **fields)
+
+
 class Timeless:
     """A consumer as Celery's strategy sees it, whose timer is the ledger."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self.timer = self.qos = self
+        self.event_dispatcher = consumer.event_dispatcher and Events(consumer.event_dispatcher)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
@@ -102,6 +121,8 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     pool_result: Any = None
     #: Why its code cannot be executed: the run fails as soon as it starts.
     problem: Exception | None = None
+    #: Whether a worker has received its run before: then that was told.
+    received = False
     #: Grant number of a handed-over message.
     grant = ""
     origin: dict[str, Any] | None = None
@@ -116,6 +137,9 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     def __init__(self, message: Any, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
         self.gate = gates.get(self._hostname)
+        self.received = bool(self._request_dict.pop(RECEIVED, False))
+        if self.received and isinstance(self._eventer, Events):
+            self._eventer.silent = self.id
         handed_over = _handed_over(self._request_dict.pop(HEADER, None))
         if handed_over:
             self.grant = handed_over.get("grant", "")
@@ -140,7 +164,21 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         return self.id, self.fence or ""
 
     def envelope(self) -> Envelope:
-        return Envelope.of(self._message, self.origin)
+        return Envelope.of(self._message, self.origin).received()
+
+    def send_received(self) -> None:
+        """As Celery's strategy does for a message that arrives."""
+        self.send_event(
+            "task-received",
+            name=self.name,
+            args=self.argsrepr,
+            kwargs=self.kwargsrepr,
+            root_id=self.root_id,
+            parent_id=self.parent_id,
+            retries=self._request_dict.get("retries", 0),
+            eta=self.eta and self.eta.isoformat(),
+            expires=self.expires and self.expires.isoformat(),
+        )
 
     def start(self, fence: str, admitted: float) -> None:
         """`admitted`: not after this, by the monotonic clock. This process may have stood still since."""

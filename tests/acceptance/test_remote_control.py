@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from support.history import History
-from support.invariants import status_of
+from support.invariants import status_of, waiting
 from support.wait import stays, until
 from support.workers import Broker, WorkerProcess
 
@@ -98,3 +100,44 @@ def test_quorum_queues_are_quorum_queues_throughout(
     assert {queue["name"] for queue in queues} == expected
     assert all(queue["queue_arguments"] == {"x-queue-type": "quorum"} for queue in queues)
     assert "direct exchange" not in process.log()
+
+
+# -- events
+
+
+def test_every_run_is_received_once(
+    redis_broker: Broker, worker: StartWorker, load_app: LoadApp, history: History, tmp_path: Path
+) -> None:
+    """Also those that wait, are published again, and are shared among busy workers."""
+    env = conf(worker_send_task_events=True)
+    worker(redis_broker, APP, name="other", concurrency=1, queues=["elsewhere"], env=env)
+    worker(redis_broker, APP, name="one", concurrency=1, env=env)
+    worker(redis_broker, APP, name="two", concurrency=1, env=env)
+    jobs = load_app(redis_broker, APP)
+    events: list[tuple[str, str]] = []
+    with jobs.app.connection_for_read() as connection:
+        receiver = jobs.app.events.Receiver(
+            connection, handlers={"*": lambda event: events.append((event["type"], event.get("uuid", "")))}
+        )
+        with receiver.consumer_context() as (connection_, *_):
+            gate = tmp_path / "go"
+            runs: list[Any] = []
+
+            def heard() -> bool:
+                with contextlib.suppress(TimeoutError):
+                    connection_.drain_events(timeout=0.5)
+                return {run.id for run in runs} <= {id for type, id in events if type == "task-succeeded"}
+
+            until(lambda: heard() and events, 20, "a heartbeat: from now on all is heard")
+            first = jobs.exclusive.apply_async(kwargs={"until": str(gate)}, queue="elsewhere")
+            until(history.started)
+            runs += [jobs.exclusive.delay(0.3) for _ in range(6)] + [jobs.keyed.delay("a", 0.1) for _ in range(4)]
+            runs += [jobs.free.apply_async((0.3,), countdown=1) for _ in range(4)]
+            until(lambda: waiting(jobs.app) >= 6, 20)
+            gate.touch()
+            until(heard, 60)
+            end = time.monotonic() + 2
+            while time.monotonic() < end:  # copies that come after all
+                heard()
+    received = [id for type, id in events if type == "task-received"]
+    assert sorted(received) == sorted(run.id for run in [first, *runs])
