@@ -106,6 +106,29 @@ answer(repr(charge_card.delay(7).get(60, propagate=False)))
     shop.until_journal("orders.tasks.charge_card", 2, "start")
 
 
+@pytest.mark.parametrize("name", ["settle_accounts", "settle_taxes"])
+def test_a_class_of_the_companys_own_works_before_and_behind_ours(shop, name):
+    """Its request class is used for every run, also for one that waited or was not due; none runs beside another."""
+    task = f"company.tasks.{name}"
+    shop.python(f"""
+from company.tasks import {name} as job
+results = [job.delay() for _ in range(3)] + [job.apply_async(countdown=1), job.delay(fails=True)]
+for result in results:
+    result.get(60, propagate=False)
+""")
+    shop.until_journal(task, 5)
+    events = [line["event"] for line in shop.journal(task)]
+    assert events.count("accepted") == 5
+    until(lambda: len(shop.journal(task, "company heard")) == 1, PATIENCE)
+    assert [event for event in events if event in ("start", "end")] == ["start", "end"] * 5
+
+
+def test_a_plain_task_of_the_companys_class_stays_plain(shop):
+    shop.python("from company.tasks import audit; audit.delay().get(60)")
+    assert len(shop.journal("company.tasks.audit", "accepted")) == 1
+    assert "company.tasks.audit" not in shop.orchestration("status", "--all", code=None)
+
+
 def test_everything_is_a_plain_task_with_mode_off(shop):
     """The environment decides: nobody has to change code to be rid of it."""
     off = {"CELERY_ORCHESTRATION_MODE": "off", "SHOP_REDIS": shop.redis.url(5)}

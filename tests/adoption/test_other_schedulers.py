@@ -54,3 +54,13 @@ def test_celerys_own_scheduler_fires_jobs(shop):
     until(lambda: sources(shop) == {"beat_schedule"}, PATIENCE, poll=0.2)
     until(lambda: len(shop.journal(RATES)) > 1, PATIENCE, poll=0.2)
     assert beat.stop(PATIENCE) == 0
+
+
+def test_an_entry_at_run_time_is_refused_where_nothing_would_fire_it(shop):
+    foreign = {"SHOP_BEAT": "django_celery_beat.schedulers:DatabaseScheduler"}
+    refused = shop.celery(
+        *("orchestration", "schedule", "add", "nightly", "reports.tasks.archive", "60"), code=None, env=foreign
+    )
+    assert refused.returncode != 0
+    assert "DatabaseScheduler" in refused.stdout + refused.stderr
+    assert "Traceback" not in refused.stderr

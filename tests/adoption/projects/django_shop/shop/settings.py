@@ -17,6 +17,7 @@ INSTALLED_APPS = [
     "django.contrib.auth",
     "django_celery_beat",
     "django_celery_results",
+    "company",
     "orders",
     "mailing",
     "reports",
