@@ -6,7 +6,8 @@ order in which it meets them:
 1. A job is declared: ``task`` is its base class, ``policy`` checks and completes its options, ``graph`` looks at
    how jobs depend on and block each other. ``queues`` routes its messages by pool and priority.
 2. A message arrives at a worker. ``worker.request`` takes it to ``worker.gate`` instead of the execution pool,
-   which asks the ledger (``ledger``, verb ``turn``) whether the run may start: the **gate**.
+   which asks the ledger (``ledger``, verb ``turn``) whether the run may start: the **gate**. If the worker's code lacks
+   the job, ``worker.strays`` leaves the message to a worker that has it.
 3. It may: it holds **room** under its worker's **lease** and a **fence**, and is given to the pool. It may not: its
    whole message is kept in the ledger (``envelope``), the broker's copy is acknowledged, and the run **waits**.
 4. A run ends: ``worker.request`` hears it, the gate tells the ledger in its next turn, and the room goes to the
