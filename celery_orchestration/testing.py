@@ -10,7 +10,7 @@ Rules and words are those of the ledger (``lua/lib/gate.lua``, ``operate/reasons
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -169,19 +169,22 @@ class _Situation:
         for other in self._never_beside(run.job):
             if other in busy:
                 return ["blocked", other]
-        return self._unmet(run.job) or self._barred(run)
+        return self._unmet(run.job, self.waiting) or self._barred(run)
 
-    def _unmet(self, job: str) -> list[Any] | None:
+    def _unmet(self, job: str, before: Sequence[_Run]) -> list[Any] | None:
+        """`before`: runs that wait and came before the one that is asked about."""
         for dep in self._jobs[job].document()["deps"]:
-            how = self._wanting(dep, self.started.get(job))
+            how = self._wanting(dep, self.started.get(job), before)
             if how is not None:
                 return ["depends", dep["job"], how]
         return None
 
-    def _wanting(self, dep: Mapping[str, Any], started: float | None) -> str | None:
+    def _wanting(self, dep: Mapping[str, Any], started: float | None, before: Sequence[_Run]) -> str | None:
         name = dep["job"]
         if any(one.job == name for one in self.running):
             return "busy"
+        if any(one.job == name for one in before):
+            return "fires"
         if dep["on"] == "idle":
             return None
         last = self.ended.get(name, Ended(outcome="succeeded"))
@@ -202,8 +205,10 @@ class _Situation:
         if any((one.job, one.key) == (run.job, run.key) for one in before):
             return ["behind", run.job]
         beside = set(self._never_beside(run.job))
+        places = {id(one): place for place, one in enumerate(self.waiting)}
         for one in sorted(before, key=lambda one: -one.priority):
-            if one.job in beside and one.job not in self.disabled and not self._unmet(one.job):
+            unmet = self._unmet(one.job, self.waiting[: places[id(one)]])
+            if one.job in beside and one.job not in self.disabled and not unmet:
                 return ["behind", one.job]
         return None
 

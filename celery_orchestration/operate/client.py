@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +16,7 @@ from celery.utils.log import get_logger
 from celery.utils.nodenames import default_nodename, host_format
 from kombu.exceptions import EncodeError, KombuError, OperationalError
 
-from celery_orchestration import queues
+from celery_orchestration import commands, queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import (
     AmbiguousRun,
@@ -27,7 +29,7 @@ from celery_orchestration.errors import (
     UnknownJob,
     UnknownRun,
 )
-from celery_orchestration.ledger import Grant, Ledger, keys
+from celery_orchestration.ledger import BEAT, Grant, Ledger, keys
 from celery_orchestration.operate import code, reading
 from celery_orchestration.operate.models import (
     MOST_HISTORY,
@@ -60,6 +62,8 @@ if TYPE_CHECKING:  # loaded when they are asked for: a status comes quicker with
 T = TypeVar("T")
 logger = get_logger(__name__)
 
+#: How many workers are asked to sweep: one may be busy.
+MOST_ASKED = 3
 #: The broker does not take a message, or the ledger does not answer.
 _UNREACHABLE = (KombuError, OSError, LedgerError)
 
@@ -263,13 +267,15 @@ class Orchestration:
     def cancel(self, run_id: str, terminate: bool = False) -> Cancelled:
         """Calls a run off that has not started: it ends as revoked. A running one only if `terminate`.
 
-        How it ended is told to Celery by a worker, within seconds.
+        How it ended is told to Celery by a worker: at once, or with its next sweep if it is busy.
         """
         state, grants = self._ask(lambda: self._ledger.cancel_by_hand(me(), run_id))
         self._hand_over(grants)
         if not state:
             raise UnknownRun(f"there is no run {show(run_id)}, or it is over")
         called_off = state in ("waiting", "later", "granted", "queued")
+        if called_off:
+            self._have_swept()
         terminated = terminate and not called_off
         if terminated:
             self._ask(lambda: self._ledger.note(me(), "cancel", run_id, "terminated"))
@@ -309,7 +315,17 @@ class Orchestration:
             done, grants = self._ask(partial(self._ledger.cancel_all_by_hand, me(), run_ids[i : i + PART]))
             self._hand_over(grants)
             count += done
+        if count:
+            self._have_swept()
         return CancelledRuns(job=job, count=count)
+
+    def _have_swept(self) -> None:
+        """A worker carries out what was left in the ledger. If none hears of it, one does so with its next sweep."""
+        workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        if workers:
+            asked = random.sample(workers, min(len(workers), MOST_ASKED))
+            with suppress(*_UNREACHABLE):
+                self._app.control.broadcast(commands.SWEEP, destination=asked)
 
     def release_all(self) -> Released:
         """Publishes everything that waits now, past the gate: the way out, once the workers run without orchestration.

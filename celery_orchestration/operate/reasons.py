@@ -14,7 +14,7 @@ _DEPENDENCY = {
     "disabled": "it is disabled",
     "old": "its last run is too long ago",
     "stale": "it has not ended since this job's last start",
-    "fires": "its scheduled run came first, and has not ended",
+    "fires": "a run of it came first, and has not ended",
 }
 
 

@@ -39,6 +39,7 @@ class Lease(threading.Thread, ABC):
         #: In which it is registered, and has restored what it knows of decisions.
         self._epoch_name = ""
         self._beat_at = self._sweep_at = 0.0
+        self._sweep_is_asked_for = False
         self._alive_at = monotonic()
         #: For people: when a heartbeat reached the ledger last, how far our clock was ahead of Redis's then, and what
         #: has gone wrong since.
@@ -80,6 +81,11 @@ class Lease(threading.Thread, ABC):
     def register_soon(self) -> None:
         """The ledger does not know this member, or one of its jobs."""
         self._registered = False
+        self._wake.set()
+
+    def sweep_soon(self) -> None:
+        """Somebody left something for whoever sweeps next."""
+        self._sweep_is_asked_for = True
         self._wake.set()
 
     def stop(self) -> None:
@@ -134,7 +140,8 @@ class Lease(threading.Thread, ABC):
             self._beat_at = now + self._member.settings.lease_seconds / 3
             self.beaten_at = monotonic()
             self.ahead = self._ledger.ahead
-        if now >= self._sweep_at and self._may_sweep():
+        if (now >= self._sweep_at or self._sweep_is_asked_for) and self._may_sweep():
+            self._sweep_is_asked_for = False
             self._sweep()
             self._sweep_at = now + self._sweep_seconds
         self._after()

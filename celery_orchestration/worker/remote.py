@@ -47,6 +47,15 @@ def orchestration_serve(state: Any, queue: str) -> None:
         side.consuming.begin([queue])
 
 
+@control_command(name=commands.SWEEP)  # type: ignore[untyped-decorator]
+def orchestration_sweep(state: Any) -> dict[str, str]:
+    """Orchestration: sweep now, and not only when it is time."""
+    side: Any = getattr(state.consumer.controller, "orchestration", None)
+    if hasattr(side, "keeper"):
+        side.keeper.sweep_soon()
+    return {"ok": "it sweeps"}
+
+
 def _told(side: WorkerSide) -> dict[str, Any]:
     here, gate, keeper = side.presence(), side.gate, side.keeper
     trouble = keeper.trouble or ("it does not answer" if side.line.down else "")

@@ -15,6 +15,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.result import AsyncResult
 
+from celery_orchestration.operate import Orchestration
 from support.history import Event
 from support.invariants import all_ended, status_of
 from support.stage import FAULTS, Stage
@@ -246,3 +247,18 @@ def test_a_run_that_begins_when_its_lease_is_lost_already_stores_nothing(stage):
     stage.release("returning")
     assert lost.get(timeout=10) == second.start.fence
     stage.all_well(void={span.start.execution for span in stage.starts(lost) if span.start.pid == child})
+
+
+def test_a_waiting_run_that_is_cancelled_has_ended_at_once(stage_on, redis_broker):
+    """Not only with the next sweep, which is minutes away."""
+    stage = stage_on(redis_broker)
+    stage.worker(env={"TEST_LEASE": "1200", "TEST_SWEEP": "200"})
+    running = stage.send(stage.jobs.held, "run")
+    stage.started(running)
+    waits = stage.send(stage.jobs.held, "run")
+    stage.wait_waiting(1)
+    assert Orchestration(stage.app).cancel(waits.id).called_off
+    until(lambda: waits.state == "REVOKED", 20, "Celery knows")
+    stage.release("run")
+    stage.all_well()
+    assert not stage.starts(waits)

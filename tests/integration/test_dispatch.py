@@ -906,7 +906,7 @@ class TestHistory:
 
 
 class TestDependencies:
-    """A scheduled run of a dependency that arrived before keeps a run waiting (rule 4)."""
+    """A run of a dependency that arrived before keeps a run waiting (rule 4)."""
 
     @pytest.fixture
     def line(self, beat: Beat) -> Beat:
@@ -942,10 +942,12 @@ class TestDependencies:
         line.dispatch(line.fire("d", "d"))
         assert line.end("busy") == [second.id]
 
-    def test_one_that_was_called_does_not(self, line: Beat):
+    def test_one_that_was_called_does_as_well(self, line: Beat):
         assert line.come("o", "other") == "start"
         assert line.come("called", "d") == "wait"
-        assert line.come("j1", "j") == "start"
+        assert line.come("j1", "j") == "wait"
+        assert line.end("o") == ["called"]
+        assert line.end("called") == ["j1"]
 
     @pytest.mark.parametrize("how", ["cancelled", "expired", "released", "skipped"])
     def test_one_that_will_not_run_does_not_any_more(self, line: Beat, how: str):

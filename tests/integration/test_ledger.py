@@ -330,20 +330,33 @@ class TestDrain:
 
 
 class TestDependents:
-    """When D ends, those who wait for D are looked at before D's next run."""
+    """When D ends, those who wait for D are looked at before a run of D that came after them."""
 
     def test_a_dependent_goes_before_the_next_run_of_what_it_waits_for(self, shop: Shop):
         shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}]}})
         shop.come("d1", "d")
-        assert shop.come("d2", "d") == "wait"
         assert shop.come("j1", "j") == "wait"
+        assert shop.come("d2", "d") == "wait"
         assert shop.end("d1", free=1) == ["j1"]
+
+    @pytest.mark.parametrize("on", ["success", "idle"])
+    def test_a_dependent_waits_for_every_run_that_came_before_it(self, shop: Shop, on: str):
+        """Whoever asked for it: a waiting run of D counts as busy."""
+        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": on}]}})
+        shop.come("d1", "d")
+        for id in ("d2", "d3"):
+            assert shop.come(id, "d") == "wait"
+        assert shop.come("j1", "j") == "wait"
+        assert shop.come("d4", "d") == "wait"
+        assert shop.end("d1", free=2) == ["d2"]
+        shop.ledger.cancel("w1", 1, "revoked", ["d3"])
+        assert shop.end("d2", free=1) == ["j1"]
 
     def test_also_if_they_block_each_other(self, shop: Shop):
         shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}], "blocks": ["d"]}})
         shop.come("d1", "d")
-        assert shop.come("d2", "d", priority=3) == "wait"
         assert shop.come("j1", "j", priority=0) == "wait"
+        assert shop.come("d2", "d", priority=3) == "wait"
         assert shop.end("d1", free=2) == ["j1"]
         assert shop.end("j1", free=2) == ["d2"]
 
@@ -351,9 +364,9 @@ class TestDependents:
         deps = [{"job": "d"}]
         shop.install({"d": {"cap": 1}, "i": {"deps": deps}, "j": {"deps": deps}, "k": {"deps": deps}}, cap=1)
         shop.come("d1", "d")
-        assert shop.come("d2", "d", priority=3) == "wait"
         for job, priority in (("i", 0), ("j", 2), ("k", 1)):
             assert shop.come(f"{job}1", job, priority=priority) == "wait"
+        assert shop.come("d2", "d", priority=3) == "wait"
         assert shop.end("d1", free=4) == ["j1"]
 
     def test_a_dependent_passes_only_the_job_it_waits_for(self, shop: Shop):

@@ -54,7 +54,7 @@ class Run:
     later: bool = False  # it came with a time
     alone: bool = False
     scheduled: bool = False
-    #: It is scheduled, has not started, and others depend on its job: it comes before runs of theirs that arrive later.
+    #: It waits, has not started, and others depend on its job: it comes before runs of theirs that arrive later.
     first: bool = False
 
     @property
@@ -143,7 +143,7 @@ class Model:
         return True
 
     def fires_before(self, job: str, run: Run) -> bool:
-        """Whether a scheduled run of that job that has not started arrived before this one."""
+        """Whether a waiting run of that job that has not started arrived before this one."""
         return any(r.first and r.job == job and r.rank[1] < run.rank[1] for r in self.runs.values())
 
     def has_dependents(self, job: str) -> bool:
@@ -247,7 +247,7 @@ class Model:
             self.comes_first(following)
 
     def comes_first(self, run: Run) -> None:
-        run.first = run.state == "waiting" and run.scheduled and not run.started and self.has_dependents(run.job)
+        run.first = run.state == "waiting" and not run.started and self.has_dependents(run.job)
 
     def give_way(self, run: Run) -> None:
         if run.behind.job != run.job:

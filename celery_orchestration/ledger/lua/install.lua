@@ -80,6 +80,7 @@ for name, p in pairs(wanted) do
       if type(dep.max_age_ms) ~= 'number' then dep.max_age_ms = nil end
     end
     if j and (j.keyed ~= p.keyed or j.cap ~= p.cap) then relaned[name] = relane(j, p.keyed) end
+    if #p.depd == 0 then call('DEL', P .. 'sq:' .. name) end
     save_policy(name, p)
     if j and j.hash == 'corrupt' then call('HDEL', P .. 'j:' .. name, 'off') end
     call('SADD', P .. 'jobs', name)
@@ -102,6 +103,7 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
       -- Nobody defines it, but it has runs: they go on, unbound.
       note_last_release(j)
       j.conf, j.groups, j.deps, j.depd, j.hash = {}, {}, {}, {}, 'gone'
+      call('DEL', P .. 'sq:' .. name)
       save_policy(name, j)
     end
   end

@@ -153,7 +153,7 @@ local function admit(arrival)
   r.sd = before_it and before_it.job == name and before_it.sd or false
   if r.eta then
     put_off(j, r, message)
-    if r.ent and not r.sd then refresh_dependents(j) end -- the attempt before it may have kept them waiting
+    if before_it and not r.sd then refresh_dependents(j) end -- the attempt before it may have kept them waiting
     return { 'wait' }
   end
   if is_dropped(j, r) and not observe then

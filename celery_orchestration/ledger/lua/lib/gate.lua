@@ -5,7 +5,7 @@ local function age_ms(t)
   return NOW - math.floor(t / 1000)
 end
 
--- The arrival of the first scheduled run of d that has not started: runs of those that depend on d wait for it if they
+-- The arrival of the first run of d that waits and has not started: runs of those that depend on d wait for it if they
 -- arrived after it.
 local function fires_from(d)
   while true do
@@ -69,7 +69,7 @@ local function first_in(lane)
   return nil
 end
 
--- Until which arrival runs of j wait for no scheduled run of a dependency; nil: whenever they arrived.
+-- Until which arrival runs of j wait for no waiting run of a dependency; nil: whenever they arrived.
 local function free_until(j)
   local arrival = nil
   for _, dep in ipairs(j.deps) do

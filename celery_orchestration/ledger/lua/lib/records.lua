@@ -60,7 +60,7 @@
 --   h:<job>          list  runs that ended (JSON), the latest first; bounded
 --   dl:<id>          hash  a dead letter. s, m: as of the run; i: what happened (JSON)
 --   dj:<job>         zset  dead letters of a job, by time (ms); dead: of all jobs. Bounded
---   sq:<job>         zset  its scheduled runs that have not started, by arrival; only of jobs that others depend on
+--   sq:<job>         zset  its runs that wait and have not started, by arrival; only of jobs that others depend on
 --   entries          zset  entries of the schedule, by when a leader had them last (ms)
 --   e:<entry>        hash  an entry: see lib/entries.lua
 --   added            set   entries that people added

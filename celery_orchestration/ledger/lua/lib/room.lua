@@ -63,13 +63,13 @@ local function expires(r)
   look_at(r.ex)
 end
 
--- A scheduled run of a job that others depend on comes before runs of theirs that arrive after it, until it starts.
+-- A run of a job that others depend on comes before runs of theirs that arrive after it, until it starts.
 local function comes_first(j, r)
-  if r.ent and not r.sd and #j.depd > 0 then call('ZADD', P .. 'sq:' .. j.name, int(r.rank % CLASS), r.id) end
+  if not r.sd and #j.depd > 0 then call('ZADD', P .. 'sq:' .. j.name, int(r.rank % CLASS), r.id) end
 end
 
 local function no_longer_first(j, r)
-  if r.ent then call('ZREM', P .. 'sq:' .. j.name, r.id) end
+  if #j.depd > 0 then call('ZREM', P .. 'sq:' .. j.name, r.id) end
 end
 
 local function enqueue(j, r, message)
