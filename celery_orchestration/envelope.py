@@ -17,12 +17,15 @@ from kombu import Producer, Queue
 from kombu.message import Message
 from kombu.utils import json as kombu_json
 
-#: Header of a handed-over message: {"grant", "exchange", "routing_key"}.
+#: Header of a message that belongs to a run the ledger knows: {"publication"}; of a handed-over one also {"grant",
+#: "exchange", "routing_key"}.
 HEADER = "orchestration"
 #: Header of a copy whose run has been received by a worker before: it sends no second ``task-received`` event.
 RECEIVED = "orchestration_received"
 #: Where a task finds its fence: among the properties, which unlike headers are not copied into its retries.
 FENCE = "orchestration_fence"
+#: Its run and the publication that is of (``lua/lib/identity.lua``).
+RUN, PUBLICATION = "orchestration_run", "orchestration_publication"
 #: And when it was admitted, by the machine's monotonic clock.
 ADMITTED = "orchestration_admitted"
 
@@ -42,12 +45,15 @@ class Envelope:
     body: bytes
 
     @classmethod
-    def of(cls, message: Message, origin: Mapping[str, Any] | None = None) -> Envelope:
+    def of(cls, message: Message, origin: Mapping[str, Any] | None = None, publication: str = "") -> Envelope:
         """`origin`: exchange and routing key of the first delivery, if this one was a hand-over."""
         where = origin or message.delivery_info or {}
         body = message.body
+        headers = {key: value for key, value in message.headers.items() if key != HEADER}
+        if publication:
+            headers[HEADER] = {"publication": publication}
         return cls(
-            headers={key: value for key, value in message.headers.items() if key != HEADER},
+            headers=headers,
             properties={name: message.properties[name] for name in PROPERTIES if name in message.properties},
             content_type=message.content_type,
             content_encoding=message.content_encoding,
@@ -111,8 +117,9 @@ class Envelope:
         """Straight into one queue, whatever exchange it came through first. Without a grant it goes to the gate."""
         headers = dict(self.headers)
         compression = headers.pop("compression", None)  # the body was decompressed on arrival
+        headers[HEADER] = {"publication": "", **(headers.get(HEADER) or {})}
         if grant:
-            headers[HEADER] = {"grant": grant, "exchange": self.exchange, "routing_key": self.routing_key}
+            headers[HEADER] |= {"grant": grant, "exchange": self.exchange, "routing_key": self.routing_key}
         producer.publish(
             self.body,
             exchange="",
@@ -127,7 +134,8 @@ class Envelope:
 
     def as_message(self, accept: Any) -> Message:
         """As if it had just been delivered. It has no channel: there is nothing to acknowledge."""
-        headers = {key: value for key, value in self.headers.items() if key != "compression"}
+        headers = {HEADER: {"publication": ""}, **self.headers}
+        headers.pop("compression", None)
         return Message(
             body=self.body,
             content_type=self.content_type,

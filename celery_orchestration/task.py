@@ -13,16 +13,17 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, ClassVar, get_args
 
-from celery import Celery, Task
+from celery import Celery, Task, chain, chord, group
 from celery.app.annotations import resolve_all
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.schedules import maybe_schedule
+from celery.utils import uuid
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 
 from celery_orchestration import progress
-from celery_orchestration.envelope import ADMITTED, FENCE
+from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RUN
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.limits import Clock, Limit, Run, clocks
@@ -184,7 +185,10 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     # -- calling ------------------------------------------------------------------------------------
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """``priority="high"`` moves this one run to another queue and rank; a number stays Celery's."""
+        """``priority="high"`` moves this one run to another queue and rank; a number stays Celery's.
+
+        One call is one run, whatever its ``task_id``: the message's id tells copies of it from another call.
+        """
         if self.mistake is not None:
             raise self.mistake
         priority = options.get("priority")
@@ -193,7 +197,18 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             del options["priority"]
             options["headers"] = {**(options.get("headers") or {}), PRIORITY_HEADER: label}
             self._announce_queue(Priority.parse(label))
+        options.setdefault("message_id", uuid())
         return super().apply_async(args, kwargs, *rest, **options)
+
+    def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
+        """That of a retry says which run it continues."""
+        request = self.request if request is None else request
+        signature = super().signature_from_request(request, *args, **options)
+        if (signature.options.get("retries") or 0) > (request.retries or 0):
+            _belong_to_run_of(request, signature)
+        return signature
+
+    subtask_from_request = signature_from_request
 
     def _announce_queue(self, priority: Priority) -> None:
         policy = self.orchestration
@@ -254,10 +269,13 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         self._go_on(clock)
         return result
 
-    def replace(self, *args: Any, **kwargs: Any) -> Any:
+    def replace(self, sig: Any) -> Any:
         self._refuse_if_void()
         clock = self._stop_clock()
-        result = super().replace(*args, **kwargs)
+        last = sig.tasks[-1] if isinstance(sig, chain) and sig.tasks else sig
+        if not isinstance(last, chain | group | chord):  # the body of a chord comes as a call of its own
+            _belong_to_run_of(self.request, last)
+        result = super().replace(sig)
         self._go_on(clock)
         return result
 
@@ -305,7 +323,16 @@ def _retry_as_implied(task: Task | None) -> None:
 
 
 def _run_of(task: OrchestratedTask) -> Run:
-    return str(task.request.id), str((task.request.properties or {}).get(FENCE) or "")
+    properties = task.request.properties or {}
+    return str(properties.get(RUN) or task.request.id), str(properties.get(FENCE) or "")
+
+
+def _belong_to_run_of(request: Any, signature: Any) -> None:
+    """What it sends is the next attempt of this run, not another run of the same task id."""
+    publication = (request.properties or {}).get(PUBLICATION)
+    if publication is not None:
+        headers = signature.options.get("headers") or {}
+        signature.options["headers"] = {**headers, HEADER: {"publication": publication}}
 
 
 def default_limit(task: Task, limits: Sequence[float | None] | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -43,6 +43,7 @@ __all__ = [
     "Changes",
     "Claim",
     "Claimed",
+    "Discarded",
     "Dispatched",
     "Fire",
     "Grant",
@@ -117,6 +118,20 @@ class Arrival:
     granted_queue: str
     message: bytes
     eta_ms: int | None = None
+    #: Which call it comes from; '' for a fire. See ``lua/lib/identity.lua``.
+    publication: str = ""
+    #: It was delivered before, and does not say which publication it is of.
+    anonymous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A message that Celery discarded."""
+
+    id: str
+    attempt: int
+    publication: str
+    anonymous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +147,8 @@ class Stray:
     queue: str
     granted_queue: str
     message: bytes
+    publication: str = ""
+    anonymous: bool = False
 
 
 @dataclass(slots=True)
@@ -140,6 +157,8 @@ class Claim:
 
     run: Arrival
     fence: str
+    #: Its id, if that is not the task's.
+    id: str = ""
 
 
 @dataclass(slots=True)
@@ -169,6 +188,8 @@ class Answer:
 
     what: str
     fence: str = ""
+    #: Id of the run that starts.
+    run: str = ""
     detail: tuple[str, ...] = ()
 
 
@@ -470,7 +491,7 @@ class Ledger:
             args += _outcome_args(o)
         args.append(len(runs))
         for one in runs:
-            args += (*_arrival_args(one.run), one.fence)
+            args += (*_arrival_args(replace(one.run, id=one.id or one.run.id)), one.fence, one.run.id)
         answers, told_again, returned, disabled = self._call("claim", args)
         return Claimed([_text(one) for one in answers], told_again, returned, _disabled(disabled))
 
@@ -575,7 +596,7 @@ class Ledger:
         args: list[Argument] = [worker]
         for one in messages:
             args += (one.id, one.attempt, one.job, one.priority, one.grant, _or_none(one.expires_ms))
-            args += (one.queue, one.granted_queue, one.message)
+            args += (one.queue, one.granted_queue, one.message, _publication(one))
         answers, grants = self._call("stray", args)
         return [_text(one) for one in answers], _grants(grants)
 
@@ -597,7 +618,12 @@ class Ledger:
 
     def finish(self, runs: Sequence[tuple[str, int]]) -> list[Grant]:
         """Celery knows how these runs (id, attempt) ended without having run."""
-        return _grants(self._call("finish", ["", *(part for run in runs for part in run)])[0])
+        return _grants(self._call("finish", ["", *(part for run in runs for part in (*run, "run"))])[0])
+
+    def finish_messages(self, messages: Sequence[Discarded]) -> list[Grant]:
+        """Celery knows how the runs of these messages ended without having run."""
+        args = [part for one in messages for part in (one.id, one.attempt, _publication(one))]
+        return _grants(self._call("finish", ["", *args])[0])
 
     def over(self, run: Over) -> bool:
         """False if the run has ended meanwhile, or its fence is void."""
@@ -856,7 +882,12 @@ def _outcome_args(o: Outcome) -> tuple[Argument, ...]:
 
 def _arrival_args(a: Arrival) -> tuple[Argument, ...]:
     expires, eta = _or_none(a.expires_ms), _or_none(a.eta_ms)
-    return a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, a.queue, a.granted_queue, a.message, eta
+    place = a.queue, a.granted_queue
+    return a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, *place, a.message, eta, _publication(a)
+
+
+def _publication(of: Arrival | Discarded | Stray) -> str:
+    return f"{'*' if of.anonymous else '='}{of.publication}"
 
 
 def _or_none(value: int | None) -> int | str:
@@ -928,8 +959,8 @@ def _fields(parts: list[Any]) -> tuple[str, dict[str, str]]:
 def _answer(parts: list[Any]) -> Answer:
     what = _text(parts[0])
     if what == "start":
-        return Answer(what, _text(parts[1]), tuple(_text(p) for p in parts[2:]))
-    return Answer(what, "", tuple(_text(p) for p in parts[1:]))
+        return Answer(what, _text(parts[1]), _text(parts[2]), tuple(_text(p) for p in parts[3:]))
+    return Answer(what, detail=tuple(_text(p) for p in parts[1:]))
 
 
 def _grants(parts: list[Any]) -> list[Grant]:

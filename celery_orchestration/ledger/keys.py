@@ -96,5 +96,17 @@ def attempt(nesting: int, retries: int) -> int:
     return (nesting << 20) + min(retries, (1 << 20) - 1)
 
 
+def publication(identity: str) -> str:
+    """Of a message: short, and part of the id of a run that has one of its own."""
+    return hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+_PUBLICATION = re.compile("[0-9a-f]{12}|")
+
+
+def is_publication(value: object) -> bool:
+    return isinstance(value, str) and _PUBLICATION.fullmatch(value) is not None
+
+
 def retries(attempt: int) -> int:
     return attempt & ((1 << 20) - 1)

@@ -414,7 +414,8 @@ class Orchestration:
             return "none", id
         _, revoked, message = found
         new = str(uuid4()) if revoked else id
-        envelope = Envelope.unpack(message).again(new)
+        envelope = Envelope.unpack(message)
+        envelope = envelope.again(new if revoked else envelope.headers.get("id") or id)
         attempt = keys.attempt(envelope.headers.get("replaced_task_nesting") or 0, 0)
         what, grants = self._ask(lambda: self._ledger.requeue(me(), id, new, attempt, envelope.pack()))
         self._hand_over(grants)
@@ -427,7 +428,7 @@ class Orchestration:
         info, revoked, message = found
         new, envelope = str(uuid4()) if revoked else id, Envelope.unpack(message)
         if info != "{}":  # a dead letter begins anew
-            envelope = envelope.again(new)
+            envelope = envelope.again(new if revoked else envelope.headers.get("id") or id)
         try:
             envelope = envelope.renamed(job, queue)
         except ValueError:

@@ -158,6 +158,9 @@ class JobStatus(Model):
         description="while disabled by failures: when a run may try whether it works again"
     )
     dead_letters: int = Field(description="how many it has")
+    dropped_copies: int = Field(
+        default=0, description="how many copies of messages were dropped: the broker delivered a known call again"
+    )
     next_fire: datetime | None = Field(default=None, description="when the schedule asks for it next")
     overdue: bool = Field(
         default=False, description="its schedule asked for it twice or more since its last success, or would have"
@@ -177,7 +180,7 @@ class Progress(Model):
 class RunStatus(Model):
     """A run that the ledger knows and that has not ended."""
 
-    id: str = Field(description="its task id")
+    id: str = Field(description="its task id; <task id>~<call> if that id was sent again while an earlier run is known")
     job: str = Field(description="its job")
     state: RunState = Field(description="where it is in its life")
     key: str = Field(description="room key; '' if the job has none")

@@ -230,6 +230,7 @@ def _job(
         probe=job.get("probe"),
         next_probe=_when(job.get("cools")),
         dead_letters=job["letters"],
+        dropped_copies=job["copies"],
         next_fire=_when(overdue.next_fire(fires)),
         overdue=overdue.is_overdue(now, fires, job.get("succeeded_at"), job.get("took")),
         would_have_waited=_observed(job.get("observed") or {}),

@@ -123,7 +123,8 @@ def make(app: Celery, call: Call, id: str) -> Message:
     kept = Kept()
     task: Task = app.tasks[call.task]
     with denied_join_result():  # nobody waits for its result here
-        task.apply_async(args, kwargs, producer=kept, **call.options_of(id))
+        # Its id is that of the fire: nothing else has to tell copies of it apart.
+        task.apply_async(args, kwargs, producer=kept, **{"message_id": None, **call.options_of(id)})
     if kept.message is None:
         raise ConfigurationError(f"task {call.task!r} publishes nothing when it is called")
     return kept.message

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+
 class Epoch:
     def __init__(self, side: WorkerSide) -> None:
         self._side = side
@@ -44,7 +45,7 @@ class Epoch:
         runs = gate.claims()
         claimed = ledger.claim(self._side.worker, found.epoch, list(gate.taken), runs)
         self.name = found.epoch
-        void = [one.run.id for one, answer in zip(runs, claimed.answers, strict=True) if answer != "ok"]
+        void = [one.id for one, answer in zip(runs, claimed.answers, strict=True) if answer != "ok"]
         logger.error(
             "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s, while the workers tell what they run. "
             "This one: %d runs; void: %d; outcomes told again: %d; back to their queues: %d",

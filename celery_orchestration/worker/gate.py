@@ -32,14 +32,14 @@ from celery.worker.strategy import proto1_to_proto2
 from celery_orchestration import queues
 from celery_orchestration.envelope import HEADER, Envelope
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.ledger import Arrival, Claim, Outcome, Over, Start, Turn, keys
+from celery_orchestration.ledger import Arrival, Claim, Discarded, Outcome, Over, Start, Turn, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.acks import Acks
 from celery_orchestration.worker.custom import request_class
 from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.limits import Limits
 from celery_orchestration.worker.loop import Loop
-from celery_orchestration.worker.request import OrchestratedRequest
+from celery_orchestration.worker.request import OrchestratedRequest, publication_of
 from celery_orchestration.worker.slots import Slots
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 Then = Callable[[str], None] | None
+#: A request whose run starts, the id of that and its fence.
+Starting = tuple[OrchestratedRequest, str, str]
 
 #: Most slots offered to the ledger in one turn.
 MOST_OFFERED = 4
@@ -366,6 +368,8 @@ class Gate:
             granted_queue=queues.granted_queue_for(queue, self._side.default_queue),
             message=request.envelope().pack(),
             eta_ms=None if request.not_before is None else int(request.not_before * 1000),
+            publication=request.publication,
+            anonymous=request.anonymous,
         )
 
     def _queue_of(self, request: OrchestratedRequest) -> str:
@@ -408,7 +412,7 @@ class Gate:
         self._told.append(told)
         self._flush_soon()
 
-    def _answered(self, batch: Batch, turn: Turn) -> tuple[list[tuple[OrchestratedRequest, str]], int]:
+    def _answered(self, batch: Batch, turn: Turn) -> tuple[list[Starting], int]:
         self._in_flight = None
         self.waiting = turn.waiting
         self._more = turn.more
@@ -425,9 +429,9 @@ class Gate:
             if answer.what == "start":
                 if answer.detail:
                     logger.info(
-                        "Run %s of job %s would have waited: %s", request.id, request.task.name, " ".join(answer.detail)
+                        "Run %s of job %s would have waited: %s", answer.run, request.task.name, " ".join(answer.detail)
                     )
-                starting.append((request, answer.fence))
+                starting.append((request, answer.run, answer.fence))
             elif answer.what in ("unknown", "full", "kept"):
                 self._not_now(request, answer.what)
             else:
@@ -436,7 +440,7 @@ class Gate:
         for start in turn.starts:
             handed_over = self._request_of(start)
             if handed_over is not None:
-                starting.append((handed_over, start.fence))
+                starting.append((handed_over, start.id, start.fence))
         self._side.publisher.publish(turn.grants)
         self._side.publisher.end(turn.endings)
         self.look_again_in(turn.due)
@@ -463,12 +467,12 @@ class Gate:
                 self._side.ledger.address,
             )
 
-    def _begin(self, starting: list[tuple[OrchestratedRequest, str]], slots: int, admitted: float) -> None:
-        for request, fence in starting:
-            request.start(fence, admitted)
-            self.voided([request.id])  # an earlier start of it, if that was here
+    def _begin(self, starting: list[Starting], slots: int, admitted: float) -> None:
+        for request, run_id, fence in starting:
+            request.start(run_id, fence, admitted)
+            self.voided([run_id])  # an earlier start of it, if that was here
             self._side.epoch.fence = fence  # they rise
-            self.runs[request.id] = request
+            self.runs[run_id] = request
             if self.draining:
                 request.settle("returned")
             elif self._is_limited(request):
@@ -495,7 +499,13 @@ class Gate:
 
     def _let_go(self, request: OrchestratedRequest, what: str, detail: Iterable[str]) -> None:
         """The ledger has it, or somebody else: the broker's copy is not needed any more."""
-        logger.debug("Run %s of job %s: %s %s", request.id, request.task.name, what, " ".join(detail))
+        if what == "drop" and not request.grant:
+            logger.warning(
+                "A copy of a message of job %s was dropped: the ledger knows this call of task id %s already (%s)",
+                request.task.name,
+                request.id,
+                " ".join(detail),
+            )
         task_ready(request)
         request.acknowledge()
 
@@ -552,7 +562,7 @@ class Gate:
         if isinstance(exc, TaskRevokedError):
             request.settle("revoked")
         elif isinstance(exc, RuntimeError | OSError):
-            logger.error("Run %s of job %s could not be given to the pool: %r", request.id, request.task.name, exc)
+            logger.error("Run %s of job %s could not be given to the pool: %r", request.run_id, request.task.name, exc)
             request.settle("returned")
         else:  # there is something about it that no pool would take
             request.fail(exc)
@@ -609,12 +619,12 @@ class Gate:
 
     def settle(self, request: OrchestratedRequest, outcome: str, then: Then = None) -> None:
         """A run is over and its code gone. From any thread."""
-        if self.runs.get(request.id) is request:
-            del self.runs[request.id]
+        if self.runs.get(request.run_id) is request:
+            del self.runs[request.run_id]
         self._untold[request.fence or ""] = request
         trace = request.traceback if outcome in ("failed", "crashed") else ""
         now = time.monotonic()
-        told = Outcome(request.id, request.fence or "", outcome, request.note, trace, request.ran_ms(now), now)
+        told = Outcome(request.run_id, request.fence or "", outcome, request.note, trace, request.ran_ms(now), now)
         self._told.append((told, then))
         self._side.in_loop(self._ended)
 
@@ -636,9 +646,9 @@ class Gate:
         for request in (*self.runs.copy().values(), *self._untold.copy().values()):
             try:
                 if not request.void:
-                    found.append(Claim(self._ask_for(request), request.fence or ""))
+                    found.append(Claim(self._ask_for(request), request.fence or "", request.run_id))
             except Exception:
-                logger.exception("Run %s of job %s cannot be claimed", request.id, request.task.name)
+                logger.exception("Run %s of job %s cannot be claimed", request.run_id, request.task.name)
         return found
 
     def take_a_turn(self) -> None:
@@ -657,18 +667,18 @@ class Gate:
 
     def over(self, request: OrchestratedRequest) -> None:
         """Its time is over, and Celery was told; its code goes on."""
-        self._side.keeper.over(Over(request.id, request.fence or "", request.note, request.afterwards is None))
+        self._side.keeper.over(Over(request.run_id, request.fence or "", request.note, request.afterwards is None))
 
     def ended_unstarted(self, request: OrchestratedRequest) -> None:
         """Celery found a message revoked or expired, and told everybody: the ledger must not keep its run."""
-        self._side.keeper.finish(request.id, request.attempt)
+        self._side.keeper.finish(Discarded(request.id, request.attempt, request.publication, request.anonymous))
 
     def refused_message(self, message: Any) -> None:
         """Celery refused a run that was handed over, or a retry: it must not be read here."""
         headers = message.headers or {}
-        if HEADER in headers or (headers.get("id") and headers.get("retries")):
+        if HEADER in headers and headers.get("id"):
             attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)
-            self._side.keeper.finish(headers["id"], attempt)
+            self._side.keeper.finish(Discarded(headers["id"], attempt, *publication_of(message, headers[HEADER])))
 
     def voided(self, ids: Iterable[str]) -> None:
         """The lease of these was lost. Their outcomes will be refused; what can be stopped is stopped."""
@@ -683,6 +693,14 @@ class Gate:
                     self._consumer.pool.terminate_job(request.worker_pid)
             except NotImplementedError:
                 pass
+
+    def revoked(self, ids: list[str], terminate: bool, signal: Any) -> None:
+        """Of tasks, or of runs that have an id of their own. Celery knows one request for each task id, and has seen to
+        that one."""
+        self._side.keeper.revoke(ids)
+        for request in list(self.runs.values()) if terminate else ():
+            if not {request.id, request.run_id}.isdisjoint(ids) and not request._already_revoked:
+                _guarded(request.terminate, self._consumer.pool, signal)
 
     def returned(self, requests: Iterable[OrchestratedRequest]) -> None:
         """No code of these runs, or none any more: they go back."""

@@ -85,6 +85,7 @@ def _expectations() -> Iterator[tuple[str, bool]]:
         yield f"no Consumer.{name}", f"consumer.{name}" in _source(control)
     loops = _source(asynloop), _source(synloop)
     yield "the worker's loops do not make their handler", all("obj.create_task_handler()" in loop for loop in loops)
+    yield "Request.terminate is another", "self._announce_revoked(" in _source(request.Request.terminate)
     yield "no QoS.callback", "self.callback" in _source(QoS)
     yield "AsynPool does not watch its children", "self._event_process_exit" in _source(AsynPool)
     yield "AsynPool has no on_partial_read", "if not job._accepted" in _source(AsynPool.on_partial_read)
@@ -320,17 +321,17 @@ def ack_there(messages: list[Any]) -> None:
 # -- revoke: a run that waits is in no worker's memory, so the broadcast has to reach the ledger too
 
 
-def hear_revokes(heard: Callable[[Any, list[str]], None]) -> None:
-    """`heard(consumer, ids)` is called for every revoke that this process receives."""
+def hear_revokes(heard: Callable[[Any, list[str], bool, Any], None]) -> None:
+    """`heard(consumer, ids, terminate, signal)` is called for every revoke that this process receives."""
     revoke = control.Panel.data["revoke"]
     if hasattr(revoke, "heard"):
         revoke.heard = heard
         return
 
-    def revoke_and_tell(state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
-        result = revoke(state, task_id, *args, **kwargs)
+    def revoke_and_tell(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
+        result = revoke(state, task_id, terminate, signal, **kwargs)
         ids = [task_id] if isinstance(task_id, str) else list(task_id or ())
-        revoke_and_tell.heard(state.consumer, ids)  # type: ignore[attr-defined]
+        revoke_and_tell.heard(state.consumer, ids, terminate, signal)  # type: ignore[attr-defined]
         return result
 
     revoke_and_tell.heard = heard  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from celery_orchestration.ledger import Outcome, Over, Registered, Stray, Sweep
+from celery_orchestration.ledger import Discarded, Outcome, Over, Registered, Stray, Sweep
 from celery_orchestration.worker import deadline
 from celery_orchestration.worker.lease import Lease
 
@@ -28,7 +28,7 @@ class Keeper(Lease):
         self._draining = self._drain_is_told = False
         self._revoked: deque[str] = deque()
         self._cancelling: list[str] = []
-        self._finished: deque[tuple[str, int]] = deque()
+        self._finished: deque[Discarded] = deque()
         self._failed: deque[Outcome] = deque()
         self._over: deque[Over] = deque()
         self._strays: deque[tuple[Stray, Callable[[str], None]]] = deque()
@@ -45,8 +45,8 @@ class Keeper(Lease):
         self._revoked.extend(ids)
         self._wake.set()
 
-    def finish(self, id: str, attempt: int) -> None:
-        self._finished.append((id, attempt))
+    def finish(self, message: Discarded) -> None:
+        self._finished.append(message)
         self._wake.set()
 
     def fail(self, id: str, fence: str) -> None:
@@ -111,7 +111,7 @@ class Keeper(Lease):
         self._side.consuming.look()
 
     def _renew(self) -> None:
-        runs = [(run.id, run.fence or "") for run in list(self._side.gate.runs.values()) if not run.void]
+        runs = [(run.run_id, run.fence or "") for run in list(self._side.gate.runs.values()) if not run.void]
         sent = deadline.now()
         void = self._ledger.beat(self._side.worker, int(self._side.settings.lease_seconds * 1000), runs)
         self._lease_runs_from(sent)
@@ -136,9 +136,9 @@ class Keeper(Lease):
             side.publisher.end(endings)
             side.publisher.publish(grants)
         if self._finished:
-            runs = list(self._finished)
-            side.publisher.publish(self._ledger.finish(runs))
-            for _ in runs:
+            messages = list(self._finished)
+            side.publisher.publish(self._ledger.finish_messages(messages))
+            for _ in messages:
                 self._finished.popleft()
         while self._strays:
             strays = [self._strays[n] for n in range(min(len(self._strays), 32))]

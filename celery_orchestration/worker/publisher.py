@@ -279,6 +279,7 @@ class Publisher(threading.Thread):
         why, attempt, message = found
         envelope = Envelope.unpack(message)
         headers, embed = self._read(envelope)
+        id = headers.get("id") or ending.id  # a run may have an id of its own
         task = self._member.app.tasks.get(headers.get("task"))
         backend = task.backend if task is not None else self._member.app.backend
         delivered = {"exchange": envelope.exchange, "routing_key": envelope.routing_key}
@@ -292,15 +293,15 @@ class Publisher(threading.Thread):
             exc: Exception = WorkerLostError(f"The worker of run {ending.id} died before the run ended")
             if why == "unregistered":
                 exc = NotRegistered(headers.get("task"))
-            backend.mark_as_failure(ending.id, exc, request=context, store_result=store)
+            backend.mark_as_failure(id, exc, request=context, store_result=store)
             signals.task_failure.send(
-                sender=task, task_id=ending.id, exception=exc, args=context.args, kwargs=context.kwargs, einfo=None
+                sender=task, task_id=id, exception=exc, args=context.args, kwargs=context.kwargs, einfo=None
             )
-            self._member.send_event("task-failed", ending.id, exception=safe_repr(exc), traceback=None)
+            self._member.send_event("task-failed", id, exception=safe_repr(exc), traceback=None)
         else:
-            backend.mark_as_revoked(ending.id, why, request=context, store_result=store)
+            backend.mark_as_revoked(id, why, request=context, store_result=store)
             signals.task_revoked.send(task, request=context, terminated=False, signum=None, expired=why == "expired")
-            self._member.send_event("task-revoked", ending.id, terminated=False, signum=None, expired=why == "expired")
+            self._member.send_event("task-revoked", id, terminated=False, signum=None, expired=why == "expired")
         logger.info("Run %s of job %s ended before it started: %s", ending.id, headers.get("task"), why)
         self.publish(self._ledger.finish([(ending.id, attempt)]))
         return True

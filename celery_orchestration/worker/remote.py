@@ -71,7 +71,7 @@ def _told(side: WorkerSide) -> dict[str, Any]:
         "free_slots": gate.free_slots(),
         "runs": [_run(run) for run in list(gate.runs.values())],
         #: Held back by Celery's ``rate_limit``: the ledger has not heard of them, or takes them for running.
-        "rate_limited": [{"id": run.id, "job": run.name} for run in islice(gate.rate_limited(), MOST_LIMITED)],
+        "rate_limited": [{"id": run.run_id, "job": run.name} for run in islice(gate.rate_limited(), MOST_LIMITED)],
         "queues": list(here.queues),
         "lease_seconds": side.settings.lease_seconds,
         #: None: no heartbeat has reached the ledger yet.
@@ -86,4 +86,4 @@ def _run(run: OrchestratedRequest) -> dict[str, Any]:
     # A fence is Redis's time at the start, in microseconds.
     fence = int(run.fence) if run.fence else None
     since = None if fence is None else datetime.fromtimestamp(fence / 1e6, timezone.utc).isoformat()
-    return {"id": run.id, "job": run.name, "fence": fence, "since": since}
+    return {"id": run.run_id, "job": run.name, "fence": fence, "since": since}

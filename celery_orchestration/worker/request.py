@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.utils import uuid
 from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.worker.request import Request, task_ready
 from celery.worker.state import task_reserved
 
-from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, RECEIVED, Envelope
+from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RECEIVED, RUN, Envelope
 from celery_orchestration.ledger import keys
 from celery_orchestration.limits import Run, clocks
 from celery_orchestration.task import default_limit, lost_lease
@@ -41,6 +42,21 @@ LONGEST_TRACEBACK = 8000
 
 #: The gates of this process, by worker name. There is one, but for tests that run workers in threads.
 gates: dict[str, Gate] = {}
+
+
+def publication_of(message: Any, ours: Any) -> tuple[str, bool]:
+    """Which call a message comes from, and whether it was delivered before and nobody knows.
+
+    Messages of ours and retries say it (`ours`: the header). Others have the id that the sender gave them, or that
+    kombu's virtual transports (Redis) give each message; RabbitMQ gives them none.
+    """
+    if isinstance(ours, dict) and keys.is_publication(ours.get("publication")):
+        return ours["publication"], False
+    properties = message.properties or {}
+    identity = properties.get("message_id") or properties.get("delivery_tag")
+    if identity:
+        return keys.publication(str(identity)), False
+    return keys.publication(uuid()), bool((message.delivery_info or {}).get("redelivered"))
 
 
 class Events:
@@ -94,9 +110,14 @@ class Timeless:
 class OrchestratedRequest(Request):  # type: ignore[misc]
     #: None in mode "off": then this is a plain request.
     gate: Gate | None = None
-    #: Given by the gate when the run may start, and when that was, by the clock of deadlines.
+    #: Given by the gate when the run may start, and when that was, by the clock of deadlines. The run's id is the task's,
+    #: or one of its own if that was published again.
     fence: str | None = None
+    run_id = ""
     started_at = 0.0
+    #: Which call it comes from, and whether nobody knows.
+    publication = ""
+    anonymous = False
     #: How the run ends, if that was decided before its code was gone.
     verdict: str | None = None
     #: What failed, for people.
@@ -140,10 +161,12 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         self.received = bool(self._request_dict.pop(RECEIVED, False))
         if self.received and isinstance(self._eventer, Events):
             self._eventer.silent = self.id
-        handed_over = _handed_over(self._request_dict.pop(HEADER, None))
-        if handed_over:
-            self.grant = handed_over.get("grant", "")
-            self.origin = {k: handed_over.get(k) for k in ("exchange", "routing_key")}
+        self.run_id = self.id
+        ours = _handed_over(self._request_dict.pop(HEADER, None))
+        self.publication, self.anonymous = publication_of(message, ours)
+        if ours.get("grant"):
+            self.grant = ours["grant"]
+            self.origin = {k: ours.get(k) for k in ("exchange", "routing_key")}
             self._delivery_info.update(self.origin)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -161,10 +184,10 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
 
     @property
     def run(self) -> Run:
-        return self.id, self.fence or ""
+        return self.run_id, self.fence or ""
 
     def envelope(self) -> Envelope:
-        return Envelope.of(self._message, self.origin).received()
+        return Envelope.of(self._message, self.origin, self.publication).received()
 
     def send_received(self) -> None:
         """As Celery's strategy does for a message that arrives."""
@@ -180,12 +203,12 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
             expires=self.expires and self.expires.isoformat(),
         )
 
-    def start(self, fence: str, admitted: float) -> None:
+    def start(self, run_id: str, fence: str, admitted: float) -> None:
         """`admitted`: not after this, by the monotonic clock. This process may have stood still since."""
-        self.fence = fence
+        self.run_id, self.fence = run_id, fence
         self.started_at = deadline.now()
-        properties = self._request_dict.get("properties") or {}
-        self._request_dict["properties"] = {**properties, FENCE: fence, ADMITTED: admitted}
+        ours = {RUN: run_id, FENCE: fence, ADMITTED: admitted, PUBLICATION: self.publication}
+        self._request_dict["properties"] = {**(self._request_dict.get("properties") or {}), **ours}
 
     def fail(self, exc: Exception) -> None:
         """It has started, but is not given to the execution pool: a failed run like any other."""
@@ -383,9 +406,7 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         self.verdict = "requeued" if theirs else "returned"
         self.afterwards = lambda _: super(OrchestratedRequest, self).reject(requeue)
         if not self.over:  # else its code goes on
-            self.gate.when_gone(
-                None if self.returned else self.gate.process_of(self), lambda: self.settle("requeued")
-            )
+            self.gate.when_gone(None if self.returned else self.gate.process_of(self), lambda: self.settle("requeued"))
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         super()._announce_revoked(reason, terminated, signum, expired)

@@ -173,7 +173,7 @@ class WorkerSide(Member):
         internals.watch_exits(pool)
         internals.say_nothing_of_returned(queues.is_granted)
         internals.show_more_queues(lambda consumer: gates[consumer.hostname]._side.consuming.active_queues())
-        internals.hear_revokes(lambda consumer, ids: gates[consumer.hostname]._side.keeper.revoke(ids))
+        internals.hear_revokes(lambda consumer, *what: gates[consumer.hostname].revoked(*what))
 
     def _flushed(self, lost: list[OrchestratedRequest]) -> None:
         self.gate.drop_reserved()

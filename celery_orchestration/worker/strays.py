@@ -21,6 +21,7 @@ from celery_orchestration.ledger import Stray, keys
 from celery_orchestration.policy import Priority
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.loop import Loop
+from celery_orchestration.worker.request import publication_of
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.side import WorkerSide
@@ -50,8 +51,9 @@ class Strays:
     def _read(self, message: Any) -> Stray:
         headers = message.headers or {}
         said = headers if "task" in headers else message.payload
-        handed_over = headers.get(HEADER) or {}
-        origin = {part: handed_over.get(part) for part in ("exchange", "routing_key")} if handed_over else None
+        ours = headers.get(HEADER) if isinstance(headers.get(HEADER), dict) else {}
+        origin = {part: ours.get(part) for part in ("exchange", "routing_key")} if ours.get("grant") else None
+        publication, anonymous = publication_of(message, ours)
         queue = (origin or {}).get("routing_key") or internals.queue_of(message, self._side.consuming.consumers)
         id, expires = str(said["id"]), maybe_iso8601(said.get("expires"))
         for text in (id, queue):
@@ -61,11 +63,13 @@ class Strays:
             attempt=keys.attempt(said.get("replaced_task_nesting") or 0, said.get("retries") or 0),
             job=keys.encode_job(said["task"]),
             priority=int(Priority.NORMAL),  # whoever takes it in knows better
-            grant=handed_over.get("grant", ""),
+            grant=ours.get("grant", ""),
             expires_ms=int(expires.timestamp() * 1000) if expires else None,
             queue=queue,
             granted_queue=queues.granted_queue_for(queue, self._side.default_queue),
-            message=Envelope.of(message, origin).pack(),
+            message=Envelope.of(message, origin, publication).pack(),
+            publication=publication,
+            anonymous=anonymous,
         )
 
     def _ask(self, stray: Stray, message: Any, discard: Callable[[], None]) -> None:

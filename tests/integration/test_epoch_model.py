@@ -140,10 +140,11 @@ class EpochMachine(LedgerMachine):
         claims = [
             Claim(
                 Arrival(
-                    run.id, run.attempt, run.job, run.key, 3 - run.rank[0], "", None, *QUEUES[run.job],
-                    b"message of " + run.id.encode(),
+                    run.task, run.attempt, run.job, run.key, 3 - run.rank[0], "", None, *QUEUES[run.job],
+                    self.message_of(run.id), publication=run.publication,
                 ),
                 str(run.fence),
+                run.id,
             )
             for run in runs
         ]  # fmt: skip

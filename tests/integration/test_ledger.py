@@ -92,9 +92,9 @@ class Shop:
         self.number += 1
         outcomes = [Outcome(id, self.fences[id], outcome) for id, outcome in (ends or {}).items()]
         turn = self.ledger.turn(worker, self.number, "enforce", free, outcomes, come or [])
-        for arrival, answer in zip(come or [], turn.answers, strict=True):
+        for answer in turn.answers:
             if answer.what == "start":
-                self.fences[arrival.id] = answer.fence
+                self.fences[answer.run] = answer.fence
         for start in turn.starts:
             self.fences[start.id] = start.fence
         return turn
@@ -109,8 +109,10 @@ class Shop:
         return [start.id for start in turn.starts]
 
 
-def arrival(id: str, job: str, key: str = "", priority: int = 1, attempt: int = 0, grant: str = "") -> Arrival:
-    return Arrival(id, attempt, job, key, priority, grant, None, "q", "", id.encode())
+def arrival(
+    id: str, job: str, key: str = "", priority: int = 1, attempt: int = 0, grant: str = "", **more: Any
+) -> Arrival:
+    return Arrival(id, attempt, job, key, priority, grant, None, "q", "", id.encode(), **more)
 
 
 @pytest.fixture
@@ -806,13 +808,23 @@ class TestDeadLetters:
         assert (first[0], shop.ledger.requeue("me", "a", "a", 0, b"again")) == ("ok", ("none", []))
         assert shop.ledger.granted(first[1][0]) == ("q", b"again")
 
-    def test_one_whose_id_is_in_use_again_stays(self, shop: Shop):
+    def test_one_whose_task_id_is_published_again_stays_and_can_be_requeued(self, shop: Shop):
+        """Even when the done-marker is gone."""
         shop.install({"one": {"cap": 1}})
         self.bury(shop, "a", "b")
         shop.redis.delete(f"{PREFIX}d:a")
-        assert shop.come("a", "one") == "start"
+        assert shop.turn(come=[arrival("a", "one", publication="2")]).answers[0].run == "a~2"
+        assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("ok", [])
+        assert len(shop.ledger.letters("one", 0, 10)) == 1
+
+    def test_one_whose_id_has_a_run_stays(self, shop: Shop):
+        """In a new epoch a worker may claim a run that the ledger knows as a dead letter only."""
+        shop.install({"one": {"cap": 1}})
+        self.bury(shop, "a")
+        shop.redis.delete(f"{PREFIX}d:a")
+        epoch = shop.register("w1").epoch
+        assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("a", "one"), "7")]).answers == ["ok"]
         assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("exists", [])
-        assert len(shop.ledger.letters("one", 0, 10)) == 2
 
     def test_they_are_bounded_in_number_and_age(self, shop: Shop):
         shop.install({"one": {"cap": 1}})

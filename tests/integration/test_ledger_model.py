@@ -129,7 +129,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger(redis.ConnectionPool.from_url(_server[0].url()), PREFIX)
         self.look = self.redis.register_script(script("current").text.rpartition("-- uses:")[0] + LOOK)
         self.numbers = 0
+        #: Jobs by run, and the task id and publication of each run.
         self.sent: dict[str, str] = {}
+        self.identity: dict[str, tuple[str, str]] = {}
         #: Fences by run, the latest and older ones.
         self.fences: dict[str, list[str]] = {}
         self.grants: dict[str, list[str]] = {}
@@ -195,7 +197,7 @@ class LedgerMachine(RuleBasedStateMachine):
         generations = self.entries()
         calls, expected = [], []
         for name, later in fires:
-            one = self.arrival(f"r{len(self.sent)}", 0, name, data.draw(st.sampled_from(["", "k"])), 0, "")
+            one = self.arrival(self.new_id(name), 0, name, data.draw(st.sampled_from(["", "k"])), 0, "")
             self.numbers += 1
             one = Fire(
                 name, generations[name], 1 + self.numbers, 2 + self.numbers, 0, name, one.id, 10**15,
@@ -204,7 +206,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 FAR if later else None,
             )  # fmt: skip
             calls.append(one)
-            run = Run(one.id, name, one.key, 0, (0, 0), one.queue, one.granted_queue, later=later)
+            run = Run(one.id, name, one.key, 0, (0, 0), one.queue, one.granted_queue, task=one.id, later=later)
             expected.append(self.model.fire(name, run, one.priority, one.overlap))
         found = self.ledger.dispatch(self.term, calls)
         assert [answer[0] for answer in found.answers] == expected
@@ -227,7 +229,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def arrivals(self) -> st.SearchStrategy[Arrival]:
         def new(name: str, key: str, priority: int) -> Arrival:
-            return self.arrival(f"r{len(self.sent)}", 0, name, key, priority, "")
+            return self.arrival(self.new_id(name), 0, name, key, priority, "")
 
         def later(name: str, key: str, priority: int) -> Arrival:
             return replace(new(name, key, priority), eta_ms=FAR)
@@ -241,14 +243,15 @@ class LedgerMachine(RuleBasedStateMachine):
         if not known:
             return fresh
         return st.one_of(
-            fresh, fresh, st.builds(self.again, st.sampled_from(known), st.integers(0, 4), st.integers(0, 9))
+            fresh, fresh, st.builds(self.again, st.sampled_from(known), st.integers(0, 5), st.integers(0, 9))
         )
 
     def again(self, id: str, kind: int, other: int) -> Arrival:
-        """Another message of a known run: a copy, a granted copy, a retry, a replacement by another job."""
+        """Another message of a known run: a copy, a granted copy, a retry, a replacement by another job; or its task id
+        is published again."""
         run = self.model.runs.get(id)
         name = run.job if run is not None else self.sent[id]
-        attempt = run.attempt if run is not None else self.model.done.get(id, 0)
+        attempt = run.attempt if run is not None else self.model.done.get(id, (0, ""))[0]
         grants = self.grants.get(id, [])
         if kind == 0:
             return self.arrival(id, attempt, name, "", 1, "")
@@ -258,7 +261,18 @@ class LedgerMachine(RuleBasedStateMachine):
             return self.arrival(id, attempt + 1, name, "", 1, "")
         if kind == 3:
             return replace(self.arrival(id, attempt + 1, name, "", 1, ""), eta_ms=FAR)
-        return self.arrival(id, attempt + 1000, NAMES[other % len(NAMES)], "", 1, "")
+        if kind == 4:
+            return self.arrival(id, attempt + 1000, NAMES[other % len(NAMES)], "", 1, "")
+        self.numbers += 1
+        task, publication = self.identity[id][0], f"p{self.numbers}"
+        return replace(
+            self.arrival(id, 0, name, "", 1, ""), publication=publication, message=message_of(task, publication)
+        )
+
+    def new_id(self, name: str) -> str:
+        id = f"r{len(self.sent)}"
+        self.sent[id], self.identity[id] = name, (id, "")
+        return id
 
     def priority(self, name: str, drawn: int) -> int:
         """Of a keyed job the ledger looks at the first run of each lane only: one that arrived before a fire may stand
@@ -267,10 +281,17 @@ class LedgerMachine(RuleBasedStateMachine):
         return 1 if job.keyed and job.deps else drawn
 
     def arrival(self, id: str, attempt: int, name: str, key: str, priority: int, grant: str) -> Arrival:
-        self.sent[id] = name
+        """A message of the run of that id."""
+        task, publication = self.identity[id]
         queue, granted = QUEUES[name]
         priority = self.priority(name, priority)
-        return Arrival(id, attempt, name, key, priority, grant, None, queue, granted, b"message of " + id.encode())
+        message = self.message_of(id)
+        return Arrival(
+            task, attempt, name, key, priority, grant, None, queue, granted, message, publication=publication
+        )
+
+    def message_of(self, id: str) -> bytes:
+        return message_of(*self.identity[id])
 
     def expect_turn(
         self, worker: Worker, offered: int, outcomes: list[Outcome], arrivals: list[Arrival], found: Any
@@ -285,7 +306,18 @@ class LedgerMachine(RuleBasedStateMachine):
         granted, started, free = ([], [], offered)
         alone, free = model.try_alone(worker, free)
         arriving = [
-            Run(a.id, a.job, a.key, a.attempt, (0, 0), a.queue, a.granted_queue, later=a.eta_ms is not None)
+            Run(
+                a.id,
+                a.job,
+                a.key,
+                a.attempt,
+                (0, 0),
+                a.queue,
+                a.granted_queue,
+                a.publication,
+                a.id,
+                later=a.eta_ms is not None,
+            )
             for a in arrivals
         ]
         spare = [False] * len(arrivals)
@@ -299,18 +331,19 @@ class LedgerMachine(RuleBasedStateMachine):
 
         if (outcomes or free) and worker.name not in model.kept:
             granted, started, free = model.hand_over(after, worker, free, slots_of_those_who_wait)
-        skipped = []
-        answers = []
+        skipped, answers, ids = [], [], []
         for i, (a, run) in enumerate(zip(arrivals, arriving, strict=True)):
-            grants = self.grants.get(a.id, [])
-            on_its_way = a.id in model.runs and bool(model.runs[a.id].dest) and a.id not in granted
-            is_latest = on_its_way and a.grant == grants[-1]
+            id = model.run_id(a.id, a.publication)
+            self.sent[id], self.identity[id] = a.job, (a.id, a.publication)
+            on_its_way = id in model.runs and bool(model.runs[id].dest) and id not in granted
+            is_latest = on_its_way and a.grant == self.grants[id][-1]
             answers.append(model.admit(worker.name, run, a.priority, is_latest, after))
+            ids.append(id)
             if a.eta_ms is None:
                 free += (answers[-1] != "start") - spare[i]
-            now = model.runs.get(a.id)
+            now = model.runs.get(id)
             if answers[-1] == "wait" and now is not None and now.state == "ending":
-                skipped.append(a.id)
+                skipped.append(id)
         assert [ending.id for ending in found.endings] == skipped
         assert [answer.what for answer in found.answers] == answers
         waiting = any(r.state in ("waiting", "behind") or r.behind for r in model.runs.values())
@@ -319,10 +352,11 @@ class LedgerMachine(RuleBasedStateMachine):
             granted, started = granted + more, started + here
         assert [grant.id for grant in found.grants] == granted
         assert [start.id for start in found.starts] == alone + started
-        assert all(start.message == b"message of " + start.id.encode() for start in found.starts)
-        for answer, a in zip(found.answers, arrivals, strict=True):
+        assert all(start.message == self.message_of(start.id) for start in found.starts)
+        for answer, id in zip(found.answers, ids, strict=True):
             if answer.what == "start":
-                self.fence(a.id, answer.fence)
+                assert answer.run == id
+                self.fence(id, answer.fence)
         for start in found.starts:
             self.fence(start.id, start.fence)
         self.note_grants(found.grants)
@@ -343,7 +377,7 @@ class LedgerMachine(RuleBasedStateMachine):
         id = data.draw(st.sampled_from(granted))
         grant = Grant(id, self.grants[id][-1])
         queue, message = self.ledger.granted(grant) or ("", b"")
-        assert (queue, message) == (self.model.runs[id].dest, b"message of " + id.encode())
+        assert (queue, message) == (self.model.runs[id].dest, self.message_of(id))
         assert self.ledger.published([grant]) == self.ledger.published([grant]) == 1
         self.model.runs[id].state = "queued"
         old = self.grants[id][0]
@@ -451,7 +485,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def finish(self, id: str) -> None:
         run = self.model.runs[id]
         found = self.ledger.ending(id)
-        assert found == (run.why, run.attempt, b"message of " + id.encode())
+        assert found == (run.why, run.attempt, self.message_of(id))
         grants = self.ledger.finish([(id, run.attempt)])
         self.model.forget(run, True)
         granted, _, _ = self.model.hand_over([], None, 0)
@@ -528,6 +562,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert (theirs["sd"], theirs.get("dest"), theirs["rec"]) == (run.started, run.dest, run.recoveries)
             assert theirs.get("behind") == (run.behind.attempt if run.behind else None)
             assert bool(theirs.get("ent")) == run.scheduled
+            assert (theirs.get("tid") or id, theirs["pub"]) == (run.task, run.publication)
         for job in found["jobs"]:
             name = job["name"]
             assert job["n"] == len(self.model.holding(name))
@@ -596,6 +631,10 @@ class LedgerMachine(RuleBasedStateMachine):
         found = self.ledger.turn(worker.name, self.numbers, "enforce", 1, outcomes, arrivals)
         self.expect_turn(worker, 1, outcomes, arrivals, found)
         return None
+
+
+def message_of(task: str, publication: str) -> bytes:
+    return f"message of {task} {publication}".encode()
 
 
 def _sane(job: Job) -> tuple[tuple[str, str, bool], ...]:

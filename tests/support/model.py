@@ -40,6 +40,9 @@ class Run:
     rank: tuple[int, int]
     own_queue: str
     granted_queue: str = ""
+    #: Which call it comes from, and with which task id.
+    publication: str = ""
+    task: str = ""
     dest: str | None = None
     state: str = "new"
     worker: str | None = None
@@ -85,7 +88,8 @@ class Model:
     jobs: dict[str, Job]
     cap: int | None = None
     runs: dict[str, Run] = field(default_factory=dict)
-    done: dict[str, int] = field(default_factory=dict)
+    #: Of runs that ended: the attempt, and the publication.
+    done: dict[str, tuple[int, str]] = field(default_factory=dict)
     past: dict[str, Past] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     paused: bool = False
@@ -192,6 +196,20 @@ class Model:
     def destination(self, run: Run) -> str:
         return run.granted_queue if run.granted_queue and self.slots(run.granted_queue) else run.own_queue
 
+    def run_id(self, task: str, publication: str) -> str:
+        """The run that a message belongs to, or is to make."""
+        own = f"{task}~{publication}"
+        for id in (task, own):
+            if id in self.runs and self.runs[id].publication == publication:
+                return id
+            if id in self.done and self.done[id][1] == publication:
+                return id
+        return own if task in self.runs or task in self.done else task
+
+    def done_attempt(self, id: str, publication: str) -> int:
+        attempt, of = self.done.get(id, (-1, ""))
+        return attempt if of == publication else -1
+
     # -- changing -----------------------------------------------------------------------------------
 
     def start(self, run: Run, worker: str) -> None:
@@ -237,7 +255,7 @@ class Model:
     def forget(self, run: Run, marker: bool) -> None:
         del self.runs[run.id]
         if marker:
-            self.done[run.id] = run.attempt
+            self.done[run.id] = (run.attempt, run.publication)
 
     def promote(self, run: Run, started: bool) -> None:
         if run.behind is not None:
@@ -389,12 +407,13 @@ class Model:
     # -- verbs ------------------------------------------------------------------------------------------
 
     def known(  # noqa: PLR0911 - one return for each answer
-        self, id: str, attempt: int, job: str, granted: bool, worker: str, after: list[str]
+        self, arrival: Run, granted: bool, worker: str, after: list[str]
     ) -> tuple[str, Run | None, bool]:
         """What is known of an arrival: an answer, or '' with the attempt before it, and whether that one runs."""
-        run = self.runs.get(id)
+        attempt, job, run = arrival.attempt, arrival.job, self.runs.get(arrival.id)
         if run is None:
-            return ("drop", None, False) if self.done.get(id, -1) >= attempt else ("", None, False)
+            ended = self.done_attempt(arrival.id, arrival.publication) >= attempt
+            return ("drop", None, False) if ended else ("", None, False)
         if attempt < run.attempt:
             return "drop", None, False
         if attempt == run.attempt:
@@ -426,7 +445,8 @@ class Model:
         return worker in self.kept or not (self.global_room() and self.may_start(run, copy=True))
 
     def admit(self, worker: str, arrival: Run, priority: int, granted: bool, after: list[str]) -> str:
-        answer, before, runs = self.known(arrival.id, arrival.attempt, arrival.job, granted, worker, after)
+        arrival.id = self.run_id(arrival.task, arrival.publication)
+        answer, before, runs = self.known(arrival, granted, worker, after)
         if answer:
             return answer
         self.arrivals += 1
@@ -503,7 +523,12 @@ class Model:
     def take_back(self, worker: str, told: Run) -> str:
         """A worker tells that it has this run, by the fence that `told` has."""
         run = self.runs.get(told.id)
-        if run is None and self.done.get(told.id, -1) >= told.attempt:
+        if run is not None and run.publication != told.publication:
+            if run.state not in ("waiting", "later", "granted", "queued"):
+                return "void"
+            self.move_aside(run)
+            run = None
+        if run is None and self.done_attempt(told.id, told.publication) >= told.attempt:
             return "void"
         if run is not None:
             higher = run.attempt == told.attempt and run.state == "running" and run.fence > told.fence
@@ -530,6 +555,17 @@ class Model:
         past = self.past[told.job]
         past.begun = max(past.begun or 0, told.begun)
         return "ok"
+
+    def move_aside(self, run: Run) -> None:
+        """Another publication has its id."""
+        del self.runs[run.id]
+        if self.disabled.get(run.job) == run.id:
+            self.disabled[run.job] = f"{run.task}~{run.publication}"
+        run.id = f"{run.task}~{run.publication}"
+        self.runs[run.id] = run
+        if run.state != "later":
+            run.state, run.dest = "waiting", None
+            self.comes_first(run)
 
     def return_all_but(self, worker: str, has: set[str]) -> int:
         """What was running there and is not."""

@@ -17,7 +17,7 @@ from kombu.common import Broadcast
 from kombu.message import Message as Delivered
 
 from celery_orchestration import OrchestratedTask
-from celery_orchestration.envelope import Envelope
+from celery_orchestration.envelope import HEADER, Envelope
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.scheduler.documents import document, from_document
 from celery_orchestration.scheduler.entries import Entry, from_code, in_words
@@ -286,12 +286,11 @@ class Shop:
 
 
 def everything(message: Delivered) -> dict[str, Any]:
-    """But what one delivery has, and the time to live in one queue."""
-    properties = {
-        name: value for name, value in message.properties.items() if name not in ("delivery_tag", "expiration")
-    }
+    """But what one delivery has, what tells calls apart, and the time to live in one queue."""
+    left_out = ("delivery_tag", "message_id", "expiration")
+    properties = {name: value for name, value in message.properties.items() if name not in left_out}
     return {
-        "headers": message.headers,
+        "headers": {name: value for name, value in message.headers.items() if name != HEADER},
         "properties": properties,
         "body": message.body,
         "content": (message.content_type, message.content_encoding),

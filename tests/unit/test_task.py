@@ -365,13 +365,23 @@ def test_options_of_the_gate_change_nothing_of_celerys(new_app):
     assert {name: visible(ours)[name] for name in visible(plain)} == visible(plain)
 
 
-def test_a_message_is_a_plain_tasks_message(new_app, sent):
+def test_a_message_is_a_plain_tasks_message_with_an_id_of_its_own(new_app, sent):
     plain_task(new_app(), lambda x: x).apply_async((1,), task_id="same")
     job(new_app(), body=lambda x: x, max_running=1).apply_async((1,), task_id="same")
     plain, ours = sent
     for message in sent:
         message["properties"].pop("reply_to")  # an app's own
+    assert ours["properties"].pop("message_id")
     assert ours == plain
+
+
+def test_each_call_sends_a_message_of_its_own_unless_it_says_otherwise(app, sent):
+    task = job(app, max_running=1)
+    for options in ({}, {}, {"message_id": "mine"}):
+        task.apply_async(task_id="same", **options)
+    first, second, third = (message["properties"]["message_id"] for message in sent)
+    assert first != second
+    assert third == "mine"
 
 
 def test_celerys_options_keep_working(app):

@@ -2,7 +2,8 @@
 --
 -- cancel: runs that have not started end as revoked. A running one is left alone; a dead letter is remembered as revoked.
 --
--- ARGV  worker, or who (a person) if the number is '', number of the call, why, ids...
+-- ARGV  worker, or who (a person) if the number is '', number of the call, why, ids... (of a worker: task ids, all runs of
+--       them are meant)
 -- Returns  { { endings: {id, why} to carry out }, { granted: {id, grant number} to publish } }, and by hand
 --            { the state in which each was found, '' if there is none }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
@@ -16,8 +17,11 @@ end
 
 make_way()
 local endings, found, last = {}, {}, nil
-for i = 4, #ARGV do
-  local id = ARGV[i]
+local ids = { unpack(ARGV, 4) }
+for _, task in ipairs(by_hand and {} or { unpack(ids) }) do
+  for _, id in ipairs(call('SMEMBERS', P .. 'p:' .. task)) do ids[#ids + 1] = id end
+end
+for _, id in ipairs(ids) do
   local r = load_run(id)
   if not by_hand then
     -- Should it be, or become, a dead letter, its id cannot be used again: workers remember what was revoked.

@@ -8,7 +8,7 @@
 --         traceback or '', how long its code ran (ms) or '', how long ago that ended (ms)
 --         (those that the ledger forgot are taken again)
 --       count of runs, then for each: id, attempt, job, room key, priority, '', expires (ms) or '', own queue,
---         granted queue or '', message, '', fence
+--         granted queue or '', message, '', '=' and publication, fence, task id
 -- Returns  { { of each run: ok | void (ended, superseded, or started elsewhere since) | unknown (no policy) },
 --            count of outcomes taken again, count of runs that go back to their queue,
 --            { jobs that failures disabled: {name, why} } }
@@ -43,21 +43,40 @@ local function drop_behind(x)
   if x.ex then call('ZREM', P .. 'due', x.id) end
 end
 
+-- Another publication of its task id came before the claim, and was given the run id: it gets one of its own.
+local function move_aside(r)
+  local j = job(r.job)
+  withdraw(j, r)
+  r.tid = r.id
+  r.id = r.tid .. '~' .. r.pub
+  if j.probe == r.tid then j.probe = r.id end
+  call('RENAME', P .. 'r:' .. r.tid, P .. 'r:' .. r.id)
+  if r.st == 'later' then put_off(j, r) else enqueue(j, r) end
+  refresh(j)
+end
+
 -- Does the ledger know better? r: what it has of the run.
-local function is_void(r, id, a, fence)
-  if not r then return (tonumber(call('GET', P .. 'd:' .. id) or '') or -1) >= a end
+local function is_void(r, id, pub, a, fence)
+  if not r then return (done_of({ id = id, pub = pub }) or -1) >= a end
+  if r.pub ~= pub then return true end
   return r.a > a or r.st == 'ending' or (r.a == a and (r.fence or 0) > fence)
 end
 
-local function claim(id, a, name, key, priority, ex, q, gq, message, fence)
+local MOVES = { waiting = true, later = true, granted = true, queued = true }
+
+local function claim(id, a, name, key, priority, ex, q, gq, message, pub, fence, task)
   local j, r = job(name), load_run(id)
   if not j then return 'unknown' end
+  if r and r.pub ~= pub and MOVES[r.st] then
+    move_aside(r)
+    r = nil
+  end
   G.tick = math.max(G.tick, fence)
   G.dirty = true
-  if is_void(r, id, a, fence) then return 'void' end
+  if is_void(r, id, pub, a, fence) then return 'void' end
   if r and r.a == a and r.st == 'running' and r.fence == fence and r.own == worker then return 'ok' end
   local new = { id = id, job = name, key = j.keyed and key or '', a = a, rank = (3 - priority) * CLASS + next_seq(),
-    rec = 0, ex = ex, q = q, gq = gq, enq = NOW, sd = false }
+    rec = 0, ex = ex, q = q, gq = gq, enq = NOW, sd = false, pub = pub, tid = task ~= id and task or nil }
   if r then
     local x = step_back(r)
     if x and x.a > a then new.behind = true elseif x then drop_behind(x) end
@@ -68,7 +87,7 @@ local function claim(id, a, name, key, priority, ex, q, gq, message, fence)
       ended(job(r.job), r, nil)
       refresh_dependents(job(r.job))
     end
-    call('DEL', P .. 'r:' .. id)
+    delete_run(r)
   end
   local begun = j.begun or 0
   take(j, new.key)
@@ -89,11 +108,11 @@ end
 
 local answers, has = {}, {}
 for i = 1, tonumber(ARGV[at]) do
-  local v = at + 12 * i - 11
+  local v = at + 14 * i - 13
   local id = ARGV[v]
   has[id] = true
   answers[i] = claim(id, tonumber(ARGV[v + 1]), ARGV[v + 2], ARGV[v + 3], tonumber(ARGV[v + 4]), tonumber(ARGV[v + 6]),
-    ARGV[v + 7], ARGV[v + 8], ARGV[v + 9], tonumber(ARGV[v + 11]))
+    ARGV[v + 7], ARGV[v + 8], ARGV[v + 9], string.sub(ARGV[v + 11], 2), tonumber(ARGV[v + 12]), ARGV[v + 13])
 end
 
 local back = 0

@@ -4,11 +4,11 @@
 --
 -- ARGV  id or its beginning, 1 (dead letters) | 0 (runs that have not ended), least length of a beginning, most running
 --       runs, most waiting runs or dead letters to look through
--- Returns  { id } if that is one, else those that begin so; none if it is a run that has just ended
+-- Returns  { id } if that is one; else the runs of that task id; else those that begin so, but none if it is a run that has
+--          just ended
 local word, letters, least = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local most_running, most = tonumber(ARGV[4]), tonumber(ARGV[5])
 if call('EXISTS', P .. (letters and 'dl:' or 'r:') .. word) == 1 then return { word } end
-if #word < least or call('EXISTS', P .. 'd:' .. word) == 1 then return {} end
 
 local found, known = {}, {}
 local function look(ids)
@@ -20,6 +20,11 @@ local function look(ids)
   end
   return #ids
 end
+
+for _, id in ipairs(call('SRANDMEMBER', P .. 'p:' .. word, most)) do
+  if call('EXISTS', P .. (letters and 'dl:' or 'r:') .. id) == 1 then look({ id }) end
+end
+if #found > 0 or #word < least or call('EXISTS', P .. 'd:' .. word) == 1 then return found end
 
 if letters then
   look(call('ZREVRANGE', P .. 'dead', 0, most - 1))

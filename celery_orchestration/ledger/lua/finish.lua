@@ -1,15 +1,21 @@
--- uses: records gate room life entries hand_over full
+-- uses: records gate room life identity entries hand_over full
 --
 -- finish: Celery knows that these runs ended; their records go.
 -- Either an ending was carried out, or a worker found the message of a run that had not started, or of its next
 -- attempt, revoked or expired.
 --
--- ARGV  worker or '', then id and attempt of each
+-- ARGV  worker or '', then for each: id, attempt, and 'run' (it is a run's id) or '=' and the publication, or '*' (it is the
+--       task id of a message, of that publication or of any)
 -- Returns  { { granted: {id, grant number} to publish } }
 -- Called again: nothing more to do; what was granted and not published is granted again by a sweep.
 make_way()
-for i = 2, #ARGV, 2 do
-  local r = load_run(ARGV[i])
+for i = 2, #ARGV, 3 do
+  local r, which = nil, ARGV[i + 2]
+  if which == 'run' then
+    r = load_run(ARGV[i])
+  else
+    r = select(2, run_of(ARGV[i], string.sub(which, 2), string.sub(which, 1, 1) == '*'))
+  end
   local a = tonumber(ARGV[i + 1])
   if r and r.st == 'released' then
     call('ZREM', P .. 'released', r.id)
@@ -30,7 +36,7 @@ for i = 2, #ARGV, 2 do
     if letter then bury(r, letter) else forget(r, true) end
   elseif r and r.st == 'running' and a > r.a then
     -- The next attempt of a run is over before the end of this one is told: settle() looks here.
-    mark_done(r.id, a)
+    mark_done(r, a)
   end
 end
 hand_over(16)

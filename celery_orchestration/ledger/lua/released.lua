@@ -10,7 +10,7 @@ local count = 0
 for _, id in ipairs(ARGV) do
   local r = load_run(id)
   if r and r.st == 'released' then
-    call('DEL', P .. 'r:' .. id)
+    delete_run(r)
     count = count + 1
   end
   call('ZREM', P .. 'released', id)

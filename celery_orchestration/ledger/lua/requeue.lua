@@ -33,7 +33,8 @@ end
 call('DEL', P .. 'd:' .. ARGV[3])
 local class = r.rank < 0 and 2 or math.floor(r.rank / CLASS)
 enqueue(j, { id = ARGV[3], job = j.name, key = j.keyed and not as and r.key or '', stray = stray, a = tonumber(ARGV[4]), rank = class * CLASS + next_seq(),
-  rec = 0, tries = 0, jd = false, sd = false, q = ARGV[7] or r.q, gq = ARGV[8] or r.gq, enq = NOW }, ARGV[5])
+  rec = 0, tries = 0, jd = false, sd = false, q = ARGV[7] or r.q, gq = ARGV[8] or r.gq, enq = NOW, pub = r.pub,
+  tid = ARGV[3] == r.id and r.tid or nil }, ARGV[5])
 refresh(j)
 audit(ARGV[1], 'requeue', r.id, r.job)
 hand_over(16)

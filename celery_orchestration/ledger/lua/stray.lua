@@ -1,17 +1,17 @@
--- uses: records gate room life entries hand_over full
+-- uses: records gate room life identity entries hand_over full
 --
 -- stray: messages came to a worker that lacks their jobs. Each waits here for a worker that has its job; a run that was handed
 -- over waits again. One of a job that no live release has, and that the ledger knows nothing of, becomes a dead letter.
 --
 -- ARGV  worker, then for each: id, attempt, job, priority, grant number or '', expires (ms) or '', own queue, granted queue
---         or '', message
+--         or '', message, '=' and its publication, or '*' and one if it may be of any that is known (lib/identity.lua)
 -- Returns  { { of each: wait (the ledger has it: acknowledge it) | drop (it is known already: acknowledge it)
 --                     | nobody (it is a dead letter: discard it) | later (ask again: the attempt before it has not ended, or
 --                       its job's policy is about to be installed) | full (Redis is: ask again) },
 --            { granted: {id, grant number} for the caller to publish } }
 -- Errors   UNKNOWNWORKER
 -- Called again: drop in place of wait; else the same.
-local FIELDS = 9
+local FIELDS = 10
 local worker = ARGV[1]
 if call('EXISTS', P .. 'w:' .. worker) == 0 then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
 local full, unwritable = is_full(P .. 'w:' .. worker, 'name')
@@ -39,15 +39,13 @@ local function bury_unknown(r, message)
 end
 
 -- What the ledger knows of it. Returns an answer if that decides, else nil and the attempt before it.
-local function known(v)
-  local r = load_run(v.id)
+local function known(v, id, r, done)
   if not r then
-    if call('ZSCORE', P .. 'lost', v.id) then return 'nobody' end
-    local done = tonumber(call('GET', P .. 'd:' .. v.id) or nil)
+    if call('ZSCORE', P .. 'lost', id) then return 'nobody' end
     return done and done >= v.a and 'drop' or nil
   end
   if r.st == 'released' then
-    call('ZREM', P .. 'released', v.id)
+    call('ZREM', P .. 'released', id)
     forget(r, false)
     return nil
   end
@@ -71,11 +69,13 @@ end
 local function take_in(v)
   local j = job(v.job)
   if not j and a_release_has(v.job) then return 'later' end
-  if full and not load_run(v.id) then return 'full' end
-  local answer, before = known(v)
+  local id, found, done = run_of(v.id, v.pub, v.any)
+  if full and not found then return 'full' end
+  local answer, before = known(v, id, found, done)
   if answer then return answer end
-  local r = { id = v.id, job = v.job, key = '', a = v.a, rank = (3 - v.priority) * CLASS + next_seq(), rec = 0, tries = 0,
-    ex = v.ex, q = v.q, gq = v.gq, enq = NOW, sd = false, stray = true }
+  local r = { id = id, job = v.job, key = '', a = v.a, rank = (3 - v.priority) * CLASS + next_seq(), rec = 0, tries = 0,
+    ex = v.ex, q = v.q, gq = v.gq, enq = NOW, sd = false, stray = true,
+    pub = found and found.pub or v.pub, tid = id ~= v.id and v.id or nil }
   if not j or (j.hash == 'gone' and not before) then
     r.stray = nil
     bury_unknown(r, v.message)
@@ -94,7 +94,7 @@ local answers = {}
 for i = 2, #ARGV, FIELDS do
   answers[#answers + 1] = take_in({ id = ARGV[i], a = tonumber(ARGV[i + 1]), job = ARGV[i + 2],
     priority = tonumber(ARGV[i + 3]), gn = tonumber(ARGV[i + 4]), ex = tonumber(ARGV[i + 5]), q = ARGV[i + 6],
-    gq = ARGV[i + 7], message = ARGV[i + 8] })
+    gq = ARGV[i + 7], message = ARGV[i + 8], pub = string.sub(ARGV[i + 9], 2), any = string.sub(ARGV[i + 9], 1, 1) == '*' })
 end
 hand_over(16)
 flush()

@@ -1,4 +1,4 @@
--- uses: records session gate room life entries hand_over due full
+-- uses: records session gate room life identity entries hand_over due full
 --
 -- turn: one round trip of a worker. Records the outcomes of runs that ended, does what is due, hands over the room that is
 -- free, and asks the gate for runs that arrived, in this order, so that a run never waits for one that is over.
@@ -9,10 +9,11 @@
 --         outcome: succeeded | failed | ignored | rejected | revoked | retry | requeued (back in the broker's queue)
 --                  | crashed (its process died) | interrupted (it had begun, and was stopped) | returned (never begun)
 --       count of arrivals, then for each: id, attempt, job, room key, priority, grant number or '', expires (ms) or '',
---         own queue, granted queue or '', message, not before (ms) or '' (one with a time comes without a slot)
+--         own queue, granted queue or '', message, not before (ms) or '' (one with a time comes without a slot),
+--         '=' and its publication, or '*' and one if it may be of any that is known (lib/identity.lua)
 -- Returns  { runs that wait, more (1: call again, there is more to hand over),
 --            { outcome's answer: ok | refused (void fence, nothing changed) | requeued | superseded | dead },
---            { arrival's answer: {start, fence} | {start, fence, reason...} (observe: would have waited)
+--            { arrival's answer: {start, fence, run id} | {start, fence, run id, reason...} (observe: would have waited)
 --                              | {wait} | {drop, why} | {unknown} (no policy for this job: register again)
 --                              | {full} (Redis has no room for more runs: ask again later)
 --                              | {kept} (this worker is kept free for another run: ask again) },
@@ -44,10 +45,11 @@ for i = 1, tonumber(ARGV[5]) do
   at = at + 7
 end
 for i = 1, tonumber(ARGV[at]) do
-  local v = at + 11 * i - 10
+  local v = at + 12 * i - 11
   arrivals[i] = { id = ARGV[v], a = tonumber(ARGV[v + 1]), job = ARGV[v + 2], key = ARGV[v + 3],
     priority = tonumber(ARGV[v + 4]), gn = tonumber(ARGV[v + 5]), ex = tonumber(ARGV[v + 6]), q = ARGV[v + 7],
-    gq = ARGV[v + 8], message = ARGV[v + 9], eta = tonumber(ARGV[v + 10]) }
+    gq = ARGV[v + 8], message = ARGV[v + 9], eta = tonumber(ARGV[v + 10]),
+    pub = string.sub(ARGV[v + 11], 2), any = string.sub(ARGV[v + 11], 1, 1) == '*' }
 end
 
 local function rank_of(arrival, seq)
@@ -81,18 +83,13 @@ if G.next and G.next <= NOW then endings, more_due, woken = wake(64) end
 if (G.alone > 0 or SESSION.alone) and not observe then try_alone() end
 if #settled > 0 or HAND.here.free > 0 or woken > 0 then pump(16) end
 
--- What the ledger knows of this run already. Returns an answer if that decides, else nil and what the new attempt
--- inherits from the one before.
-local function known(id, a, gn, name)
-  local r = load_run(id)
-  if not r then
-    local done = call('GET', P .. 'd:' .. id)
-    if done and tonumber(done) >= a then return { 'drop', 'ended' } end
-    return nil
-  end
+-- What the ledger knows of this run already (its record, or the attempt that ended). Returns an answer if that decides,
+-- else nil and what the new attempt inherits from the one before.
+local function known(r, done, a, gn, name)
+  if not r then return done and done >= a and { 'drop', 'ended' } or nil end
   if r.st == 'released' then
     -- Somebody published it past the gate, and here it is all the same.
-    call('ZREM', P .. 'released', id)
+    call('ZREM', P .. 'released', r.id)
     forget(r, false)
     return nil
   end
@@ -107,12 +104,12 @@ local function known(id, a, gn, name)
       end
       ungrant(r)
       start(job(r.job), r, worker)
-      return { 'start', int(r.fence) }
+      return { 'start', int(r.fence), r.id }
     end
     return { 'drop', r.st }
   end
   if r.st == 'running' then
-    if r.behind and load_run(id, 'x:').a >= a then return { 'drop', 'superseded' } end
+    if r.behind and load_run(r.id, 'x:').a >= a then return { 'drop', 'superseded' } end
     return nil, r, true
   end
   if r.st == 'ending' then return { 'drop', 'ending' } end
@@ -128,14 +125,16 @@ local function known(id, a, gn, name)
 end
 
 local function admit(arrival)
-  local id, a, name, ex, message = arrival.id, arrival.a, arrival.job, arrival.ex, arrival.message
+  local a, name, ex, message = arrival.a, arrival.job, arrival.ex, arrival.message
   local j = job(name)
   if not j then return { 'unknown' } end
-  if full and not (arrival.gn and load_run(id)) then return { 'full' } end
-  local answer, before_it, running = known(id, a, arrival.gn, name)
+  local id, found, done = run_of(arrival.id, arrival.pub, arrival.any)
+  if full and not (arrival.gn and found) then return { 'full' } end
+  local answer, before_it, running = known(found, done, a, arrival.gn, name)
   if answer then return answer end
   local r = { id = id, job = name, key = j.keyed and arrival.key or '', a = a, rank = rank_of(arrival, next_seq()),
-    rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW, eta = arrival.eta }
+    rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW, eta = arrival.eta,
+    pub = found and found.pub or arrival.pub, tid = id ~= arrival.id and arrival.id or nil }
   if before_it and before_it.job == name then
     r.rec, r.jd, r.enq = before_it.rec, before_it.sd, before_it.enq
     if before_it.sd or not before_it.stray then r.rank = before_it.rank end
@@ -168,9 +167,9 @@ local function admit(arrival)
     take(j, r.key)
     start(j, r, worker, message)
     refresh(j)
-    if not reason then return { 'start', int(r.fence) } end
+    if not reason then return { 'start', int(r.fence), id } end
     call('HINCRBY', P .. 'ob:' .. name, in_words(reason), 1)
-    return { 'start', int(r.fence), unpack(reason) }
+    return { 'start', int(r.fence), id, unpack(reason) }
   end
   r.wf = r.wf or in_words(reason)
   enqueue(j, r, message)
@@ -180,6 +179,8 @@ end
 
 for i, arrival in ipairs(arrivals) do
   admitted[i] = admit(arrival)
+  -- Copies of our own come now and then: runs that wait for a slot are shared.
+  if admitted[i][1] == 'drop' and not arrival.gn then call('HINCRBY', P .. 'j:' .. arrival.job, 'copies', 1) end
   local slot = (admitted[i][1] == 'start' and 0 or 1) - (arrival.waits and 1 or 0)
   if not arrival.eta then HAND.here.free = HAND.here.free + slot end
 end

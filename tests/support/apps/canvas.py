@@ -92,6 +92,23 @@ def overtime(self: Task) -> Any:
         time.sleep(60)
 
 
+@both()
+def resending(self: Task, times: int) -> int:
+    """Sends itself again under its own id, until it was executed that often."""
+    with recorded(self):
+        executed = count(self)
+        if executed < times:
+            self.apply_async((times,), task_id=self.request.id)
+    return executed
+
+
+@both()
+def blaming(self: Task, *what: Any) -> None:
+    """An errback."""
+    with recorded(self):
+        pass
+
+
 @job()
 def called(self: Task, *what: Any) -> None:
     """For callbacks."""

@@ -81,7 +81,7 @@ end
 -- The run that a fire makes goes to the gate. r: id, key, prio, ex, q, gq, eta.
 local function fire(j, e, due, r, message)
   r.job, r.a, r.rec, r.tries, r.enq, r.sd, r.ent, r.due, r.cont = j.name, 0, 0, 0, NOW, false, e.id, due, e.cont and true
-  r.key = j.keyed and r.key or ''
+  r.key, r.pub = j.keyed and r.key or '', ''
   r.rank = (3 - r.prio) * CLASS + next_seq()
   if r.eta and r.eta > NOW then
     put_off(j, r, message)

@@ -139,19 +139,27 @@ local function ended(j, r, ok, note)
   j.dirty = true
 end
 
+-- The highest attempt of the run that ended, as far as it is remembered; or nil. r: its id and publication.
+local function done_of(r)
+  local attempt, pub = string.match(call('GET', P .. 'd:' .. r.id) or '', '^(-?%d+) (.*)$')
+  return pub == r.pub and tonumber(attempt) or nil
+end
+
 -- The done-marker makes sure that no copy of a message starts this attempt again.
-local function mark_done(id, attempt)
-  call('SET', P .. 'd:' .. id, int(attempt), 'PX', G.done_ms)
+local function mark_done(r, attempt)
+  call('SET', P .. 'd:' .. r.id, int(attempt) .. ' ' .. r.pub, 'PX', G.done_ms)
 end
 
 -- The record of an attempt goes.
 local function forget(r, marker)
-  call('DEL', P .. 'r:' .. r.id)
-  if marker then mark_done(r.id, r.a) end
+  delete_run(r)
+  if marker then mark_done(r, r.a) end
 end
 
 -- A dead letter goes.
 local function unbury(id, name)
+  local r = load_run(id, 'dl:')
+  if r and r.tid then call('SREM', P .. 'p:' .. r.tid, id) end
   call('DEL', P .. 'dl:' .. id)
   call('ZREM', P .. 'dead', id)
   call('ZREM', P .. 'lost', id)
@@ -161,7 +169,7 @@ end
 -- The run failed for good: its record becomes a dead letter. trace: the traceback, or ''.
 local function bury(r, note, trace)
   if G.letters <= 0 then return forget(r, true) end
-  mark_done(r.id, r.a)
+  mark_done(r, r.a)
   local key = P .. 'dl:' .. r.id
   call('RENAME', P .. 'r:' .. r.id, key)
   call('HDEL', key, 'p', 'o')
@@ -325,7 +333,7 @@ local function settle(id, fence, outcome, note, trace, ran, ago, after)
   if outcome == 'retry' then
     if r.behind then
       give_way(j, r)
-    elseif (tonumber(call('GET', P .. 'd:' .. id) or '') or -1) > r.a then
+    elseif (done_of(r) or -1) > r.a then
       -- Its next attempt is over already: it was revoked, or had expired.
       note_down(j, r, 'revoked', note, true)
       ended(j, r, nil)

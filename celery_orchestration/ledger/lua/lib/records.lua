@@ -17,11 +17,13 @@
 --   jobs             set   names of all jobs
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
 --                          off: by whom, why and since when it is disabled (JSON); seen: once no live release has it, the
---                          latest that had it
---   r:<id>           hash  a run. s: its record, packed; m: its message, opaque; p: its progress, o: that its time is over
+--                          latest that had it; copies: how many copies of its messages were dropped
+--   r:<id>           hash  a run (lib/identity.lua says what its id is). s: its record, packed; m: its message, opaque;
+--                          p: its progress, o: that its time is over
 --                          while its code goes on, both packed and of the start whose fence they begin with
 --   x:<id>           hash  a higher attempt of a running run: it waits for the attempt before it
---   d:<id>           str   done-marker: the highest attempt that ended (the only keys with a TTL)
+--   d:<id>           str   done-marker: the highest attempt that ended, and its publication (the only keys with a TTL)
+--   p:<task id>      set   runs and dead letters of a task id that was published again: those with an id of their own
 --   wait             zset  every run that waits, by rank
 --   waitjobs         set   jobs with runs in their lanes
 --   l:<job>:<key>    zset  a lane: waiting runs of one job and room key whose dependencies are not judged yet, by rank
@@ -335,6 +337,7 @@ end
 --   gn, dest, tries: grant number, queue it is handed over to, how often that got lost; rec: recoveries;
 --   jd: its dependencies were judged; sd: it has started; ex: expires, ms; q, gq: own and granted queue;
 --   enq: arrival, ms; at: since when in this state, ms; why: it ends; behind: there is an x: record;
+--   pub: its publication; tid: its task id, if the run has an id of its own;
 --   eta: not to start before, ms; wf: what it waited for first; al: it is tried alone; ent, due, cont: the entry of the
 --   schedule that fired it, for when (ms), whether that one is continuous; stray: its message came to a worker that lacks
 --   its job: it waits, in no lane, for one that takes the message in
@@ -344,7 +347,8 @@ local function load_run(id, prefix)
   if not s then return nil end
   local r, sound = { id = id }, false
   sound, r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd, r.ex, r.q, r.gq, r.enq,
-    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray = pcall(cmsgpack.unpack, s)
+    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray, r.pub, r.tid = pcall(cmsgpack.unpack, s)
+  r.pub = r.pub or ''
   if not sound or type(r.job) ~= 'string' or type(r.q) ~= 'string' then
     set_aside(key, type(s) == 'table' and s.err or 'it cannot be read')
     return nil
@@ -355,12 +359,19 @@ end
 local function save_run(r, prefix, message)
   r.at = NOW
   local s = cmsgpack.pack(r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd,
-    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray)
+    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray, r.pub, r.tid)
+  if r.tid then call('SADD', P .. 'p:' .. r.tid, r.id) end
   if message then
     call('HSET', P .. (prefix or 'r:') .. r.id, 's', s, 'm', message)
   else
     call('HSET', P .. (prefix or 'r:') .. r.id, 's', s)
   end
+end
+
+-- The record of a run is removed.
+local function delete_run(r)
+  call('DEL', P .. 'r:' .. r.id)
+  if r.tid then call('SREM', P .. 'p:' .. r.tid, r.id) end
 end
 
 -- What was noted about this very start of a run, in field p or o: when (ms), and what; or nil.

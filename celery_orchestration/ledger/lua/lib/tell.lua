@@ -37,7 +37,8 @@ local function told_job(name)
   return j and { name = name, cap = j.cap, keyed = j.keyed, running = j.n, busy = j.busy, waiting = j.w, later = j.z, off = j.off,
     fails = j.fails, fmax = j.fmax, err = j.err, succeeded = j.ok, ended = j.ends_at, took = j.took,
     begun = j.begun and math.floor(j.begun / 1000), succeeded_at = j.good and math.floor(j.good / 1000),
-    oldest = j.w > 0 and oldest(j) or nil, observed = counts('ob:' .. name), letters = call('ZCARD', P .. 'dj:' .. name),
+    oldest = j.w > 0 and oldest(j) or nil, observed = counts('ob:' .. name),
+    copies = tonumber(call('HGET', P .. 'j:' .. name, 'copies') or 0), letters = call('ZCARD', P .. 'dj:' .. name),
     gone = j.hash == 'gone' and (call('HGET', P .. 'j:' .. name, 'seen') or '') or nil, probe = j.off and j.probe, cools = j.off and tonumber(call('ZSCORE', P .. 'cool', name)) or nil }
 end
 
