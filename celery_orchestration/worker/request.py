@@ -110,8 +110,8 @@ class Timeless:
 class OrchestratedRequest(Request):  # type: ignore[misc]
     #: None in mode "off": then this is a plain request.
     gate: Gate | None = None
-    #: Given by the gate when the run may start, and when that was, by the clock of deadlines. The run's id is the task's,
-    #: or one of its own if that was published again.
+    #: Given by the gate when the run may start, and when that was, by the clock of deadlines. The run's id: that of the
+    #: task, or one of its own if that was published again.
     fence: str | None = None
     run_id = ""
     started_at = 0.0

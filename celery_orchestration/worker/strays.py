@@ -51,7 +51,8 @@ class Strays:
     def _read(self, message: Any) -> Stray:
         headers = message.headers or {}
         said = headers if "task" in headers else message.payload
-        ours = headers.get(HEADER) if isinstance(headers.get(HEADER), dict) else {}
+        ours: Any = headers.get(HEADER)
+        ours = ours if isinstance(ours, dict) else {}
         origin = {part: ours.get(part) for part in ("exchange", "routing_key")} if ours.get("grant") else None
         publication, anonymous = publication_of(message, ours)
         queue = (origin or {}).get("routing_key") or internals.queue_of(message, self._side.consuming.consumers)

@@ -471,17 +471,25 @@ def test_a_message_that_comes_again_does_not_start_a_second_run(stage_on, broker
     def again(result: AsyncResult, job: Any, *args: Any, **options: Any) -> None:
         """Three copies, and something after them in the queue: when that ran they have been looked at."""
         for _ in range(3):
-            job.apply_async(args, task_id=result.id, **options)
+            job.apply_async(args, task_id=result.id, message_id=message_ids[result.id], **options)
         assert stage.send(jobs.free, 0, "after them").get(timeout=10) == "after them"
 
-    running = stage.send(jobs.held, "running")
+    def send(job: Any, *args: Any) -> AsyncResult:
+        """One call: what tells it from another is its message's id."""
+        message_id = f"call-{len(message_ids)}"
+        result = stage.send(job, *args, message_id=message_id)
+        message_ids[result.id] = message_id
+        return result
+
+    message_ids: dict[str, str] = {}
+    running = send(jobs.held, "running")
     stage.started(running)
-    waits = stage.send(jobs.held, "waits")
+    waits = send(jobs.held, "waits")
     stage.wait_waiting(1)
     again(running, jobs.held, "running")
     again(waits, jobs.held, "waits")
     assert waiting(stage.app) == 1
-    retried = stage.send(jobs.flaky, 1, 1)
+    retried = send(jobs.flaky, 1, 1)
     until(lambda: retried.state == "RETRY")
     again(retried, jobs.flaky, 1, 1)
     assert retried.get(timeout=10) == 1

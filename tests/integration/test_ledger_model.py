@@ -462,7 +462,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def run_is_called_off(self, data: st.DataObject, how: str) -> None:
         waiting = sorted(r.id for r in self.model.runs.values() if r.state in ("waiting", "later"))
         id = data.draw(st.sampled_from(waiting))
-        self.model.end_unstarted(id, how)
+        ended = [id]
+        if how == "revoked":
+            # All runs of that task id.
+            ended = [run.id for run in self.model.runs.values() if id in (run.id, run.task)]
+        ended = [one for one in ended if self.model.end_unstarted(one, how)]
         if how == "expired":
             self.redis.zadd(f"{PREFIX}due", {id: 1})
             self.sweep(endings=[id])
@@ -471,7 +475,7 @@ class LedgerMachine(RuleBasedStateMachine):
         worker = sorted(self.model.workers)[0]
         endings, grants = self.ledger.cancel(worker, self.numbers, how, [id])
         assert (endings, grants) == self.ledger.cancel(worker, self.numbers, how, [id])
-        assert [ending.id for ending in endings] == [id]
+        assert sorted(ending.id for ending in endings) == sorted(ended)
         granted, _, _ = self.model.hand_over([], None, 0)
         assert [grant.id for grant in grants] == granted
         self.note_grants(grants)
@@ -591,7 +595,9 @@ class LedgerMachine(RuleBasedStateMachine):
         kept = {"g", "jobs", "groups", "live", "rel", "relseq", "rj:release", "dead", "gone", "audit", "off", "decided"}
         kept |= {f"j:{name}" for name in NAMES}
         kept |= {"lead", "entries", *(f"e:{name}" for name in NAMES)}
-        history = ("d:", "h:", "dl:", "dj:")
+        history = ("d:", "h:", "dl:", "dj:", "p:")
+        further = {id for key in left if key.startswith("p:") for id in self.redis.smembers(f"{PREFIX}{key}")}
+        assert all(f"dl:{id}" in left for id in further), "of a task id that was published again only dead letters"
         assert {key for key in left if not key.startswith(history)} <= kept
         assert all(self.redis.ttl(f"{PREFIX}{key}") > 0 for key in left if key.startswith("d:"))
 
