@@ -6,6 +6,7 @@ stopped after the execution pool is down.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -65,7 +66,9 @@ class WorkerSide(Member):
         self.deadline = Deadline(self.settings) if stopped else None
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
-        self._running = self._cold = False
+        self._running = False
+        #: When a cold shutdown began, by the monotonic clock.
+        self._cold_since: float | None = None
 
     @property
     def kind(self) -> str:
@@ -239,7 +242,7 @@ class WorkerSide(Member):
 
     def _cold_shutdown(self) -> None:
         """In a signal handler."""
-        self._cold = True
+        self._cold_since = monotonic()
         self.gate.begin_drain()
 
     def close(self) -> None:
@@ -248,8 +251,20 @@ class WorkerSide(Member):
             self.gate.begin_drain()
             self.gate.stop()
             self.line.give_to_thread()
-            if self._cold and self.gate.runs and not internals.can_kill(self.controller.pool):
-                self.drain.hurry()  # Celery could not cancel them
+            cold = self._cold_since is not None
+            if cold and self.gate.runs and not internals.can_kill(self.controller.pool):
+                self._end_after_soft_shutdown()  # Celery could not cancel them
+
+    def _end_after_soft_shutdown(self) -> None:
+        """Celery sleeps through its soft shutdown before it closes. On gevent it cannot (its signal handler must not
+        block there), and would wait for the tasks without an end."""
+        began = self._cold_since or 0.0
+        left = (self.app.conf.worker_soft_shutdown_timeout or 0) - (monotonic() - began)
+        if left <= 0:
+            return self.drain.hurry()
+        timer = threading.Timer(left, self.drain.hurry)
+        timer.daemon = True
+        return timer.start()
 
     def stop(self) -> None:
         """The execution pool is down."""

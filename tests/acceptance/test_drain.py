@@ -331,15 +331,17 @@ def test_a_shutdown_that_fails_half_way_frees_no_room_that_is_used(stage, first)
     stage.all_well()
 
 
-def test_a_soft_shutdown_is_a_drain_with_an_end(stage):
-    leaving = stage.worker(env={"TEST_SOFT": "2", "TEST_LEASE": "60"})
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_soft_shutdown_is_a_drain_with_an_end(stage, pool):
+    """On gevent Celery cannot sleep in its signal handler."""
+    leaving = stage.worker(pool, env={"TEST_SOFT": "4", "TEST_LEASE": "60"})
     run, quick = stage.send(stage.jobs.beating, "run"), stage.send(stage.jobs.held, "quick")
     for result in (run, quick):
         stage.started(result)
     leaving.signal(signal.SIGQUIT)
-    until(lambda: is_draining(stage, leaving), 1.5, "draining is visible while Celery sleeps")
+    until(lambda: is_draining(stage, leaving), 3.5, "draining is visible while Celery sleeps")
     stage.release("quick")
-    gone(leaving, 10)
+    gone(leaving, 20)
     assert quick.state == "SUCCESS"
     assert len(lives(stage, run)) == 1
     stage.worker()
