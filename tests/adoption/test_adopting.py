@@ -49,7 +49,7 @@ def most_together(shop: Project) -> int:
 
 def test_in_steps_and_back(shop):
     # Observe: two runs of a job with max_running=1 run together, and status says what would have waited.
-    observing = shop.worker(env=OBSERVE)
+    observing = shop.worker(env={"SHOP_SETTINGS": '{"CELERY_ORCHESTRATION_MODE": "observe"}'})
     send(shop, 4, "observed")
     shop.until_journal(CLEAN, 2, "start")
     let_go(shop, "observed")
