@@ -28,6 +28,8 @@ from celery_orchestration.policy import Settings
 BEAT = "beat"
 #: How many jobs, and entries of the schedule, are told in one call: Redis serves nobody else meanwhile.
 JOBS_AT_ONCE, ENTRIES_AT_ONCE = 100, 200
+#: Jobs whose policies are put into force in one call.
+INSTALLED_AT_ONCE = 200
 #: What may have been lost when a new epoch began, for people.
 FORGOTTEN = {
     "emptied": "was emptied: runs that waited in it are lost, and history, dead letters and audit",
@@ -505,9 +507,24 @@ class Ledger:
         return [_text(one) for one in self._call("releases", (names,))]
 
     def install(self, releases: str, cap: int | None, jobs: Mapping[str, Any]) -> bool:
-        """False if other releases are live now: merge again."""
-        document = json.dumps(jobs, sort_keys=True)
-        return _text(self._call("install", (releases, "" if cap is None else cap, document))) == "ok"
+        """False if other releases are live now: merge again.
+
+        Only what is another than before, a part at a time: so many jobs as a large installation has would keep Redis
+        busy. What was interrupted is completed by who comes next.
+        """
+        found = [_text(one) for one in self._call("installed", ())]
+        before = dict(zip(found[::2], found[1::2], strict=True))
+        changed = [name for name, job in jobs.items() if before.get(name) != job["hash"]]
+        gone = [name for name in before if name not in jobs]
+        todo = [*((name, True) for name in changed), *((name, False) for name in gone)]
+        while True:
+            part, todo = todo[:INSTALLED_AT_ONCE], todo[INSTALLED_AT_ONCE:]
+            wanted = {name: jobs[name] for name, kept in part if kept}
+            unwanted = [name for name, kept in part if not kept]
+            arguments = (json.dumps(wanted, sort_keys=True), json.dumps(unwanted))
+            answer = self._call("install", (releases, "" if cap is None else cap, "" if todo else 1, *arguments))
+            if _text(answer) != "ok" or not todo:
+                return _text(answer) == "ok"
 
     def beat(self, worker: str, lease_ms: int, runs: Iterable[tuple[str, str]]) -> list[str]:
         """Returns the ids of runs that are void; notes how far our clock is ahead of Redis's."""

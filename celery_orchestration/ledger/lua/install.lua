@@ -1,10 +1,12 @@
 -- uses: records gate room life entries hand_over workers full
 --
--- install: puts the merged policies of all live releases into force. Jobs that nobody defines or refers to any more and
--- that have no runs go away.
+-- install: puts the merged policies of all live releases into force, a part of them in each call. Jobs that nobody defines
+-- or refers to any more and that have no runs go away.
 --
--- ARGV  releases they were merged from, global cap or '', jobs (JSON: name -> {hash, cap, keyed, conf, groups, deps,
---       depd, crash, recmax, fmax, cool, drop}; conf, deps and depd only name jobs that are in it, or, for deps, external ones)
+-- ARGV  releases they were merged from, global cap or '', 1 if this is the last part, jobs whose policy is another than the
+--       one that is installed (JSON: name -> {hash, cap, keyed, conf, groups, deps, depd, crash, recmax, fmax, cool, drop};
+--       conf, deps and depd only name jobs that are installed by the last part, or, for deps, external ones), names of
+--       jobs that nobody defines any more (JSON)
 -- Returns  'ok' | 'stale' (other releases are live now: merge again; nothing changed)
 -- Called again: the same.
 
@@ -13,7 +15,7 @@ local GONE_RELEASES = 20
 make_way()
 
 if live_releases() ~= ARGV[1] then return 'stale' end
-local wanted = cjson.decode(ARGV[3])
+local last, wanted, unwanted = ARGV[3] == '1', cjson.decode(ARGV[4]), cjson.decode(ARGV[5])
 
 -- The room keys of a job that has waiting runs or room taken. Those with waiting runs and no room are in n:.
 local function keys_of(j)
@@ -69,70 +71,107 @@ local function note_last_release(j)
   end
 end
 
+-- Jobs of which it is counted anew who of those they conflict with holds room: that may have changed for both sides.
+local affected = {}
+
+local function affects(j)
+  affected[j.name] = true
+  for _, name in ipairs(j.conf) do affected[name] = true end
+end
+
+local function leave_groups(j)
+  for _, group in ipairs(j.groups) do
+    call('SREM', P .. 'held:' .. group, j.name)
+    call('ZREM', P .. 'bar:' .. group, j.name)
+    if call('HINCRBY', P .. 'groups', group, -1) <= 0 then call('HDEL', P .. 'groups', group) end
+    HELD[group] = nil
+    reopen_group(group, j)
+  end
+end
+
+local function join_groups(j)
+  for _, group in ipairs(j.groups) do
+    call('HINCRBY', P .. 'groups', group, 1)
+    if j.n > 0 then call('SADD', P .. 'held:' .. group, j.name) end
+    if j.br then call('ZADD', P .. 'bar:' .. group, int(j.br), j.name) end
+    HELD[group] = nil
+    reopen_group(group, j)
+  end
+end
+
 local relaned = {}
 for name, p in pairs(wanted) do
   local j = job(name)
   if not j or j.hash ~= p.hash then
-    if type(p.cap) ~= 'number' then p.cap = nil end
-    if type(p.fmax) ~= 'number' then p.fmax = nil end
-    if type(p.cool) ~= 'number' then p.cool = nil end
+    for _, number in ipairs({ 'cap', 'fmax', 'cool' }) do
+      if type(p[number]) ~= 'number' then p[number] = nil end
+    end
     for _, dep in ipairs(p.deps) do
       if type(dep.max_age_ms) ~= 'number' then dep.max_age_ms = nil end
     end
-    if j and (j.keyed ~= p.keyed or j.cap ~= p.cap) then relaned[name] = relane(j, p.keyed) end
+    if j then
+      affects(j)
+      leave_groups(j)
+      if j.keyed ~= p.keyed or j.cap ~= p.cap then relaned[name] = relane(j, p.keyed) end
+      flush() -- what is known of it so far: it is read again with its new policy
+    end
     if #p.depd == 0 then call('DEL', P .. 'sq:' .. name) end
     save_policy(name, p)
     if j and j.hash == 'corrupt' then call('HDEL', P .. 'j:' .. name, 'off') end
     call('SADD', P .. 'jobs', name)
     j = job(name)
+    affects(j)
+    join_groups(j)
     if j.off and cjson.decode(j.off).by == 'failures' and not j.probe and not call('ZSCORE', P .. 'cool', name) then
       cool_down(j)
     end
   end
 end
 
-for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
-  local j = not wanted[name] and job(name)
+for _, name in ipairs(unwanted) do
+  local j = job(name)
   if j then
+    affects(j)
+    leave_groups(j)
     if j.n == 0 and j.busy == 0 and j.w == 0 and j.z == 0 and not j.off and call('ZCARD', P .. 'dj:' .. name) == 0 then
       call('DEL', P .. 'j:' .. name, P .. 'ob:' .. name, P .. 'h:' .. name, P .. 'sq:' .. name)
       call('ZREM', P .. 'cool', name)
       call('SREM', P .. 'jobs', name)
+      call('HDEL', P .. 'installed', name)
       J[name] = false
     else
       -- Nobody defines it, but it has runs: they go on, unbound.
       note_last_release(j)
       j.conf, j.groups, j.deps, j.depd, j.hash = {}, {}, {}, {}, 'gone'
       call('DEL', P .. 'sq:' .. name)
+      flush()
       save_policy(name, j)
     end
+  else
+    call('SREM', P .. 'jobs', name)
+    call('HDEL', P .. 'installed', name)
   end
 end
 
--- Who holds room may have changed for anybody whose conflicts changed: counted anew for all.
-for _, group in ipairs(call('SMEMBERS', P .. 'groups')) do
-  call('DEL', P .. 'bar:' .. group, P .. 'held:' .. group)
-end
-call('DEL', P .. 'groups')
-HELD = {}
-for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
+local names = {}
+for name in pairs(affected) do
   local j = job(name)
-  if not j then call('SREM', P .. 'jobs', name) end
-  local blk = 0
-  for _, other in ipairs(j and j.conf or {}) do
-    local k = job(other)
-    if k and k.n > 0 then blk = blk + 1 end
+  if j then
+    names[#names + 1] = name
+    local blk = 0
+    for _, other in ipairs(j.conf) do
+      local k = job(other)
+      if k and k.n > 0 then blk = blk + 1 end
+    end
+    if blk ~= j.blk then j.blk, j.dirty = blk, true end
+    for key in pairs(relaned[name] or {}) do touch_lane(j, key) end
   end
-  if j and blk ~= j.blk then
-    j.blk = blk
-    j.dirty = true
-  end
-  for _, group in ipairs(j and j.groups or {}) do
-    call('SADD', P .. 'groups', group)
-    if j.n > 0 then call('SADD', P .. 'held:' .. group, name) end
-    if j.br then call('ZADD', P .. 'bar:' .. group, int(j.br), name) end
-  end
-  for key in pairs(relaned[name] or {}) do touch_lane(j, key) end
+end
+for _, name in ipairs(with_waiters(names)) do refresh(job(name)) end
+
+if not last then
+  flush()
+  return 'ok'
 end
 
 -- That a release was there before is remembered for a while: should it start again it is not the newest.
@@ -147,6 +186,8 @@ end
 for i = 1, #gone - GONE_RELEASES do call('ZREM', P .. 'relseq', gone[i]) end
 call('HSET', P .. 'g', 'releases', ARGV[1], 'cap', ARGV[2])
 G.cap = tonumber(ARGV[2])
-for _, name in ipairs(call('SMEMBERS', P .. 'waitjobs')) do refresh(job(name)) end
+-- What runs wait for may have changed for those that have no new policy themselves.
+call('SUNIONSTORE', P .. 'stale', P .. 'stale', P .. 'waitjobs')
+refresh_stale()
 flush()
 return 'ok'

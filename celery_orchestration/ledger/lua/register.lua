@@ -34,16 +34,7 @@ if new_release then
   end
 end
 local old_epoch, old_release, old_kind = unpack(call('HMGET', P .. 'w:' .. worker, 'epoch', 'rel', 'kind'))
-if old_release then
-  count_worker(old_release, old_kind or '', -1)
-  -- It may come again because the record of one of its jobs is gone: then the policies have to be installed again.
-  for _, j in ipairs(not new_release and cjson.decode(ARGV[16]) or {}) do
-    if call('EXISTS', P .. 'j:' .. j) == 0 then
-      call('HDEL', P .. 'g', 'releases')
-      break
-    end
-  end
-end
+if old_release then count_worker(old_release, old_kind or '', -1) end
 take_slots(worker)
 call('HDEL', P .. 'w:' .. worker, 'state')
 call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4], 'slots', ARGV[5], 'kind', ARGV[6],

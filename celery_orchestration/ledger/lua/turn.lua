@@ -127,7 +127,7 @@ end
 local function admit(arrival)
   local a, name, ex, message = arrival.a, arrival.job, arrival.ex, arrival.message
   local j = job(name)
-  if not j then return { 'unknown' } end
+  if not j then return unknown(name) end
   local id, found, done = run_of(arrival.id, arrival.pub, arrival.any)
   if full and not (arrival.gn and found) then return { 'full' } end
   local answer, before_it, running = known(found, done, a, arrival.gn, name)

@@ -14,7 +14,7 @@
 --                          something, or changed the schedule), restored (the number of the last that members
 --                          knew when the ledger was emptied), left_out (how many of these nobody could restore);
 --                          what epoch.lua keeps
---   jobs             set   names of all jobs
+--   jobs             set   names of all jobs; installed hash: each with the hash of its policy
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
 --                          off: by whom, why and since when it is disabled (JSON); seen: once no live release has it, the
 --                          latest that had it; copies: how many copies of its messages were dropped
@@ -31,7 +31,7 @@
 --   jl:, jk:<job>    zset  keyed jobs: room keys whose lane has waiting runs and room, by the rank of its head
 --   n:<job>          hash  keyed jobs: room key -> room taken
 --   bar              zset  jobs whose head passes rules 1, 2 and 4, by its rank: they bar those they conflict with
---   groups           set   groups of jobs of which no two run together
+--   groups           hash  groups of jobs of which no two run together -> how many jobs each has
 --   bar:<group>      zset  the same as bar, of the jobs in one group
 --   held:<group>     set   jobs of a group that hold room
 --   open:<queue>     zset  jobs whose head may start on that queue (rules 1 to 5 but for the global cap), by rank. Where some
@@ -249,7 +249,14 @@ end
 local function save_policy(name, p)
   call('HSET', P .. 'j:' .. name, 'p', cmsgpack.pack(p.cap, p.keyed, p.conf, p.deps, p.depd, p.crash, p.recmax, p.hash,
     p.fmax, p.cool, p.drop, p.groups))
+  call('HSET', P .. 'installed', name, p.hash)
   J[name] = nil
+end
+
+-- Nothing is known of this job. If it had been installed its record is gone: then it has to be installed again.
+local function unknown(name)
+  if call('HDEL', P .. 'installed', name) == 1 then call('HDEL', P .. 'g', 'releases') end
+  return { 'unknown' }
 end
 
 local function flush()
@@ -418,7 +425,7 @@ restore = function(name, why)
     end
   end
   call('ZREM', P .. 'bar', name)
-  for _, group in ipairs(call('SMEMBERS', P .. 'groups')) do
+  for _, group in ipairs(call('HKEYS', P .. 'groups')) do
     call('ZREM', P .. 'bar:' .. group, name)
     call('SREM', P .. 'held:' .. group, name)
   end
