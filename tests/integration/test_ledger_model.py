@@ -592,8 +592,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for worker in sorted(self.model.workers):
             self.ledger.leave(worker)
         left = {key.removeprefix(PREFIX) for key in self.redis.keys("*")}
-        kept = {"g", "jobs", "installed", "groups", "live", "rel", "relseq", "rj:release", "dead", "gone", "audit", "off", "decided"}
-        kept |= {f"j:{name}" for name in NAMES}
+        kept = {"g", "jobs", "groups", "live", "rel", "relseq", "rj:release", "dead", "gone", "audit", "off", "decided"}
+        kept |= {"installed", *(f"j:{name}" for name in NAMES)}
         kept |= {"lead", "entries", *(f"e:{name}" for name in NAMES)}
         history = ("d:", "h:", "dl:", "dj:", "p:")
         further = {id for key in left if key.startswith("p:") for id in self.redis.smembers(f"{PREFIX}{key}")}
