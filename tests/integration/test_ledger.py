@@ -317,6 +317,25 @@ class TestDrain:
         assert shop.redis.zcard(f"{PREFIX}wait") + shop.redis.zcard(f"{PREFIX}gr") == 500
         assert shop.redis.exists(f"{PREFIX}w:w2", f"{PREFIX}wr:w2") == 0
 
+    def test_very_many_policies_come_into_force_in_parts(self, shop: Shop, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("celery_orchestration.ledger.INSTALLED_AT_ONCE", 2)
+        names = [f"j{n}" for n in range(9)]
+        shop.install({name: {} for name in names})
+        assert shop.come("r0", "j0") == "start"
+        assert shop.come("r8", "j8") == "start"
+        # Each blocks the next one: pairs are cut by the parts, in both directions.
+        ring = {name: {"blocks": [names[(n + 1) % 9]]} for n, name in enumerate(names)}
+        shop.install(ring, release="r2")
+        assert [shop.come(f"s{n}", f"j{n}") for n in (1, 4, 7)] == ["wait", "start", "wait"]
+        shop.install({name: {} for name in names[:7]}, release="r3")
+        assert shop.turn(free=2).starts[0].id == "s1"
+        shop.end("r0")
+        shop.end("r8")
+        shop.end("s4")
+        shop.install({name: {} for name in names[:3]}, release="r4")
+        left = {name for name in names if shop.redis.exists(f"{PREFIX}j:{name}")}
+        assert left == {"j0", "j1", "j2", "j7"}, "one that nobody defines stays while it has a run"
+
     def test_releases_of_live_workers_are_known_though_a_record_vanished(self, shop: Shop):
         shop.install({"one": {}})
         shop.register("w2", release="r2")
