@@ -8,7 +8,7 @@ PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
 ADOPTION_ARGS ?= --numprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast promises adoption lint soak endurance demo bench docs clean
+.PHONY: help test test-fast promises faults adoption lint soak endurance demo bench docs clean
 
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
@@ -22,6 +22,9 @@ promises: $(VENV)/.with-test  ## Run the tests that take the real time of the de
 
 test-fast: $(VENV)/.with-test  ## Run the tests that are not slow
 	$(BIN)/python -m pytest -m "not slow and not promises" $(PYTEST_ARGS)
+
+faults: $(VENV)/.with-test  ## Break brokers of every kind while workers fetch from them
+	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 adoption: $(VENV)/.with-test-adoption  ## Test it in whole projects, beside the other packages they use (Django, Flower, Sentry ...)
 	$(BIN)/python -m pytest tests/adoption $(ADOPTION_ARGS)

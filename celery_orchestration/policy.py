@@ -672,6 +672,10 @@ class Settings(BaseModel):
     on_crash: OnCrash | None = None
     #: What recurring jobs get that do not say it themselves.
     recurring_defaults: Annotated[RecurringDefaults, PlainValidator(RecurringDefaults.read)] = RecurringDefaults()
+    #: How workers take messages from a Redis broker: so that none is lost with its worker, or as kombu does it.
+    fetch: Literal["reliable", "celery"] = "reliable"
+    #: A worker fetches only what its slots will take within this time.
+    read_ahead_seconds: Annotated[float, Field(strict=True, ge=0, le=3600)] = 1
     #: Start even if Redis may evict keys of the ledger.
     allow_eviction: Annotated[bool, Field(strict=True)] = False
 
@@ -695,7 +699,7 @@ class Settings(BaseModel):
             raise ConfigurationError("\n".join(problems))
         values = {name.removeprefix("orchestration_"): value for name, value in written.items()}
         labels = {field: f"orchestration_{field}" for field in cls.model_fields}
-        for field in ("mode", "redis_url"):
+        for field in ("mode", "redis_url", "fetch"):
             variable = f"CELERY_ORCHESTRATION_{field.upper()}"
             if env.get(variable):
                 values[field], labels[field] = env[variable], variable

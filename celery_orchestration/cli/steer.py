@@ -112,7 +112,9 @@ def trigger(client: Orchestration, as_json: bool, job: str, args: str, kwargs: s
 def release(client: Orchestration, as_json: bool) -> None:
     """Publish everything that waits, past the gate: the way out.
 
-    For when the workers run without orchestration. Workers that still have it let the gate decide again.
+    For when the workers run without orchestration. Workers that still have it let the gate decide again. What workers
+    have fetched from a Redis broker and not acknowledged goes back to its queue.
     """
     found = client.release_all()
-    say(found, as_json, f"{found.count} run{'s were' if found.count != 1 else ' was'} published")
+    back = f"; {found.given_back} that workers had fetched went back to their queues" if found.given_back else ""
+    say(found, as_json, f"{found.count} run{'s were' if found.count != 1 else ' was'} published{back}")

@@ -547,6 +547,10 @@ class Ledger:
             grants += _grants(granted)
         return grants
 
+    def gone(self, lease_ms: int, workers: Iterable[str]) -> set[str]:
+        """Those of these workers that the ledger does not list, if it can know by now."""
+        return {_text(one) for one in self._call("gone", (lease_ms, *workers))}
+
     # ------------------------------------------------------------------- runs
 
     def turn(

@@ -8,15 +8,18 @@ its time is over.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
 from kombu import Connection
+from redis import Redis
 
 from celery_orchestration import commands
+from celery_orchestration.worker.fetch.stores import Names, Store, Stores
 
 #: Seconds for all of it, and for each step of connecting.
 SECONDS, CONNECT_SECONDS = 2.0, 1.5
@@ -41,6 +44,8 @@ class Depths:
 
     messages: dict[str, int | None]
     problem: str | None = None
+    #: What workers have fetched and not acknowledged, by their names; nothing where the broker is not Redis.
+    fetched: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,18 +67,55 @@ class Stranger:
     namespace: str | None = None
 
 
-def depths(app: Celery, queues: Iterable[str]) -> Depths:
+@dataclass(frozen=True)
+class Kept:
+    """The stores of workers in a Redis broker, with how many messages each has."""
+
+    stores: Sequence[tuple[Store, int]] = ()
+    #: Of the broker's Redis; '' if it does not tell.
+    version: str = ""
+    problem: str | None = None
+
+
+def depths(app: Celery, queues: Iterable[str], stores: Names | None = None) -> Depths:
+    """`stores`: where to look for what workers have fetched."""
     names = list(dict.fromkeys(queues))
     found: dict[str, int | None] = dict.fromkeys(names)
+    fetched: Counter[str] = Counter()
     if not names:
         return Depths(found)
 
     def ask(connection: Connection) -> None:
-        count = _llen if connection.transport.driver_type == "redis" else _declare
-        found.update(count(connection, names))
+        is_redis = connection.transport.driver_type == "redis"
+        found.update((_llen if is_redis else _declare)(connection, names))
+        if is_redis and stores is not None:
+            for store, count in _stores(connection, stores).counts():
+                fetched[store.name] += count
 
     problem = _on_a_connection(app, SECONDS, ask)
-    return Depths(dict(found), problem)
+    return Depths(dict(found), problem, dict(fetched))
+
+
+def kept(app: Celery, names: Names) -> Kept:
+    """What workers have fetched."""
+    found: list[tuple[list[tuple[Store, int]], str]] = []
+
+    def ask(connection: Connection) -> None:
+        if connection.transport.driver_type == "redis":
+            stores = _stores(connection, names)
+            found.append((stores.counts(), stores.redis_version()))
+
+    problem = _on_a_connection(app, SECONDS, ask)
+    return Kept(*found[0], problem) if found else Kept(problem=problem)
+
+
+def give_back_all(app: Celery, names: Names) -> int:
+    """Ends every store, whoever has it. Returns how many messages went back to their queues."""
+    with app.connection_for_read() as connection:
+        if connection.transport.driver_type != "redis":
+            return 0
+        stores = _stores(connection, names)
+        return sum(stores.end(store.id) for store in stores.all())
 
 
 def answers(app: Celery, command: str, destination: Collection[str] | None = None) -> Answers:
@@ -140,6 +182,11 @@ def _names(reply: Any) -> set[str]:
 
 
 # -- inside kombu -----------------------------------------------------------------------------------
+
+
+def _stores(connection: Connection, names: Names) -> Stores:
+    """On kombu's connections, without its client: that would put ``global_keyprefix`` before some keys."""
+    return Stores(Redis(connection_pool=connection.default_channel.pool), names)
 
 
 def _llen(connection: Connection, names: list[str]) -> dict[str, int | None]:

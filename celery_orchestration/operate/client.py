@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # loaded when they are asked for: a status comes quicker with
     from celery_orchestration.operate.explanation import Explanation
     from celery_orchestration.operate.picture import Picture
     from celery_orchestration.operate.schedule import Schedule
+    from celery_orchestration.worker.fetch.stores import Names
 
 T = TypeVar("T")
 logger = get_logger(__name__)
@@ -125,10 +126,16 @@ class Orchestration:
     def _with_depths(self, status: Status) -> Status:
         from celery_orchestration.operate import broker  # noqa: PLC0415
 
-        told = broker.depths(self._app, [queue.name for queue in status.queues])
+        told = broker.depths(self._app, [queue.name for queue in status.queues], self._store_names())
         counted = [queue.model_copy(update={"depth": told.messages[queue.name]}) for queue in status.queues]
+        workers = [one.model_copy(update={"fetched": told.fetched.get(one.name)}) for one in status.workers]
         problems = [*status.problems, *([told.problem] if told.problem else [])]
-        return status.model_copy(update={"queues": counted, "problems": problems})
+        return status.model_copy(update={"queues": counted, "workers": workers, "problems": problems})
+
+    def _store_names(self) -> Names:
+        from celery_orchestration.worker.fetch.stores import Names  # noqa: PLC0415
+
+        return Names.in_app(self._app, self._settings.namespace)
 
     def _status(self) -> tuple[Status, dict[str, list[str]]]:
         """And the queues that jobs are sent to, each with its jobs."""
@@ -328,7 +335,8 @@ class Orchestration:
                 self._app.control.broadcast(commands.SWEEP, destination=asked)
 
     def release_all(self) -> Released:
-        """Publishes everything that waits now, past the gate: the way out, once the workers run without orchestration.
+        """Publishes everything that waits now, past the gate, and gives back what workers have fetched from a Redis
+        broker and not acknowledged: the way out, once the workers run without orchestration.
 
         One at a time: two that do it together may publish a run twice.
         """
@@ -336,7 +344,7 @@ class Orchestration:
         while True:
             which, part = self._ask(lambda which=which: self._ledger.release(me(), PART, which))  # type: ignore[misc]
             if not part:
-                return Released(count=count)
+                return Released(count=count, given_back=self._give_back_fetched())
             try:
                 self._publish([(queue, Envelope.unpack(message), "") for _, queue, message in part])
             except _UNREACHABLE as exc:
@@ -344,6 +352,14 @@ class Orchestration:
                     f"{self._broker()} does not take them: {exc}; {count} runs were published, the others wait on"
                 ) from exc
             count += self._ask(lambda part=part: self._ledger.released([id for id, _, _ in part]))  # type: ignore[misc]
+
+    def _give_back_fetched(self) -> int:
+        from celery_orchestration.operate import broker  # noqa: PLC0415
+
+        try:
+            return broker.give_back_all(self._app, self._store_names())
+        except _UNREACHABLE as exc:
+            raise BrokerUnavailable(f"{self._broker()} does not answer: {exc}") from exc
 
     # -- dead letters -------------------------------------------------------------------------------
 

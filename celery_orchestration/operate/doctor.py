@@ -25,6 +25,7 @@ from celery_orchestration.operate.diagnosis import Check, Diagnosis
 from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.policy import Policy, Settings
 from celery_orchestration.task import limits_of, owner_of
+from celery_orchestration.worker.fetch.stores import Names
 
 #: How many runs a status has to list for that: reasons to wait are not looked at.
 _MOST_RUNNING, _MOST_WAITING = 1, 1
@@ -91,6 +92,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         broker_is_redis=broker.kind(app) == "redis",
         strangers=broker.unknown(answers, told, known, sent.keys(), settings.namespace),
         replies=told,
+        kept=broker.kept(app, Names.in_app(app, settings.namespace)),
         prefetch=app.conf.worker_prefetch_multiplier,
         visibility=float((app.conf.broker_transport_options or {}).get("visibility_timeout") or 3600),
         limits=reading.limits_served(found, sent, limits),

@@ -53,6 +53,9 @@ class Triggered(Model):
 
 class Released(Model):
     count: int = Field(description="runs that were published past the gate")
+    given_back: int = Field(
+        default=0, description="messages that workers had fetched and not acknowledged: they are back in their queues"
+    )
 
 
 class Requeued(Model):
@@ -211,6 +214,11 @@ class WorkerStatus(Model):
     execution_pool: str = Field(description="prefork, threads, gevent, solo …")
     slots: int = Field(description="runs that it can have at once")
     running: int = Field(description="runs that it has")
+    fetched: int | None = Field(
+        default=None,
+        description="messages that it has fetched from a Redis broker and not acknowledged: those that have not begun, "
+        "and runs with acks_late. None: nobody could be asked, or it fetches in another way",
+    )
     done: int = Field(description="runs that ended there, without those that are tried again")
     failed: int = Field(description="of these, the ones that failed for good")
     queues: list[str] = Field(description="that it serves")

@@ -17,6 +17,7 @@ from celery_orchestration.scheduler.apply import Applier
 from celery_orchestration.scheduler.dispatcher import Dispatcher
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.term import Term
+from celery_orchestration.worker.fetch.recovery import Recovery, has_stores
 from celery_orchestration.worker.lease import Lease
 from celery_orchestration.worker.member import Member
 from celery_orchestration.worker.publisher import Publisher
@@ -68,6 +69,7 @@ class SchedulerSide(Member):
         self.problem = ""
         self.publisher = Publisher(self)
         self.keeper = SchedulerKeeper(self)
+        self.recovery = Recovery(self) if has_stores(app) else None
         self.dispatcher = Dispatcher(self, entries)
         self.term = Term(
             self.ledger.line(),
@@ -88,14 +90,17 @@ class SchedulerSide(Member):
         """Events are for workers."""
 
     def start(self) -> None:
-        for thread in (self.publisher, self.keeper, self.dispatcher, self.term):
-            thread.start()
+        for thread in (self.publisher, self.keeper, self.recovery, self.dispatcher, self.term):
+            if thread is not None:
+                thread.start()
 
     def stop(self) -> None:
         deadline = monotonic() + STOP_SECONDS
         self.dispatcher.stop()
         self.dispatcher.join(STOP_SECONDS)
         self.term.stop()
+        if self.recovery is not None:
+            self.recovery.stop()
         self.keeper.stop()
         self.keeper.join(max(0.1, deadline - monotonic()))
         if not self.keeper.is_alive():

@@ -18,6 +18,9 @@ from celery.worker import state
 
 from celery_orchestration import queues
 from celery_orchestration.worker import internals
+from celery_orchestration.worker.fetch.channel import ReliableChannel
+from celery_orchestration.worker.fetch.transport import make_reliable
+from celery_orchestration.worker.request import OrchestratedRequest
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.side import WorkerSide
@@ -27,6 +30,8 @@ logger = get_logger(__name__)
 #: Seconds between looks at whether the broker has a queue that we would serve. RabbitMQ logs an error for each that it
 #: does not have.
 LOOK_EVERY, LOOK_EVERY_AMQP = 5.0, 60.0
+#: Seconds for which a store that was open is taken to be open still.
+CONFIRMED_SECONDS = 2.0
 
 
 class Consuming:
@@ -61,8 +66,14 @@ class Consuming:
 
     # -- a connection to the broker -----------------------------------------------------------------
 
+    def before_connecting(self, consumer: Any) -> None:
+        fetcher = self._side.fetcher
+        if fetcher is not None:
+            internals.consume_with(consumer, lambda connection: make_reliable(connection, fetcher))
+
     def connected(self, consumer: Any) -> None:
         self._consumer, self._ours, self._taking = consumer, None, True
+        self._takes_tasks(consumer.task_consumer.channel)
         if self._side.settings.strict_priority:
             self._fetch_strictly()
         internals.hear_queue_changes(consumer, self._adding, self._changed)
@@ -80,9 +91,15 @@ class Consuming:
         else:
             internals.fetch_only_while(channel, lambda: len(state.reserved_requests) < self._side.slots)
 
+    @staticmethod
+    def _takes_tasks(channel: Any) -> None:
+        if isinstance(channel, ReliableChannel):
+            channel.takes_tasks = True
+
     def _open_channel(self) -> Any:
         consumer = self._consumer
         channel = consumer.connection.channel()
+        self._takes_tasks(channel)
         together = internals.prefetch_is_shared(consumer)
         channel.basic_qos(0, consumer.qos.value, together)
         ours = consumer.app.amqp.Consumer(
@@ -117,7 +134,44 @@ class Consuming:
         self._taking = yes
         self._serve_granted()
 
+    def may_begin(self, request: Any) -> bool:
+        """Whether a plain task may begin: not if this worker stood still for so long that its message went back to its
+        queue. (The gate knows that of jobs.)"""
+        fetcher, channel = self._side.fetcher, request.message.channel
+        if fetcher is None or not isinstance(channel, ReliableChannel) or isinstance(request, OrchestratedRequest):
+            return True
+        now = monotonic()
+        if now - fetcher.confirmed_at < CONFIRMED_SECONDS:
+            return True
+        try:
+            there = channel.has_store()
+        except Exception as exc:
+            logger.warning("The broker cannot be asked whether %s may begin: %r", request, exc)
+            there = False  # the connection is lost: it is delivered again
+        if there:
+            fetcher.confirmed_at = now
+        else:
+            logger.warning("%s does not begin here: its message is back in its queue", request)
+        return there
+
+    def _stop_fetching(self) -> None:
+        """What was fetched and not begun goes back to its queue; what a pool has is kept until it has ended."""
+        fetcher = self._side.fetcher
+        channels = [one.channel for one in self.consumers if isinstance(one.channel, ReliableChannel)]
+        if fetcher is None or not channels:
+            return
+        requests = [request for request in fetcher.requests() if internals.is_with_pool(request)]
+        kept = {request.message.delivery_tag for request in requests}
+        for channel in channels:
+            try:
+                channel.stop_looking()
+                if self._side.stopping:
+                    channel.give_back_all_but(kept)
+            except Exception as exc:
+                logger.warning("What was not begun goes back only when the connection is closed: %r", exc)
+
     def disconnect(self) -> None:
+        self._stop_fetching()
         if self._side.stopping and self._consumer.connection is not None:
             # Celery keeps the connection until the pool has ended: nothing is to lie here until then.
             internals.stop_fetching(self._consumer.connection, self.consumers)

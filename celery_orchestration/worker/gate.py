@@ -235,6 +235,12 @@ class Gate:
         found = internals.rate_limited(self._consumer)
         return (request for request in found if isinstance(request, OrchestratedRequest))
 
+    def has_set_aside(self, request: Any) -> bool:
+        """Whether a request is kept here without waiting for a slot: the ledger cannot take it in for now."""
+        if not isinstance(request, OrchestratedRequest) or request.fence is not None:
+            return False
+        return self.closed or request.stage is None
+
     def free_slots(self) -> int:
         return self._slots.free()
 

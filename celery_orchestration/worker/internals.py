@@ -27,13 +27,17 @@ from celery.utils.log import get_logger
 from celery.worker import control, request, state
 from celery.worker.consumer import Consumer
 from celery.worker.loops import asynloop, synloop
+from celery.worker.request import task_ready
 from celery.worker.worker import WorkController
+from kombu import Connection
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from kombu.messaging import Consumer as MessageConsumer
 from kombu.transport import virtual
 from kombu.transport.redis import Channel as RedisChannel
+from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
+from kombu.transport.redis import Transport as RedisTransport
 from kombu.utils.limits import TokenBucket
 
 from celery_orchestration.errors import ConfigurationError
@@ -102,6 +106,35 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     yield "no Channel._in_poll", "self._brpop_read()" in _source(RedisChannel.close)
     yield "no Queues._consume_from", hasattr(Queues, "_consume_from")
     yield "no Consumer._active_tags", "_active_tags" in _source(MessageConsumer.__init__)
+    yield from _expectations_of_fetch()
+
+
+def _expectations_of_fetch() -> Iterator[tuple[str, bool]]:
+    """What ``fetch`` relies on in kombu's Redis transport, from 5.5 to 5.7."""
+    connecting = _source(Consumer.connect)
+    yield "Consumer.connect does not call connection_for_read", "self.connection_for_read(" in connecting
+    making = _source(Connection.create_transport)
+    yield "Connection does not ask get_transport_cls", "self.get_transport_cls()" in making
+    asks = ("cycle.on_poll_start", "cycle.fds", "self.on_readable")
+    registering = _source(RedisTransport.register_with_event_loop)
+    yield "the Redis transport's poller is another", all(part in registering for part in asks)
+    for name in ("_register_BRPOP", "_register_LISTEN", "on_readable", "handle_event", "maybe_restore_messages"):
+        yield f"no MultiChannelPoller.{name}", callable(getattr(MultiChannelPoller, name, None))
+    yield "no MultiChannelPoller._fd_to_chan", "_fd_to_chan" in _source(MultiChannelPoller.__init__)
+    poll = _source(MultiChannelPoller.get)
+    yield "MultiChannelPoller.get is another", "self.handle_event(fileno, event)" in poll and "after_read.pop()" in poll
+    keys = _source(RedisChannel._brpop_start)
+    in_order = "for pri in self.priority_steps\n                for queue in queues]" in keys
+    yield "queues are consumed in another order", in_order and "self._queue_cycle.consume(" in keys
+    reading = _source(RedisChannel._brpop_read)
+    yield "messages are delivered in another way", "self.connection._deliver(loads(bytes_to_str(item))" in reading
+    for name in ("_basic_cancel", "_after_fork", "_connparams", "_q_for_pri", "pool"):
+        yield f"no Channel.{name} of the Redis transport", hasattr(RedisChannel, name)
+    consume = _source(virtual.Channel.basic_consume)
+    yield "deliveries are counted in another way", "self.qos.append(message, message.delivery_tag)" in consume
+    closing = _source(virtual.Channel.close)
+    yield "channels give back in another way", "restore_unacked_once()" in closing
+    yield "no WorkController._process_task", "self._process_task" in _source(WorkController._process_task_sem)
 
 
 # -- slots: prefork gives execute_using_pool a slot of the worker's semaphore, and takes it back itself
@@ -140,9 +173,10 @@ def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[li
     Consumer.on_close calls pool.flush(), which forgets every job that no child has accepted yet (before Celery 5.7 also
     those that run), without a callback: Celery counts on the broker to deliver it again. But some of them were written
     to a child already and will run there, unheard. So after flush: what a child has (or is getting) is known to the
-    pool again, and what never left the main process is given to `lost`.
+    pool again, and what never left the main process is given to `lost`. The same for plain tasks when the worker stops:
+    a message that a child has must not go back, and the pool must not wait for its end in vain.
 
-    `ours` gives the requests that were handed to the pool.
+    `ours` gives the requests of runs that were handed to the pool.
     """
     inner, flush = pool._pool, pool.flush
     if not hasattr(inner, "outbound_buffer") or hasattr(flush, "guarded"):
@@ -151,7 +185,12 @@ def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[li
     def guarded_flush() -> None:
         jobs = [(req, req._apply_result() if req._apply_result else None) for req in ours()]
         buffered = {id(job) for job in inner.outbound_buffer}
+        known = {id(job) for _, job in jobs}
+        plain = [job for job in inner._cache.values() if id(job) not in known]
         flush()
+        for job in plain:
+            if not job.ready() and (job._accepted or (id(job) not in buffered and hasattr(job, "_write_to"))):
+                inner._cache.setdefault(job._job, job)
         gone = []
         for req, job in jobs:
             if req.time_start is None and (job is None or (id(job) in buffered and not job._accepted)):
@@ -409,6 +448,43 @@ def check_time_limits(headers: Any) -> None:
 
 def _is_time_limit(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and 0 <= value <= threading.TIMEOUT_MAX)
+
+
+# -- fetching: the transport of the connection that a worker consumes with ----------------------------
+
+
+def consume_with(consumer: Any, made: Callable[[Any], Any]) -> None:
+    """`made(connection)` is called with each connection for consuming, before it connects."""
+
+    def connection_for_read(heartbeat: Any = None) -> Any:
+        return consumer.ensure_connected(made(consumer.app.connection_for_read(heartbeat=heartbeat)))
+
+    consumer.connection_for_read = connection_for_read
+
+
+def before_beginning(controller: Any, may_begin: Callable[[Any], bool]) -> None:
+    """A request that waited for a slot is dropped if `may_begin(request)` says no. Prefork: the other pools get their
+    requests at once."""
+    begin = controller._process_task
+
+    def process_task(request: Any) -> None:
+        if may_begin(request):
+            begin(request)
+        else:
+            task_ready(request)
+            controller._quick_release()
+
+    if controller.semaphore is not None:
+        controller._process_task = process_task
+
+
+def is_with_pool(request: Any) -> bool:
+    """Whether an execution pool has it, or had: not if it was only waiting for a slot, or the pool forgot it."""
+    result = request._apply_result() if callable(request._apply_result) else request._apply_result
+    if result is None:
+        return request.time_start is not None
+    cache = getattr(result, "_cache", None)
+    return cache is None or result._job in cache or bool(result.ready())
 
 
 # -- queues -----------------------------------------------------------------------------------------

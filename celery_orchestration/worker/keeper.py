@@ -84,6 +84,8 @@ class Keeper(Lease):
         self._lease_runs_from(self._round_began)
         self._side.epoch.registered(found)
         self._drain_is_told = False
+        if self._side.fetcher is not None:
+            self._side.fetcher.registered = True
         self._side.in_loop(self._side.gate.open)
 
     def _epoch_began(self, epoch: str) -> None:

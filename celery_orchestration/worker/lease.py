@@ -196,6 +196,8 @@ class Lease(threading.Thread, ABC):
             self._install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)
             if not swept.more:
+                if member.recovery is not None:
+                    member.recovery.swept()
                 return
 
     def _look_for_unserved(self, served: list[str]) -> None:

@@ -22,8 +22,10 @@ from celery_orchestration.signals import job_disabled
 from celery_orchestration.task import jobs_of, owner_of, settings_of, signature_of
 from celery_orchestration.worker import eviction, policies
 from celery_orchestration.worker.decisions import Memory
+from celery_orchestration.worker.fetch.stores import Names
 
 if TYPE_CHECKING:
+    from celery_orchestration.worker.fetch.recovery import Recovery
     from celery_orchestration.worker.publisher import Publisher
 
 logger = get_logger(__name__)
@@ -54,6 +56,9 @@ class Member(ABC):
         self.accept = prepare_accept_content(app.conf.accept_content)
         queues.check(app, self.jobs)
         self.destinations = queues.destinations(app, self.jobs)
+        self.store_names = Names.in_app(app, self.settings.namespace)
+        #: None where the broker is not Redis.
+        self.recovery: Recovery | None = None
 
     @abstractmethod
     def presence(self) -> Presence: ...

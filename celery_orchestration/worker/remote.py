@@ -79,6 +79,9 @@ def _told(side: WorkerSide) -> dict[str, Any]:
         #: How far this machine's clock is ahead of Redis's.
         "clock_ahead_seconds": None if keeper.ahead is None else round(keeper.ahead, 3) + 0.0,
         "draining": gate.draining or gate.stopping,
+        #: How it takes messages from a Redis broker, and why it has to ask again and again for them.
+        "fetch": "celery" if side.fetcher is None else "reliable",
+        "fetch_polls_because": None if side.fetcher is None else side.fetcher.refusal or None,
     }
 
 

@@ -24,6 +24,8 @@ from celery_orchestration.worker.consuming import Consuming
 from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.drain import Drain
 from celery_orchestration.worker.epoch import Epoch
+from celery_orchestration.worker.fetch.fetcher import Fetcher
+from celery_orchestration.worker.fetch.recovery import Recovery, has_stores
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.keeper import Keeper
 from celery_orchestration.worker.limits import Limits
@@ -69,6 +71,17 @@ class WorkerSide(Member):
         self._running = False
         #: When a cold shutdown began, by the monotonic clock.
         self._cold_since: float | None = None
+        #: How messages are fetched; None: as kombu does it.
+        self.fetcher: Fetcher | None = None
+        if has_stores(self.app):
+            if self.settings.fetch == "reliable":
+                self.fetcher = self._new_fetcher()
+            self.recovery = Recovery(self, self.fetcher)
+
+    def _new_fetcher(self) -> Fetcher:
+        read_ahead = self.settings.read_ahead_seconds
+        # What an autoscaler may add counts as slots: it looks at what was fetched.
+        return Fetcher(self.worker, self.controller.hostname, self.store_names, read_ahead, lambda: self.slots)
 
     @property
     def kind(self) -> str:
@@ -136,12 +149,16 @@ class WorkerSide(Member):
         internals.contain_errors(consumer, self._failed)
         self.consuming.connected(consumer)
         consumer.on_task_message.add(self.gate.reserved)
+        if self.fetcher is not None:
+            self.fetcher.is_set_aside = self.gate.has_set_aside
+            consumer.on_task_message.add(self.fetcher.received)
         if first:
             self.check_strategies()
             self.check_limits()
             self.check_scheduler()
-            for thread in (self.line, self.keeper, self.publisher, self.watch, self.drain):
-                thread.start()
+            for thread in (self.line, self.keeper, self.publisher, self.watch, self.drain, self.recovery):
+                if thread is not None:
+                    thread.start()
             self._running = True
 
     def _failed(self, message: Any, exc: Exception) -> None:
@@ -174,6 +191,7 @@ class WorkerSide(Member):
         internals.before_cold_shutdown(controller, self._cold_shutdown)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
         internals.watch_exits(pool)
+        internals.before_beginning(controller, self.consuming.may_begin)
         internals.say_nothing_of_returned(queues.is_granted)
         internals.show_more_queues(lambda consumer: gates[consumer.hostname]._side.consuming.active_queues())
         internals.hear_revokes(lambda consumer, *what: gates[consumer.hostname].revoked(*what))
@@ -279,6 +297,8 @@ class WorkerSide(Member):
         if not self.gate.wait_told(deadline):
             logger.error("The ledger does not answer: outcomes are lost, their runs will be recovered and run again")
         self.watch.stop()
+        if self.recovery is not None:
+            self.recovery.stop()
         self.line.stop()
         self.keeper.stop()
         self.keeper.join(max(0.1, deadline - monotonic()))

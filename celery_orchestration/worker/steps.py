@@ -69,6 +69,9 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def include_if(self, consumer: Any) -> bool:
         return getattr(consumer.controller, "orchestration", None) is not None
 
+    def create(self, consumer: Any) -> None:
+        consumer.controller.orchestration.consuming.before_connecting(consumer)
+
     def start(self, consumer: Any) -> None:
         consumer.controller.orchestration.connected(consumer)
 

@@ -42,6 +42,8 @@ ELSEWHERE |= {"decisions", "restore"}
 #: Those of schedulers, and of people who change the schedule: test_dispatch.py.
 ELSEWHERE |= {"lead", "resign", "adopt", "retire", "plan", "dispatch", "fired", "continue"}
 ELSEWHERE |= {"changes", "schedule", "entries", "fires"}
+#: Only reads: test_fetch.py.
+ELSEWHERE |= {"gone"}
 PRIORITIES = ("low", "normal", "high")
 
 

@@ -95,6 +95,8 @@ class _Link:
         # Per request that Redis has not answered: the rule to apply to its reply, if any.
         self._awaited: deque[tuple[Request, Rule | None]] = deque()
         self._streaming = False
+        #: Nothing passes any more, and neither end hears of it.
+        self.silent = False
         self.threads = [
             threading.Thread(target=self._run, args=(pump,), daemon=True) for pump in (self._requests, self._replies)
         ]
@@ -130,6 +132,8 @@ class _Link:
                     return
                 if request and request[0].upper() in _SUBSCRIBES:
                     self._streaming = True
+                if self.silent:
+                    continue
                 self._awaited.append((request, rule))
                 self._server.sendall(frame)
                 if rule is not None:
@@ -161,7 +165,8 @@ class _Link:
                         return
                 if self._proxy.delay_seconds:
                     self._proxy.closing.wait(self._proxy.delay_seconds)
-                self._client.sendall(frame)
+                if not self.silent:
+                    self._client.sendall(frame)
 
 
 class DroppingProxy:
@@ -213,6 +218,12 @@ class DroppingProxy:
             links = list(self._links)
         for link in links:
             link.cut()
+
+    def silence(self) -> None:
+        """All connections are there and carry nothing any more, as after a failure of the network; new ones work."""
+        with self._lock:
+            for link in self._links:
+                link.silent = True
 
     def refuse(self) -> None:
         """End all connections and refuse new ones, until ``accept``."""

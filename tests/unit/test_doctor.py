@@ -15,8 +15,8 @@ from celery_orchestration.cli.show.check import health_line, print_diagnosis
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.ledger import Member, Members
 from celery_orchestration.operate import Check, Death, Diagnosis, Disabled, EntryStatus, JobStatus, Status, reading
-from celery_orchestration.operate.broker import Answers, Stranger
-from celery_orchestration.operate.checks import CHECKS, code, events, examine, redis, workers
+from celery_orchestration.operate.broker import Answers, Kept, Stranger
+from celery_orchestration.operate.checks import CHECKS, code, events, examine, fetch, redis, workers
 from celery_orchestration.operate.checks.facts import Facts
 from celery_orchestration.operate.doctor import unreadable
 from celery_orchestration.operate.health import health
@@ -24,6 +24,7 @@ from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
 from celery_orchestration.operate.who import command, redis_cli, worker_for
 from celery_orchestration.policy import Policy, Settings, read_options
 from celery_orchestration.worker import policies
+from celery_orchestration.worker.fetch.stores import Store
 from support.hostile import TEXTS
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -286,9 +287,9 @@ def test_what_is_copied_into_a_shell_is_quoted():
 )
 def test_prefetch(multiplier, strict, options, state, mend):
     found = one(
-        workers.prefetch,
+        fetch.prefetch,
         prefetch=multiplier,
-        settings=Settings(strict_priority=strict),
+        settings=Settings(strict_priority=strict, fetch="celery"),
         jobs={"a": job("a"), "b": job("b", **options)},
     )
     assert (found.state, found.mend) == (state, mend and f"app.conf.{mend}")
@@ -306,7 +307,48 @@ def test_prefetch(multiplier, strict, options, state, mend):
     ],
 )
 def test_visibility_timeout(more, state, words):
-    found = one(workers.visibility, **more)
+    found = one(fetch.visibility, **{"settings": Settings(fetch="celery"), **more})
+    assert (found.state, words in found.found) == (state, True)
+
+
+def test_with_reliable_fetch_prefetch_and_visibility_timeout_are_nothing_to_see_to():
+    assert "within 1 s" in one(fetch.prefetch, prefetch=0).found
+    assert one(fetch.visibility, visibility=1.0).state == "fine"
+
+
+@pytest.mark.parametrize(
+    ("more", "state", "words"),
+    [
+        ({}, "fine", "until it is acknowledged"),
+        ({"broker_is_redis": False}, "fine", "not Redis"),
+        ({"kept": Kept(version="5.0.7")}, "problem", "Redis 5.0.7, older than 6.2"),
+        ({"kept": Kept(version="8.0.1")}, "fine", ""),
+        ({"replies": Answers({"w1@h": {"fetch": "celery"}})}, "problem", "w1@h"),
+        ({"replies": Answers({"w1@h": {"fetch": "reliable"}, "w2@h": {"error": "?"}})}, "fine", ""),
+        (
+            {"replies": Answers({"w1@h": {"fetch": "reliable", "fetch_polls_because": "NOPERM"}})},
+            "problem",
+            "when messages come (NOPERM)",
+        ),
+    ],
+)
+def test_fetch(more, state, words):
+    found = one(fetch.fetch, **more)
+    assert (found.state, words in found.found) == (state, True)
+
+
+@pytest.mark.parametrize(
+    ("crew", "kept", "state", "words"),
+    [
+        (["w1@h"], Kept([(Store("a", "1", "w1@h"), 3)]), "fine", "3 messages fetched"),
+        (["w1@h"], Kept([(Store("a", "1", "w2@h"), 3)]), "fine", "within seconds"),
+        ([], Kept([(Store("a", "1", "w2@h"), 1)]), "problem", "1 message that w2@h had fetched"),
+        ([], Kept([(Store("a", "1", "w2@h"), 0)]), "fine", "0 messages"),
+        ([], Kept(problem="no answer"), "unknown", "does not answer"),
+    ],
+)
+def test_messages_of_workers_that_are_gone(crew, kept, state, words):
+    found = one(fetch.stores, status=status(workers=[worker(name) for name in crew]), kept=kept)
     assert (found.state, words in found.found) == (state, True)
 
 

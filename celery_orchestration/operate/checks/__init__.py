@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from celery_orchestration.operate.checks import code, events, redis, workers
+from celery_orchestration.operate.checks import code, events, fetch, redis, workers
 from celery_orchestration.operate.checks.facts import About, Facts
 from celery_orchestration.operate.diagnosis import Check
 from celery_orchestration.operate.who import command
@@ -17,7 +17,8 @@ from celery_orchestration.operate.who import command
 CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     *(redis.redis, redis.eviction, redis.persistence, redis.memory),
     *(code.code, code.cycles, code.releases, code.modes),
-    *(workers.broker, workers.queues, workers.jobs, workers.strangers, workers.prefetch, workers.visibility),
+    *(workers.broker, workers.queues, workers.jobs, workers.strangers),
+    *(fetch.fetch, fetch.stores, fetch.prefetch, fetch.visibility),
     *(workers.limits, workers.clocks),
     *(events.scheduler, events.entries, events.records, events.epoch, events.deaths, events.disabled, events.pause),
 )

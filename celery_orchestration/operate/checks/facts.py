@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from celery_orchestration.ledger import Members
 from celery_orchestration.limits import Limit
-from celery_orchestration.operate.broker import Answers, Stranger
+from celery_orchestration.operate.broker import Answers, Kept, Stranger
 from celery_orchestration.operate.diagnosis import Check, CheckState
 from celery_orchestration.operate.models import EntryStatus, Status
 from celery_orchestration.operate.who import command
@@ -46,6 +46,8 @@ class Facts:
     strangers: Sequence[Stranger] = ()
     #: What the live workers answer to ``inspect orchestration``.
     replies: Answers = field(default_factory=Answers)
+    #: What workers have fetched from a Redis broker.
+    kept: Kept = field(default_factory=Kept)
     prefetch: int = 1
     visibility: float = 3600.0
     #: Time limits of jobs and of other tasks that live workers serve, by the kind of execution pool.

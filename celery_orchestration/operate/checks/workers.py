@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from celery_orchestration.limits import sentences, soft_sentence
@@ -14,8 +13,7 @@ from celery_orchestration.policy import show
 
 #: Seconds by which clocks may differ.
 MOST_SKEW = 5.0
-#: Seconds: of a limit that is that high, a run is long.
-LONG = 600.0
+
 
 def queues(facts: Facts) -> Iterator[Check]:
     about = About("queues", "what is in a queue that nobody serves stays there")
@@ -61,71 +59,6 @@ def strangers(facts: Facts) -> Iterator[Check]:
         yield about.unknown("the broker does not answer: workers cannot be asked")
     elif not facts.strangers:
         yield about.fine("every worker that answers on a job's queue is in the ledger")
-
-
-def prefetch(facts: Facts) -> Iterator[Check]:
-    about = About("prefetch", "what a worker has fetched stays with it, in the order in which it came")
-    multiplier = facts.prefetch
-    if multiplier == 0:
-        yield about.problem(
-            "worker_prefetch_multiplier is 0: the first worker fetches all there is, and keeps it in memory",
-            "app.conf.worker_prefetch_multiplier = 1",
-        )
-        return
-    if facts.settings.strict_priority:
-        yield about.fine("under orchestration_strict_priority nothing is fetched that no slot is free for")
-        return
-    ranks: dict[str, set[int]] = defaultdict(set)
-    for job in facts.jobs.values():
-        ranks[job.pool].add(int(job.priority))
-    long = sorted(name for name, job in facts.jobs.items() if (job.timeout_seconds or 0) >= LONG)
-    ahead = f"a worker fetches up to {multiplier} messages for each slot"
-    if multiplier > 1 and any(len(found) > 1 for found in ranks.values()):
-        mend = "app.conf.orchestration_strict_priority = True"
-        yield about.fine(f"{ahead}: a run of higher priority comes after those that are there already", mend)
-    elif multiplier > 1 and long:
-        mend = "app.conf.worker_prefetch_multiplier = 1"
-        yield about.fine(f"{ahead}: they stand behind a long run ({listed(long)}) while others may be idle", mend)
-    else:
-        yield about.fine(ahead if multiplier > 1 else "a worker fetches one message for each slot")
-
-
-def visibility(facts: Facts) -> Iterator[Check]:
-    about = About(
-        "visibility_timeout",
-        "a message that is not acknowledged by then is delivered again; while the ledger knows its run it is dropped",
-    )
-    if not facts.broker_is_redis:
-        yield about.fine("the broker is not Redis: it delivers again when a connection is lost, not after a time")
-        return
-    has, lease = facts.visibility, facts.settings.lease_seconds
-    late = {job: limit for job, limit in facts.late.items() if limit is not None and limit > has}
-    kept = facts.members.done_ms / 1000
-    longest = max(late.values(), default=0.0)
-
-    def to(seconds: float) -> str:
-        return f"app.conf.broker_transport_options = {{'visibility_timeout': {seconds:.0f}}}  # the same everywhere"
-
-    if has < lease:
-        yield about.problem(
-            f"it is {has:g} s, shorter than a lease ({lease:g} s): while the gate is closed, all that was fetched is "
-            "delivered again and again",
-            to(3600),
-        )
-    if late:
-        yield about.problem(
-            f"it is {has:g} s, shorter than the hard time limit of {listed(sorted(late))} ({longest:g} s), which "
-            "acknowledge when they end: their messages are delivered again while they run",
-            to(2 * longest),
-        )
-    if facts.members.members and kept < has:
-        yield about.problem(
-            f"it is {has:g} s here, but a worker or scheduler has a shorter one: runs that ended are forgotten after "
-            f"{kept:g} s, and a message that is delivered again after that runs again",
-            to(has),
-        )
-    if has >= lease and not late and not (facts.members.members and kept < has):
-        yield about.fine(f"it is {has:g} s, and runs that ended are known for longer")
 
 
 def limits(facts: Facts) -> Iterator[Check]:

@@ -1,0 +1,35 @@
+"""How long tasks take here, typically: moving averages by task name, of this worker since it started."""
+
+from __future__ import annotations
+
+#: The share of the latest run in an average.
+SHARE = 0.2
+#: Names that are remembered.
+MOST_NAMES = 10_000
+
+
+#: Seconds: longer is as good as this.
+LONG = 60.0
+
+
+class Durations:
+    def __init__(self, unknown: float) -> None:
+        """`unknown`: what counts as the duration of a task that has not run here yet."""
+        self._by_name: dict[str, float] = {}
+        self._unknown = unknown
+        #: Of the messages that came lately, whatever their tasks.
+        self.mixed = unknown
+
+    def typical(self, name: str) -> float:
+        return self._by_name.get(name, self._unknown)
+
+    def ran(self, name: str, seconds: float) -> None:
+        seconds = min(seconds, LONG)
+        known = self._by_name.get(name)
+        if known is None and len(self._by_name) >= MOST_NAMES:
+            return
+        self._by_name[name] = seconds if known is None else known + SHARE * (seconds - known)
+
+    def came(self, name: str) -> None:
+        """A message of this task came."""
+        self.mixed += SHARE * (self.typical(name) - self.mixed)

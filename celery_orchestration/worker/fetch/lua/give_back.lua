@@ -1,0 +1,17 @@
+-- give_back: moves messages from a store back to the lists they came from. A sealed store that is empty then is forgotten.
+--
+-- KEYS  the store, sealed stores
+-- ARGV  id of the store, 'RPUSH' (they are next; the latest fetched is given first) or 'LPUSH' (they are last),
+--       then field and message of each
+-- Returns  how many were moved: not those that were acknowledged or moved by somebody else meanwhile
+-- Called again: moves those that are left.
+local call = redis.call
+local moved = 0
+for i = 3, #ARGV, 2 do
+  if call('HDEL', KEYS[1], ARGV[i]) == 1 then
+    call(ARGV[2], string.match(ARGV[i], '^%d+:(.*)$'), ARGV[i + 1])
+    moved = moved + 1
+  end
+end
+if call('EXISTS', KEYS[1]) == 0 then call('HDEL', KEYS[2], ARGV[1]) end
+return moved

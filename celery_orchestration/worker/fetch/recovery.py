@@ -1,0 +1,105 @@
+"""Gives back the messages of workers that are gone: in every worker and scheduler, after each of their sweeps.
+
+It has a thread and connections of its own: a broker that does not answer must not keep a lease from being renewed.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+from redis import Redis
+
+from celery_orchestration.worker.fetch.fetcher import Fetcher
+from celery_orchestration.worker.fetch.stores import Names, Store, Stores
+from celery_orchestration.worker.fetch.transport import is_redis, make_reliable
+from celery_orchestration.worker.line import Patience
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.member import Member
+
+logger = get_logger(__name__)
+
+
+class Recovery(threading.Thread):
+    def __init__(self, member: Member, fetcher: Fetcher | None = None) -> None:
+        """`fetcher`: of a worker that has stores itself."""
+        super().__init__(name="orchestration-recovery", daemon=True)
+        self._member = member
+        self._fetcher = fetcher
+        self._ledger = member.ledger.line()
+        self._swept = threading.Event()
+        self._stopped = threading.Event()
+        self._patience = Patience(self._stopped.wait)
+        self._connection: Any = None
+        self._stores: Stores | None = None
+
+    def swept(self) -> None:
+        """The ledger was swept: it knows who is gone."""
+        self._swept.set()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._swept.set()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            self._swept.wait()
+            self._swept.clear()
+            if self._stopped.is_set():
+                break
+            try:
+                self._look()
+            except Exception as exc:
+                self._disconnect()
+                self._patience.trouble(lambda _, exc=exc: _say(exc))  # type: ignore[misc]
+            else:
+                self._patience.over()
+        self._disconnect()
+        self._ledger.close()
+
+    def _look(self) -> None:
+        stores = self._connected()
+        found = stores.all()  # before the ledger is asked: a worker that opens one now is registered already
+        ours = self._fetcher.open.copy() if self._fetcher is not None else set()
+        workers = {store.worker for store in found} - {self._member.worker}
+        gone = self._ledger.gone(int(self._member.settings.lease_seconds * 1000), workers) if workers else set()
+        for store in found:
+            left_over = store.worker == self._member.worker and store.id not in ours
+            if store.sealed or left_over or store.worker in gone:
+                self._give_back(stores, store)
+
+    def _give_back(self, stores: Stores, store: Store) -> None:
+        moved = stores.end(store.id)
+        if moved and store.worker != self._member.worker:
+            logger.warning("%d messages that %s had fetched and not begun go back to their queues", moved, store.name)
+
+    def _connected(self) -> Stores:
+        if self._stores is None:
+            member = self._member
+            self._connection = make_reliable(member.app.connection_for_read(), _nobody(member.store_names))
+            channel = self._connection.default_channel
+            self._stores = Stores(Redis(connection_pool=channel.pool), member.store_names)
+        return self._stores
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._stores = self._connection, None, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+
+def _say(exc: Exception) -> None:
+    logger.error("Cannot look for messages that dead workers have fetched: %r", exc)
+
+
+def _nobody(names: Names) -> Fetcher:
+    """For a connection that fetches nothing."""
+    return Fetcher("", "", names, 1.0, int)
+
+
+def has_stores(app: Any) -> bool:
+    """Whether workers on this app's broker may have stores there. Does not connect."""
+    return is_redis(app.connection_for_read())
