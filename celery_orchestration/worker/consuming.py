@@ -70,6 +70,7 @@ class Consuming:
         fetcher = self._side.fetcher
         if fetcher is not None:
             internals.consume_with(consumer, lambda connection: make_reliable(connection, fetcher))
+            internals.hear_ends(consumer.pool, fetcher.wake)
 
     def connected(self, consumer: Any) -> None:
         self._consumer, self._ours, self._taking = consumer, None, True

@@ -462,6 +462,27 @@ def consume_with(consumer: Any, made: Callable[[Any], Any]) -> None:
     consumer.connection_for_read = connection_for_read
 
 
+def hear_ends(pool: Any, heard: Callable[[], None]) -> None:
+    """`heard()` is called, in whatever thread, when code in the pool has ended. Threads and gevent: prefork tells the
+    event loop by itself. Before the first request class is made: that keeps `apply_async`."""
+    apply_async = pool.apply_async
+    if hasattr(apply_async, "heard"):
+        apply_async.heard = heard
+        return
+
+    def apply_and_hear(*args: Any, **kwargs: Any) -> Any:
+        result = apply_async(*args, **kwargs)
+        if hasattr(result, "f"):
+            result.f.add_done_callback(lambda _: apply_and_hear.heard())  # type: ignore[attr-defined]
+        elif hasattr(result, "link"):
+            result.link(lambda _: apply_and_hear.heard())  # type: ignore[attr-defined]
+        return result
+
+    apply_and_hear.heard = heard  # type: ignore[attr-defined]
+    if not can_kill(pool):
+        pool.apply_async = apply_and_hear
+
+
 def before_beginning(controller: Any, may_begin: Callable[[Any], bool]) -> None:
     """A request that waited for a slot is dropped if `may_begin(request)` says no. Prefork: the other pools get their
     requests at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from itertools import pairwise
 
 import pytest
 
@@ -92,6 +93,18 @@ def test_an_idle_worker_gets_a_message_at_once_and_leaves_nothing_behind(stage, 
     worker.stop()
     assert stores_of(stage).all() == []
     assert queued(stage) == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_a_slot_that_comes_free_gets_the_next_message_at_once(stage, pool):
+    """Ten tasks of which nobody knows yet how long they take, one after the other."""
+    stage.worker(pool=pool, concurrency=1)
+    done(stage, [stage.send(stage.jobs.plain)])
+    results = [stage.send(stage.jobs.late, 0.01) for _ in range(10)]
+    done(stage, results)
+    spans = [span for span in stage.history.spans() if span.run in {result.id for result in results}]
+    waits = sorted(b.start.monotonic - a.end.monotonic for a, b in pairwise(spans))
+    assert waits[len(waits) // 2] < 0.5, "no timer had to come first"
 
 
 def test_a_long_run_is_not_delivered_again_however_short_the_visibility_timeout_is(stage_on, redis_broker):

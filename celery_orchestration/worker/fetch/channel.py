@@ -242,8 +242,8 @@ class ReliableChannel:
     def _refused(self, error: Exception) -> None:
         if str(error).startswith("SEALED"):
             logger.warning(
-                "This worker stood still, or was cut off, for longer than its lease: what it had fetched and not begun "
-                "is back in its queue. It connects to the broker again"
+                "This worker stood still, or was cut off, for longer than its lease (or the broker was emptied): what "
+                "it had fetched and not begun is back in its queue. It connects to the broker again"
             )
             raise ConnectionError("the store is sealed")
         raise ResponseError(str(error))

@@ -35,6 +35,8 @@ class Fetcher:
         self._watched: list[Any] = []
         #: Messages that were asked for and have not become requests yet.
         self.coming = 0
+        #: Those that wait for messages, in the event loop or in a thread of their own.
+        self.pollers: set[Any] = set()
         #: When a store of ours was last seen to be open, by the monotonic clock.
         self.confirmed_at = 0.0
         #: Why Redis does not tell us when messages come; '' if it does.
@@ -52,6 +54,11 @@ class Fetcher:
     def served_first(self, queue: str) -> bool:
         """Runs that were handed over do not stand behind a backlog."""
         return queues.is_granted(queue)
+
+    def wake(self) -> None:
+        """From any thread: there may be room for more messages."""
+        for poller in list(self.pollers):
+            poller.wake()
 
     def received(self, request: Any) -> None:
         """Celery made a request of a message."""

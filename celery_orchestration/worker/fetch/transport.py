@@ -6,7 +6,9 @@ being given one: so ``rediss`` keeps its TLS options, and a list of brokers its 
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import suppress
 from queue import Empty
 from time import monotonic
 from typing import Any
@@ -20,7 +22,7 @@ from celery_orchestration.worker.fetch.channel import LOOK_ANYWAY, ReliableChann
 from celery_orchestration.worker.fetch.fetcher import Fetcher
 from celery_orchestration.worker.fetch.link import Link
 
-_FETCH = "FETCH"
+_FETCH, _WAKE = "FETCH", "WAKE"
 
 
 class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
@@ -32,8 +34,19 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
         self._hub: Any = None
         self._loop_thread: int | None = None
         self._wakes_at = 0.0
+        #: A pipe, once there is a link, and who writes to it: see wake.
+        self._pipe: tuple[int, int] | None = None
+        self._fetcher: Fetcher
 
     def add_link(self, channel: Any, link: Link) -> None:
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            for end in self._pipe:
+                os.set_blocking(end, False)
+            self._fd_to_chan[self._pipe[0]] = (None, _WAKE)
+            self.poller.register(self._pipe[0], self.eventflags)
+            self._fetcher = channel.connection.fetcher
+            self._fetcher.pollers.add(self)
         fileno = self._links[channel] = link.fileno()
         self._fd_to_chan[fileno] = (channel, _FETCH)
         self.poller.register(fileno, self.eventflags)
@@ -42,7 +55,10 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
         fileno = self._links.pop(channel, None)
         if fileno is None or self._fd_to_chan.get(fileno) != (channel, _FETCH):
             return
-        del self._fd_to_chan[fileno]
+        self._forget(fileno)
+
+    def _forget(self, fileno: int) -> None:
+        self._fd_to_chan.pop(fileno, None)
         try:
             if self._hub is not None:
                 self._hub.remove_reader(fileno)
@@ -51,9 +67,22 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
         except (KeyError, ValueError, OSError):
             pass  # the loop has forgotten it already
 
+    def wake(self) -> None:
+        """From any thread: it looks now, and not only when the next message comes."""
+        pipe = self._pipe
+        if pipe is not None:
+            with suppress(OSError):  # full, or just closed
+                os.write(pipe[1], b"\0")
+
     def close(self) -> None:
         for channel in list(self._links):
             self.remove_link(channel)
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            self._fetcher.pollers.discard(self)
+            self._forget(pipe[0])
+            for end in pipe:
+                os.close(end)
         super().close()
 
     # -- with an event loop -------------------------------------------------------------------------
@@ -96,6 +125,10 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
 
     def on_readable(self, fileno: int) -> Any:
         channel, kind = self._fd_to_chan.get(fileno, (None, ""))
+        if kind == _WAKE:
+            with suppress(OSError):
+                os.read(fileno, 4096)
+            return None
         return channel.receive() if kind == _FETCH else super().on_readable(fileno)
 
     def handle_event(self, fileno: int, event: int) -> Any:
