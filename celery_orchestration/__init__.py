@@ -5,7 +5,8 @@ order in which it meets them:
 
 1. A job is declared: ``task`` is its base class, ``policy`` checks and completes its options, ``graph`` looks at
    how jobs depend on and block each other. ``queues`` routes its messages by pool and priority.
-2. A message arrives at a worker. ``worker.request`` takes it to ``worker.gate`` instead of the execution pool,
+2. A message arrives at a worker; on a Redis broker ``worker.fetch`` keeps it safe until it is acknowledged.
+   ``worker.request`` takes it to ``worker.gate`` instead of the execution pool,
    which asks the ledger (``ledger``, verb ``turn``) whether the run may start: the **gate**. If the worker's code lacks
    the job, ``worker.strays`` leaves the message to a worker that has it.
 3. It may: it holds **room** under its worker's **lease** and a **fence**, and is given to the pool. It may not: its

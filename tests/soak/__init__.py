@@ -6,8 +6,7 @@
 - ``journal``: what happened besides the executions themselves: sends, faults, deliveries, outcomes and their answers.
 - ``crew``: real servers and workers, and what befalls them.
 - ``run``: carries the plan out on them, until everything came to rest.
-- ``story``: all that is known afterwards; ``losses``: what of it is plain Celery's own loss; ``checks``: what must hold
-  (I1 to I5), found out from the story alone. Pure.
+- ``story``: all that is known afterwards; ``checks``: what must hold (I1 to I5), found out from the story alone. Pure.
 - ``report``: what was done and what was found, for people.
 
 The same seed gives the same plan. What the operating system makes of it differs each time: a replay meets the same

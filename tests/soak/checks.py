@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from soak import losses
 from soak.plan import LEASE, SWEEP, Run
 from soak.story import ACCEPTED, PLAIN, READY, Rule, Story
 from support.history import Span
@@ -28,9 +27,8 @@ from support.history import Span
 #: Seconds that a run may wait with nobody in its way. The machine may be slow: about order these checks are strict,
 #: about time they are not.
 PATIENCE = 10.0
-#: Seconds until a message that a dead worker had fetched is delivered again by kombu (visibility timeout, and two looks
-#: for what is overdue), or until the ledger publishes again what was handed over and got lost.
-REDELIVERY, HANDED_OVER_AGAIN = 15.0, 32.0
+#: Seconds until a message that a dead worker had fetched is back in its queue and was taken, after the sweep.
+REDELIVERY = 5.0
 
 
 @dataclass(frozen=True)
@@ -145,10 +143,33 @@ def stored_results(story: Story) -> Iterator[Violation]:
 # -- I2
 
 
+#: Seconds from the end of a task's code until Celery has stored how it ended.
+STORING = 0.5
+
+
+def written_over(story: Story) -> list[str]:
+    """Runs that succeeded, and whose result a zombie wrote over. Celery looks whether a success is stored, then stores
+    its own state: a worker that stands still in between, and loses its lease, stores it when it goes on."""
+    found = []
+    for run, spans in story.by_run.items():
+        accepted = [entry["at"] for span in spans for entry in story.settled[run, span.start.fence or 0]
+                    if entry["answer"] == "ok" and entry["outcome"] == "succeeded"]  # fmt: skip
+        stopped = any(
+            worker == span.start.worker and span.end.monotonic < begin < span.end.monotonic + STORING and at < end
+            for span in spans
+            if span.end and not story.accepted(span)
+            for worker, begin, end in story.stops
+            for at in accepted
+        )
+        if stopped and story.states.get(run, "PENDING") not in READY:
+            found.append(run)
+    return found
+
+
 def ends(story: Story) -> Iterator[Violation]:
     """Everything sent has ended, as it may end; what has not is here or in ``stuck``."""
     sent = {run: entry["at"] for entry in story.kinds["sent"] for run in entry["runs"]}
-    lost = {*losses.lost_by_broker(story), *losses.written_over(story)}
+    lost = set(written_over(story))
     for _, run in story.plan.runs():
         at, state = sent.get(run.id), story.states.get(run.id, "PENDING")
         if at is None:
@@ -160,8 +181,6 @@ def ends(story: Story) -> Iterator[Violation]:
             if state == "SUCCESS" and not any(span.end and span.end.outcome == "returned" for span in spans):
                 yield Violation("I2", f"run {run.id} of {run.job} succeeded and was never executed", at, (run.id,))
         elif run.id not in lost and run.id not in story.listed and run.id not in story.queued:
-            if run.job == PLAIN and (_touched(story, run.id)):
-                continue  # a plain task that was acknowledged and killed: Celery's own
             yield Violation("I2", f"run {run.id} of {run.job} is {state} and nowhere to be found", at, (run.id,))
 
 
@@ -225,12 +244,11 @@ def one_run_per_fire(story: Story) -> Iterator[Violation]:
 
 def stuck(story: Story) -> Iterator[Violation]:
     """At rest, everybody had the time to end."""
-    lost = set(losses.lost_by_broker(story))
     last = max((entry["at"] for entry in story.journal), default=0.0)
     for _, run in story.plan.runs():
         state = story.states.get(run.id, "PENDING")
         where = story.listed.get(run.id) or ("in the broker" if run.id in story.queued else "")
-        if where and state not in READY and run.id not in lost:
+        if where and state not in READY:
             yield Violation("I4", f"run {run.id} of {run.job} has not ended: {where}", last, (run.id,))
 
 
@@ -297,11 +315,10 @@ def _last_end(story: Story, run: str) -> float:
 def _broken(story: Story) -> Iterator[tuple[float, float]]:
     """When something was broken, and the time that it takes to mend."""
     recovery = LEASE + 2 * SWEEP
-    lost = HANDED_OVER_AGAIN if any(losses.harms(story)) else REDELIVERY
     for entry in story.kinds["fault"]:
-        yield entry["at"], entry["at"] + entry.get("seconds", 0.0) + recovery + lost
+        yield entry["at"], entry["at"] + entry.get("seconds", 0.0) + recovery + REDELIVERY
     for entry in (*story.kinds["dies"], *story.kinds["death"]):
-        yield entry["at"], entry["at"] + recovery + lost
+        yield entry["at"], entry["at"] + recovery + REDELIVERY
     for entry in story.kinds["act"]:
         yield entry["at"], entry["at"] + entry.get("seconds", 0.0)
     for entry in story.kinds["stall"]:
@@ -324,10 +341,8 @@ def _longest_gap(begin: float, end: float, covered: Iterable[tuple[float, float]
 
 def leftovers(story: Story) -> Iterator[Violation]:
     last = max((entry["at"] for entry in story.journal), default=0.0)
-    lost = set(losses.lost_by_broker(story))
     for key, value in story.leftovers.items():
-        if not any(run in key for run in lost):  # said there
-            yield Violation("I5", f"left in the ledger: {key}: {value}", last)
+        yield Violation("I5", f"left in the ledger: {key}: {value}", last)
 
 
 def workers(story: Story) -> Iterator[Violation]:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from soak.checks import Violation
-from soak.losses import lost_by_broker, written_over
-from soak.story import PLAIN, READY, Story
+from soak.checks import Violation, written_over
+from soak.story import PLAIN, Story
 
 #: Seconds before and after a violation whose events are shown, and how many of them at most.
 AROUND, MOST = 6.0, 40
@@ -26,13 +25,8 @@ def summary(story: Story) -> Iterator[str]:
     if again := sorted(_recoveries(story)):
         middle, worst = again[len(again) // 2], again[-1]
         yield f"killed executions that went again: {len(again)}, after {middle:.1f} s (at most {worst:.1f} s)"
-    if lost := list(lost_by_broker(story)):
-        yield f"lost by kombu's Redis transport, as plain tasks are: {len(lost)}: {', '.join(lost[:10])}"
     if zombies := written_over(story):
         yield f"results that a worker wrote over which stood still while it stored another: {', '.join(zombies)}"
-    plain = [r.id for _, r in story.plan.runs() if r.job == PLAIN and story.states.get(r.id, "PENDING") not in READY]
-    if plain:
-        yield f"plain tasks that Celery lost: {len(plain)}"
     if ended := story.kinds["ended_by_celery"]:
         yield f"workers that Celery ended when the broker's Redis died, as it does with plain tasks: {len(ended)}"
     if unsent := story.kinds["unsent"]:

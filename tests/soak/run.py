@@ -19,12 +19,10 @@ from redis.exceptions import RedisError
 from celery_orchestration import Orchestration
 from celery_orchestration.errors import LedgerError, OrchestrationError
 from celery_orchestration.task import jobs_of
-from soak.checks import REDELIVERY
 from soak.crew import APP, Crew
 from soak.journal import VARIABLE, Journal
-from soak.losses import lost_by_broker
 from soak.plan import LEASE, Act, Call, Fault, Plan, Run
-from soak.story import PLAIN, READY, Rule, Story
+from soak.story import READY, Rule, Story
 from support.history import History
 from support.invariants import leftovers, prefix_of, status_of
 from support.servers import RabbitServer
@@ -195,7 +193,7 @@ class Soak:
     # -- coming to rest
 
     def _rest(self) -> None:
-        begin, next_look = time.monotonic(), REDELIVERY
+        begin = time.monotonic()
         self.journal.write("rest")
         while time.monotonic() - begin < REST:
             self._look()
@@ -204,10 +202,6 @@ class Soak:
             self._progress(f"coming to rest: {len(self._outstanding)} left, {waited:.0f} s")
             if not self._outstanding:
                 break
-            if waited > next_look:
-                next_look = waited + 2
-                if self._only_lost():
-                    break
             if self._hurry and waited > HURRY_AFTER:
                 self._publish_again_what_was_lost()
             time.sleep(0.3)
@@ -219,15 +213,6 @@ class Soak:
         for run in list(self._outstanding):
             if self.app.AsyncResult(run).state in READY:
                 del self._outstanding[run]
-
-    def _only_lost(self) -> bool:
-        """Whether nobody has those that are left: no need to wait for them."""
-        if len(self._outstanding) > 50:
-            return False
-        lost = set(lost_by_broker(self._story({})))
-        return all(id in lost or run.job == PLAIN for id, run in self._outstanding.items()) and not (
-            self._queued() & self._outstanding.keys()
-        )
 
     def _publish_again_what_was_lost(self) -> None:
         """Half a minute is long for a short soak: what was handed over and has not started is overdue now."""

@@ -40,15 +40,6 @@ if "TEST_LEDGER" in os.environ:
     app.conf.orchestration_redis_url = os.environ["TEST_LEDGER"]
 if "TEST_MAX_RUNNING" in os.environ:
     app.conf.orchestration_max_running = int(os.environ["TEST_MAX_RUNNING"])
-if app.conf.broker_url.startswith("redis"):
-    # What a dead worker had fetched comes back after the timeout, and kombu looks for that every 100 s; here every 5 s.
-    # The mutex is what a worker holds that dies while it looks.
-    app.conf.broker_transport_options = {
-        "visibility_timeout": 5,
-        "unacked_mutex_expire": 5,
-        "unacked_restore_interval": 5,
-        "unacked_restore_throttle": 1,
-    }
 
 if VARIABLE in os.environ:  # a worker; those who send are left as they are
     spy()
@@ -74,7 +65,7 @@ def simple(name: str, **options: Any) -> Any:
     return job(name=name, **options)(function)
 
 
-@app.task(bind=True, name="plain")
+@app.task(bind=True, name="plain", acks_late=True)  # else Celery itself gives up a run whose worker dies
 def plain(self: Task, seconds: float = 0) -> None:
     with recorded(self):
         time.sleep(seconds)
