@@ -256,10 +256,10 @@ def test_a_worker_waits_for_a_ledger_that_does_not_answer_yet(
     process.wait_for_log(f"The ledger at {ledger.url()} does not answer yet")
     jobs = load_app(redis_broker, APP, env=env)
     result = jobs.exclusive.delay(note="late")
-    assert jobs.plain.delay(note="plain").get(timeout=10) == "plain"
+    assert jobs.plain.delay(note="plain").get(timeout=30) == "plain"
     assert not result.ready()
     ledger.start()
-    assert result.get(timeout=20) == "late"
+    assert result.get(timeout=30) == "late"
     assert "Traceback" not in process.log()
 
 
@@ -285,7 +285,7 @@ def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
 ) -> None:
     process = worker(broker, APP)
     jobs = load_app(broker, APP)
-    assert jobs.exclusive.delay(note=1).get(timeout=10) == 1
+    assert jobs.exclusive.delay(note=1).get(timeout=30) == 1
     before = until(lambda: _steady(broker))
     headers = {"task": f"{APP}.exclusive", "id": "bad", "lang": "py"}
     with Connection(broker.broker_url) as connection:
@@ -302,14 +302,14 @@ def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
         put([[], {}, {}], serializer="json", headers={**headers, "task": "no.such.task"})
     process.wait_for_log("Received unregistered task of type 'no.such.task'")
     # The last of them was read, so all were; and the worker goes on.
-    assert jobs.plain.delay(note=2).get(timeout=10) == 2
+    assert jobs.plain.delay(note=2).get(timeout=30) == 2
     # What nobody knows is a dead letter.
     client = Orchestration(jobs.app)
     assert [letter.job for letter in client.dead_letters()] == ["no.such.task"]
     client.purge(everything=True)
     after = {key: value for key, value in ledger_of(broker).items() if not key.endswith((b":d:bad", b":audit"))}
     assert after == before
-    assert jobs.exclusive.delay(note=3).get(timeout=10) == 3
+    assert jobs.exclusive.delay(note=3).get(timeout=30) == 3
 
 
 def _steady(broker: Broker) -> dict[str, Any] | None:
@@ -321,7 +321,7 @@ def _steady(broker: Broker) -> dict[str, Any] | None:
 def test_an_unknown_task_fails_as_ever(redis_broker: Broker, worker: StartWorker, load_app: LoadApp) -> None:
     worker(redis_broker, APP)
     result = load_app(redis_broker, APP).app.send_task("no.such.task")
-    assert isinstance(result.get(timeout=10, propagate=False), NotRegistered)
+    assert isinstance(result.get(timeout=30, propagate=False), NotRegistered)
 
 
 def test_a_call_that_the_key_does_not_fit_is_a_failed_run_like_any_other(
@@ -336,15 +336,15 @@ def test_a_call_that_the_key_does_not_fit_is_a_failed_run_like_any_other(
 
     first = send(1)
     with pytest.raises(ValueError, match=r"key '\{key\}' does not fit the call"):
-        first.get(timeout=20)
+        first.get(timeout=30)
     # One that has to wait before fails when it is handed over.
     client.pause()
     second = send(2)
-    until(lambda: client.status().waiting == 1, 20, "it waits")
+    until(lambda: client.status().waiting == 1, 30, "it waits")
     client.resume()
     with pytest.raises(ValueError, match=r"key '\{key\}' does not fit the call"):
-        second.get(timeout=20)
-    until(lambda: len(client.history(job)) == 2, 20, "both are in the history")
+        second.get(timeout=30)
+    until(lambda: len(client.history(job)) == 2, 30, "both are in the history")
     ended = client.history(job)
     assert [(one.id, one.outcome) for one in ended] == [(second.id, "failed"), (first.id, "failed")]
     assert all("does not fit the call" in (one.error or "") for one in ended)
@@ -352,5 +352,5 @@ def test_a_call_that_the_key_does_not_fit_is_a_failed_run_like_any_other(
     [status] = client.status(jobs=[job]).jobs
     assert status.failures == 2
     # The slots are free again, and the errbacks were called.
-    assert jobs.keyed.delay("a").get(timeout=20) == "a"
-    until(lambda: {1, 2} <= {event.note for event in history.ended()}, 20, "errbacks run")
+    assert jobs.keyed.delay("a").get(timeout=30) == "a"
+    until(lambda: {1, 2} <= {event.note for event in history.ended()}, 30, "errbacks run")

@@ -41,7 +41,7 @@ def test_rabbitmq_is_restarted_under_load(stage_on: Callable[..., Stage], rabbit
         stage.send(jobs.exclusive, 0.05)
         stage.send(jobs.fetch)
         stage.send(jobs.process)
-    until(lambda: len(stage.history.ended()) > 20, 20, "runs end")
+    until(lambda: len(stage.history.ended()) > 20, 30, "runs end")
     until(lambda: status_of(stage.app).waiting, message="and others wait")
     rabbitmq_broker.rabbit.restart(kill=kill)
     assert len(stage.history.ended()) < len(stage.sent), "it was restarted under load"

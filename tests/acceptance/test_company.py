@@ -41,10 +41,10 @@ def test_a_request_and_a_strategy_of_a_companys_own_work_and_go_through_the_gate
     app = tasks["company.plain"].app
     gate = tmp_path / "go"
     first = {base: tasks[f"company.{base}"].delay(str(gate)) for base in BASES}
-    until(lambda: len(history.started()) == len(BASES), 20)
+    until(lambda: len(history.started()) == len(BASES))
     second = {base: tasks[f"company.{base}"].delay("second") for base in BASES}
     later = {base: tasks[f"company.{base}"].apply_async(("later",), countdown=1) for base in BASES}
-    until(lambda: waiting(app) >= len(BASES), 20, "the second ones wait: one of each may run at a time")
+    until(lambda: waiting(app) >= len(BASES), 30, "the second ones wait: one of each may run at a time")
     gate.touch()
     for base in BASES:
         assert second[base].get(timeout=30) == "second"
@@ -55,7 +55,7 @@ def test_a_request_and_a_strategy_of_a_companys_own_work_and_go_through_the_gate
         late = tasks[f"company.{base}"].apply_async(("sleep",), time_limit=1)
         with pytest.raises(TimeLimitExceeded):
             late.get(timeout=30)
-        until(lambda: f"timeout {late.id}" in seen.read_text(), 20)  # noqa: B023
+        until(lambda: f"timeout {late.id}" in seen.read_text())  # noqa: B023
         lines = seen.read_text().splitlines()
         for result in (first[base], second[base], later[base], failed, late):
             assert f"init {result.id}" in lines, base
@@ -63,7 +63,7 @@ def test_a_request_and_a_strategy_of_a_companys_own_work_and_go_through_the_gate
         # Handed over: the message arrived once, and the request that ran was made from the ledger's copy.
         assert lines.count(f"init {second[base].id}") >= 2
         assert f"failure {failed.id}" in lines
-    until(lambda: not status_of(app).runs, 20)
+    until(lambda: not status_of(app).runs)
     assert process.running
 
 

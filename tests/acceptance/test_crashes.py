@@ -40,7 +40,7 @@ def kill_worker(stage: Stage, process: WorkerProcess, pid: int) -> None:
 
 def kill_draining_worker(stage: Stage, process: WorkerProcess, pid: int) -> None:
     process.signal(signal.SIGTERM)
-    until(lambda: is_draining(stage), 20)
+    until(lambda: is_draining(stage))
     process.kill()
 
 
@@ -78,14 +78,14 @@ def test_a_task_of_which_nothing_was_written_is_run_once(
     end(stage, doomed, pid)
     with pytest.raises(WorkerLostError):
         lost.get(timeout=30)
-    until(lambda: [event.note for event in stage.history.started(stage.jobs.noted.name)] == [["errback"]], 20)
+    until(lambda: [event.note for event in stage.history.started(stage.jobs.noted.name)] == [["errback"]])
     stays(lambda: len(stage.starts(lost)) == 1, 0.5)
 
     orchestration = Orchestration(stage.app)
-    (letter,) = until(lambda: orchestration.dead_letters(stage.jobs.held_free.name), 20)
+    (letter,) = until(lambda: orchestration.dead_letters(stage.jobs.held_free.name))
     assert letter.id == lost.id
     assert [(run.id, run.outcome) for run in orchestration.history(stage.jobs.held_free.name)] == [(lost.id, "crashed")]
     stage.release("lost")
     assert orchestration.requeue(lost.id).runs == {lost.id: lost.id}
     stage.started(lost, 2)
-    until(lambda: orchestration.dead_letters() == [] and not status_of(stage.app).runs, 20)
+    until(lambda: orchestration.dead_letters() == [] and not status_of(stage.app).runs)

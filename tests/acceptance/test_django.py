@@ -22,11 +22,11 @@ def stage(stage_on: Callable[..., Stage], redis_broker: Broker, tmp_path: Path) 
 def test_jobs_that_are_sent_on_commit_run_on_their_queue(stage: Stage) -> None:
     stage.worker(env={"DJANGO_SETTINGS_MODULE": "support.apps.django_settings"})
     with pytest.raises(ValueError, match="not paid"):
-        stage.send(stage.jobs.order, 1, False).get(timeout=10)
-    assert stage.send(stage.jobs.order, 2, True).get(timeout=10) == 2
+        stage.send(stage.jobs.order, 1, False).get(timeout=30)
+    assert stage.send(stage.jobs.order, 2, True).get(timeout=30) == 2
     until(lambda: len(stage.history.ended()) == 2, message="what was paid is shipped")
     notes = sorted(event.note for event in stage.history.ended())
     assert notes == [[2, "celery"], [2, "default.high"]]
     # A task of Celery's own has the app's class, too, and is no job.
-    assert stage.send(stage.app.tasks["celery.accumulate"], 3, 4).get(timeout=10) == [3, 4]
+    assert stage.send(stage.app.tasks["celery.accumulate"], 3, 4).get(timeout=30) == [3, 4]
     stage.all_well()

@@ -79,7 +79,7 @@ def test_what_is_wrong_is_found_and_nothing_else(
 ) -> None:
     stage = stage_on(durable_broker, RELEASES, env=policies(FIRST))
     first = stage.worker("threads", options=["-Q", "celery,images.normal"])
-    until(lambda: {check.state for check in examined(stage.app).checks} == {"fine"}, 20, "nothing is wrong", poll=0.5)
+    until(lambda: {check.state for check in examined(stage.app).checks} == {"fine"}, 30, "nothing is wrong", poll=0.5)
 
     code, found = asked(RELEASES, "orchestration", "doctor", broker=durable_broker, env=stage.env)
     assert (code, problems(Diagnosis.model_validate(found))) == (0, {})
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_found_and_nothing_else(
         named = problems(client.doctor())
         return named if named.keys() >= {"eviction", "persistence", "cycles", "strangers", "pause"} else None
 
-    named = until(all_found, 20)
+    named = until(all_found)
     assert set(named) == {"eviction", "persistence", "cycles", "strangers", "pause"}
     [cycle] = named["cycles"]
     assert "a → b → a" in cycle.found
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_found_and_nothing_else(
     client.resume()
     ended = f"{first.hostname},{stranger.hostname}"
     run_celery(RELEASES, "control", "shutdown", "-d", ended, broker=durable_broker, env=stage.env)
-    until(lambda: set(problems(client.doctor())) == {"queues"}, 20, "the first one's queue is left alone")
+    until(lambda: set(problems(client.doctor())) == {"queues"}, 30, "the first one's queue is left alone")
     assert "no live worker serves queue images.normal" in problems(client.doctor())["queues"][0].found
     client.close()
 
@@ -156,7 +156,7 @@ def test_without_redis_one_check_says_where_it_was_looked_for() -> None:
     nowhere = Broker("none", url, "cache+memory://", url, redis=None)  # type: ignore[arg-type]
     began = time.monotonic()
     done = run_celery(RELEASES, "orchestration", "doctor", "--json", broker=nowhere)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     found = Diagnosis.model_validate_json(done.stdout)
     assert (done.returncode, done.stderr, "secret" in done.stdout) == (1, "", False)
     [only] = found.checks
@@ -234,9 +234,10 @@ def test_health_is_one_question(stage_on: Callable[..., Stage], durable_broker: 
     assert done.stderr.startswith("this app's beat is celery.beat:PersistentScheduler")
 
     process.kill()  # the ledger clock stands still: its silence tells
-    until(lambda: not checked(stage.app, name).ok, 2 * LEASE)
+    until(lambda: not checked(stage.app, name).ok)
     assert "has run out" in str(checked(stage.app, name).problem)
-    assert (checked(stage.app).ok, checked(stage.app).workers) == (True, 0)
+    until(lambda: checked(stage.app).workers == 0, message="it counts no more")
+    assert checked(stage.app).ok
     assert "no worker 'celery@elsewhere'" in str(checked(stage.app, "elsewhere").problem), "a name as -n has it"
     assert checked(stage.app, "w1@%h").worker == f"w1@{gethostname()}"
 
@@ -295,9 +296,9 @@ def test_workers_speak_for_themselves_without_redis_too(
         return stage.app.control.inspect([process.hostname])._request("orchestration")[process.hostname]
 
     ledger.kill()
-    found = until(lambda: (now := told())["problem"] and now, 20, "it says that Redis is gone")
+    found = until(lambda: (now := told())["problem"] and now, 30, "it says that Redis is gone")
     assert f"127.0.0.1:{ledger.port}" in found["problem"]
     assert [one["id"] for one in found["runs"]] == [run.id]
     ledger.start()
-    until(lambda: told()["problem"] is None, 20, "it is well again")
+    until(lambda: told()["problem"] is None, 30, "it is well again")
     stage.release("go")

@@ -92,13 +92,13 @@ def test_a_draining_worker_takes_no_more_and_ends_what_it_runs(stage, pool):
         stage.send(stage.jobs.held, "waiting")
         stage.wait_waiting(1)
     process.signal(signal.SIGTERM)
-    until(lambda: is_draining(stage, process), 5, "draining is visible")
+    until(lambda: is_draining(stage, process), 30, "draining is visible")
     assert all(queue.slots == 0 for queue in status_of(stage.app).queues)
     later = stage.send(stage.jobs.free)
     process.signal(signal.SIGTERM)
     stays(lambda: is_draining(stage, process) and not stage.starts(later), 1.5)
     stage.release("running")
-    gone(process, 10)
+    gone(process, 30)
     assert process.returncode == 0
     assert status_of(stage.app).workers == []
     assert status_of(stage.app).waiting == (0 if pool == "solo" else 1)
@@ -119,7 +119,7 @@ def test_what_is_handed_over_goes_to_the_workers_that_stay(stage):
     leaving.signal(signal.SIGTERM)
     until(lambda: is_draining(stage, leaving))
     stage.release("first")
-    assert stage.started(waiting[0], timeout=3).start.worker == staying.hostname
+    assert stage.started(waiting[0], timeout=20).start.worker == staying.hostname
     stage.release("rest")
     stage.all_well()
     stage.ran_once(stage.sent)
@@ -135,12 +135,12 @@ def test_a_run_that_waits_for_the_rate_limit_goes_back_at_once(stage, pool):
     third = stage.send(stage.jobs.limited, "third")
     stage.wait_waiting(1)  # after 6 s it has passed the rate limit once
     stage.release("second")
-    until(lambda: run_of(stage, third).state == "running", 5, "it was handed over, and waits for the rate limit")
+    until(lambda: run_of(stage, third).state == "running", 30, "it was handed over, and waits for the rate limit")
     process.signal(signal.SIGTERM)
-    until(lambda: run_of(stage, third).state == "waiting", 3, "it is back")
+    until(lambda: run_of(stage, third).state == "waiting", 30, "it is back")
     assert is_draining(stage, process)
     stage.release("first")
-    gone(process, 10)
+    gone(process, 30)
     stage.worker()
     stage.release("third")
     stage.all_well()
@@ -149,13 +149,13 @@ def test_a_run_that_waits_for_the_rate_limit_goes_back_at_once(stage, pool):
 
 def test_a_run_that_no_process_has_begun_goes_back_at_once(stage):
     """Its process is still starting."""
-    process = stage.worker(env={"TEST_SLOW_START": "3"})
+    process = stage.worker(env={"TEST_SLOW_START": "8"})
     result = stage.send(stage.jobs.held, "run")
     until(lambda: (run := run_of(stage, result)) and run.state == "running")
     process.signal(signal.SIGTERM)
-    until(lambda: run_of(stage, result).state == "waiting", 1.5, "it is back")
+    until(lambda: run_of(stage, result).state == "waiting", 6, "it is back")
     assert process.running
-    gone(process, 15)
+    gone(process, 30)
     stage.worker()
     stage.release("run")
     stage.all_well()
@@ -171,9 +171,9 @@ def test_threads_give_back_what_they_have_not_begun(stage):
     result = stage.send(stage.jobs.held, "run")
     until(lambda: (run := run_of(stage, result)) and run.state == "running")
     process.signal(signal.SIGTERM)
-    until(lambda: run_of(stage, result).state == "waiting", 3, "it is back")
+    until(lambda: run_of(stage, result).state == "waiting", 30, "it is back")
     stage.release("plain")
-    gone(process, 10)
+    gone(process, 30)
     stage.worker("threads")
     stage.release("run")
     stage.all_well()
@@ -199,9 +199,9 @@ def test_a_run_that_puts_itself_back_meanwhile_is_not_lost(stage):
     leaving.signal(signal.SIGTERM)
     until(lambda: is_draining(stage, leaving))
     deliver_again(stage, result)
-    until(lambda: result.id in staying.log(), 20, "its message was delivered again")
+    until(lambda: result.id in staying.log(), 30, "its message was delivered again")
     stage.release("run")
-    assert result.get(timeout=10) == "accepted"
+    assert result.get(timeout=30) == "accepted"
     stage.all_well()
 
 
@@ -222,8 +222,8 @@ def test_what_still_runs_is_killed_and_then_goes_back(stage_on, broker):
     stage.release("quick")
     until(lambda: is_draining(stage, leaving))
     goes_on_elsewhere(stage, runs)
-    assert time.monotonic() - begun < 6
-    gone(leaving, 5)
+    assert time.monotonic() - begun < 30, "not only when the lease is over"
+    gone(leaving, 30)
     for result in runs:
         ran_one_after_the_other(stage, result)
         assert result.state == "PENDING"
@@ -237,7 +237,7 @@ def test_a_drain_of_no_seconds(stage):
     result = stage.send(stage.jobs.beating, "run")
     stage.started(result)
     leaving.signal(signal.SIGTERM)
-    gone(leaving, 5)
+    gone(leaving, 30)
     until(lambda: run_of(stage, result).state == "waiting")
     stage.worker()
     goes_on_elsewhere(stage, [result])
@@ -255,7 +255,7 @@ def test_plain_tasks_are_treated_as_by_a_cold_shutdown(stage_on, broker):
     for result in (run, late, early):
         stage.started(result)
     leaving.signal(signal.SIGTERM)
-    gone(leaving, 8)
+    gone(leaving, 30)
     stage.worker(concurrency=3)
     goes_on_elsewhere(stage, [run])
     stage.started(late, 2)
@@ -282,10 +282,10 @@ def test_a_process_whose_code_cannot_be_killed_ends_and_then_its_runs_go_back(st
         stage.started(others[0])
     fetched = [stage.send(stage.jobs.plain_late, "fetched") for _ in range(6)]
     leaving.signal(signal.SIGTERM)
-    until(lambda: is_draining(stage, leaving), 5, "draining is visible")
+    until(lambda: is_draining(stage, leaving), 30, "draining is visible")
     stage.worker("threads", concurrency=8, env={"TEST_LEASE": "60"})
-    until(lambda: not leaving.running, 10, "it ends")
-    goes_on_elsewhere(stage, [run] if pool == "solo" else [run, *others], timeout=8)
+    until(lambda: not leaving.running, 30, "it ends")
+    goes_on_elsewhere(stage, [run] if pool == "solo" else [run, *others], timeout=30)
     ran_one_after_the_other(stage, run)
     for name in ("run", "late", "fetched"):
         stage.release(name)
@@ -309,8 +309,8 @@ def test_a_cold_shutdown_gives_back_what_it_runs(stage, pool, signals):
         stage.started(late)
     stage.worker("threads", env={"TEST_LEASE": "60"})
     stop(leaving, *signals)
-    gone(leaving, 10)
-    goes_on_elsewhere(stage, [run] if pool == "solo" else [run, late], timeout=8)
+    gone(leaving, 30)
+    goes_on_elsewhere(stage, [run] if pool == "solo" else [run, late], timeout=30)
     ran_one_after_the_other(stage, run)
     stage.release("run")
     stage.all_well()
@@ -326,8 +326,8 @@ def test_a_shutdown_that_fails_half_way_frees_no_room_that_is_used(stage, first)
         stage.started(result)
     stage.worker("threads", env={"TEST_LEASE": "60"})
     stop(leaving, first, signal.SIGQUIT, signal.SIGQUIT)
-    gone(leaving, 10)
-    goes_on_elsewhere(stage, [run], timeout=8)
+    gone(leaving, 30)
+    goes_on_elsewhere(stage, [run], timeout=30)
     ran_one_after_the_other(stage, run)
     stage.release("run")
     stage.all_well()
@@ -341,9 +341,9 @@ def test_a_soft_shutdown_is_a_drain_with_an_end(stage, pool):
     for result in (run, quick):
         stage.started(result)
     leaving.signal(signal.SIGQUIT)
-    until(lambda: is_draining(stage, leaving), 3.5, "draining is visible while Celery sleeps")
+    until(lambda: is_draining(stage, leaving), 30, "draining is visible while Celery sleeps")
     stage.release("quick")
-    gone(leaving, 20)
+    gone(leaving, 30)
     assert quick.state == "SUCCESS"
     assert len(lives(stage, run)) == 1
     stage.worker()
@@ -381,10 +381,10 @@ def test_workers_are_scaled_down_under_load(stage):
             for job in jobs:
                 stage.send(job, 0.05)
         stage.send(stage.jobs.free, 1.5)
-        until(stage.history.ended, 10)
+        until(stage.history.ended)
         second = stage.worker(concurrency=3, env=env)
         first.signal(signal.SIGTERM)
-        gone(first, 10)
+        gone(first, 30)
         first = second
     stage.all_well(timeout=40)
     assert {result.state for result in stage.sent} == {"SUCCESS"}

@@ -72,7 +72,7 @@ def test_read_ahead_messages_of_a_killed_worker_go_back_in_order(stage):
     until(lambda: fetched(stage) > 2, message="it reads ahead")
     worker.kill()
     sweeper = stage.worker(concurrency=1, queues=["elsewhere"])
-    until(lambda: stores_of(stage).all() and fetched(stage) == 0, 20, "the sweeper has given them back")
+    until(lambda: stores_of(stage).all() and fetched(stage) == 0, 30, "the sweeper has given them back")
     stage.worker(concurrency=1)
     done(stage, rest)
     ran = [run for run in runs(stage) if run in {result.id for result in rest}]
@@ -153,7 +153,7 @@ def test_what_a_stopping_worker_has_not_begun_is_for_others_at_once(stage):
     stage.worker(concurrency=1)
     done(stage, rest)
     stage.release("late")
-    until(lambda: not first.running, 20)
+    until(lambda: not first.running)
     done(stage, [held])
     assert sorted(runs(stage)[40:]) == sorted(result.id for result in [held, *rest])
     until(lambda: fetched(stage) == 0)
@@ -173,7 +173,7 @@ def test_a_worker_that_stood_still_past_its_lease_drops_what_it_had_not_begun(st
     second = stage.worker(concurrency=1)
     done(stage, rest)
     first.signal(signal.SIGCONT)
-    until(lambda: "for longer than its lease" in first.log(), 20)
+    until(lambda: "for longer than its lease" in first.log())
     last = [stage.send(stage.jobs.plain) for _ in range(4)]
     second.stop()
     done(stage, last)

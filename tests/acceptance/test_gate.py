@@ -46,7 +46,7 @@ def test_jobs_that_block_each_other_never_overlap(broker, pool, worker, load_app
     start(worker, broker, pool)
     start(worker, broker, pool)
     jobs = load_app(broker, JOBS)
-    jobs.fetch.delay(0).get(timeout=10)
+    jobs.fetch.delay(0).get(timeout=30)
     results = [job.delay(0.02) for _ in range(10) for job in (jobs.cleanup, jobs.process, jobs.report)]
     for result in results:
         result.get(timeout=30)
@@ -60,8 +60,8 @@ def test_a_job_waits_for_the_job_it_depends_on(broker, pool, worker, load_app, h
     waits = jobs.process.delay()
     until(lambda: waiting(jobs) == 1)
     fetched = jobs.fetch.delay(0.3)
-    assert fetched.get(timeout=10) == "fetched"
-    assert waits.get(timeout=10) == "processed"
+    assert fetched.get(timeout=30) == "fetched"
+    assert waits.get(timeout=30) == "processed"
     assert [event.job for event in history.events() if event.kind == "start"] == [NAME("fetch"), NAME("process")]
 
 

@@ -112,7 +112,7 @@ def test_jobs_are_switched_and_runs_called_off_by_such_names(stage, orchestratio
         orchestration.enable(text)
     for result in stage.sent:
         with pytest.raises(TaskRevokedError):
-            result.get(timeout=10)
+            result.get(timeout=30)
     changes = [(change.what, change.about, change.why) for change in orchestration.audit()]
     for text in TEXTS.values():
         assert {("disable", text, text), ("cancel", text, text), ("enable", text, "")} <= set(changes)
@@ -125,7 +125,7 @@ def test_errors_are_kept_as_they_are_and_shown_harmlessly(stage, orchestration, 
     stage.worker(concurrency=1)
     for text in TEXTS.values():
         with pytest.raises(ValueError, match=re.escape(text)):
-            stage.send(stage.jobs.failing, text).get(timeout=10)
+            stage.send(stage.jobs.failing, text).get(timeout=30)
         [failed] = until(lambda: [job for job in orchestration.status().jobs if job.disabled])
         assert failed.last_error == f"ValueError: {text}"
         waiting = stage.send(stage.jobs.failing, text)
@@ -165,7 +165,7 @@ def test_a_megabyte_of_a_task_id_is_one_like_any(stage, orchestration):
     stage.wait_waiting(1)
     assert len(shown(stage).stdout) < 10_000
     orchestration.enable(QUIET)
-    assert waiting.get(timeout=20) == "quiet"
+    assert waiting.get(timeout=30) == "quiet"
     stage.release("go")
     all_ended(stage.sent)
 
@@ -173,7 +173,7 @@ def test_a_megabyte_of_a_task_id_is_one_like_any(stage, orchestration):
 def test_a_megabyte_of_an_error_or_a_note_is_cut(stage, orchestration):
     stage.worker()
     with pytest.raises(ValueError, match="xxx"):
-        stage.send(stage.jobs.failing, "x" * MEGABYTE).get(timeout=20)
+        stage.send(stage.jobs.failing, "x" * MEGABYTE).get(timeout=30)
     [failed] = until(lambda: [job for job in orchestration.status().jobs if job.disabled])
     assert failed.last_error.startswith("ValueError: xxx")
     assert len(failed.last_error) < 1000
@@ -230,7 +230,7 @@ def test_arguments_come_through_the_ledger_untouched(stage, what):
     [message] = [raw.hget(key, "m") for key in raw.keys("{hostile}:r:one")]
     assert Envelope.unpack(message).body == body.encode()
     stage.release("go")
-    until(waiting.ready, 20)
+    until(waiting.ready)
     stage.all_well()
 
 
@@ -243,7 +243,7 @@ def test_arguments_that_cannot_be_sent_are_the_callers_error_and_nothing_is_sent
     later = stage.send(stage.jobs.echo, None, 1)
     stage.wait_waiting(1)
     stage.release("go")
-    assert later.get(timeout=10) == 1
+    assert later.get(timeout=30) == 1
     stage.all_well()
 
 
@@ -260,7 +260,7 @@ def test_a_message_that_is_nested_too_deep_to_be_read_fails_alone(stage, keyed):
             content_encoding="utf-8",
             headers={"task": name, "id": "deep", "lang": "py"},
         )
-    assert stage.send(stage.jobs.echo, None, 1).get(timeout=10) == 1
+    assert stage.send(stage.jobs.echo, None, 1).get(timeout=30) == 1
     process.wait_for_log("recursion")
     assert "Unrecoverable" not in process.log()
     stage.all_well()
@@ -374,7 +374,7 @@ def test_a_run_with_pickled_content_is_called_off_where_nobody_accepts_it(stage,
     stage.sent.append(result)
     assert orchestration.cancel("pickled").called_off
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=20)
+        result.get(timeout=30)
     stage.release("go")
     stage.all_well()
     assert not trace.exists()
@@ -389,8 +389,8 @@ def test_a_run_with_pickled_content_ends_where_no_worker_accepts_it(stage, trace
         stage.send(stage.jobs.echo, None, "first")
         stage.wait_waiting(2)
     stage.release("go")
-    running.get(timeout=10)
+    running.get(timeout=30)
     process.wait_for_log("Refusing to deserialize untrusted content of type pickle")
-    assert stage.send(stage.jobs.echo, None, "later").get(timeout=10) == "later"
+    assert stage.send(stage.jobs.echo, None, "later").get(timeout=30) == "later"
     stage.all_well()
     assert not trace.exists()

@@ -205,7 +205,7 @@ def test_explain_knows_runs_that_a_rate_limit_holds_back(stage_on: Callable[...,
     # The first came through the limit, waited for the gate, and comes to the limit again when it is handed over.
     client.pause()
     handed_over = stage.send(stage.jobs.limited)
-    until(lambda: client.status().waiting == 1, 20, "it waits")
+    until(lambda: client.status().waiting == 1, 30, "it waits")
     client.resume()
     until(lambda: client.explain(handed_over.id).root.code == "rate_limit", 30, "then it is held back")
     # The ledger has never heard of the second.

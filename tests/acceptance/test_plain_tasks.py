@@ -89,7 +89,7 @@ def sides(
         stock, mixed = made
         if workers:
             # Its jobs are registered, so that nothing of what follows is before their time.
-            until(lambda: registered(mixed), 10, "the jobs are registered")
+            until(lambda: registered(mixed), 30, "the jobs are registered")
         return stock, mixed
 
     return make
@@ -156,7 +156,7 @@ def test_plain_tasks_run_in_the_order_in_which_they_were_sent(sides, tmp_path, h
                 side.app.urgent.delay()
         gate.touch()
         for result in results:
-            result.get(timeout=20)
+            result.get(timeout=30)
         started = [event for event in history.started(NAME("note")) if event.worker == side.worker.hostname]
         return [event.note for event in started]
 
@@ -214,7 +214,7 @@ def outcomes(side: Side) -> list[Any]:
     results = []
     for call in [*calls, app.note.s("too late").set(expires=-1)]:
         result = call.apply_async()
-        result.get(timeout=20, propagate=False)
+        result.get(timeout=30, propagate=False)
         results.append(result)
     return results
 
@@ -238,7 +238,7 @@ def test_events_are_the_same(sides):
         """For each task its events, in the order in which they came."""
         with events_of(side) as events:
             ids = [result.id for result in outcomes(side)]
-            until(lambda: all(ended(events, id) for id in ids), 10)
+            until(lambda: all(ended(events, id) for id in ids))
         return [[stable(event) for event in events if event.get("uuid") == id] for id in ids]
 
     def ended(events: list[dict[str, Any]], id: str) -> bool:
@@ -310,7 +310,7 @@ def test_rate_limits_hold(sides, history):
     pair = sides()
     for side in pair:
         for result in [side.app.limited.delay(number) for number in range(3)]:
-            result.get(timeout=20)
+            result.get(timeout=30)
 
     def gaps(side: Side) -> list[bool]:
         starts = [e.monotonic for e in history.started(NAME("limited")) if e.worker == side.worker.hostname]
@@ -324,8 +324,8 @@ def test_time_limits_hold(sides):
     pair = sides()
     calls = [(side.app.overlong.delay(), side.app.overlong_softly.delay()) for side in pair]
     for hard, soft in calls:
-        assert isinstance(hard.get(timeout=20, propagate=False), TimeLimitExceeded)
-        assert isinstance(soft.get(timeout=20, propagate=False), SoftTimeLimitExceeded)
+        assert isinstance(hard.get(timeout=30, propagate=False), TimeLimitExceeded)
+        assert isinstance(soft.get(timeout=30, propagate=False), SoftTimeLimitExceeded)
 
 
 # -- nothing in the ledger
@@ -334,5 +334,5 @@ def test_time_limits_hold(sides):
 def test_plain_tasks_leave_no_trace_in_the_ledger(sides):
     _, mixed = sides()
     client = mixed.broker.redis.client()
-    assert mixed.app.note.delay("x").get(timeout=10) == "x"
+    assert mixed.app.note.delay("x").get(timeout=30) == "x"
     assert not [key for key in client.keys("{mixed}:*") if key.startswith(("{mixed}:r:", "{mixed}:d:", "{mixed}:l:"))]

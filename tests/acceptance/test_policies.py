@@ -165,7 +165,7 @@ def test_an_old_release_that_starts_again_does_not_take_over(deployment: Deploym
     result = deployment.send("a", "go")
     serving.kill_child(stage.started(result).start.pid)
     stage.release("go")
-    assert result.get(timeout=10) == "go"
+    assert result.get(timeout=30) == "go"
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_a_run_of_a_job_that_no_release_has_any_more_keeps_no_room(
     stage.wait_waiting(1)
     doomed.kill()
     stage.release("go")
-    assert waits.get(timeout=8) == "go"
+    assert waits.get(timeout=30) == "go"
     stays(lambda: len(stage.starts(lost)) == 1, 0.2)
     assert lost.state == "FAILURE" or [run.id for run in status_of(stage.app).waits if run.reason] == [lost.id]
 
@@ -218,7 +218,7 @@ def test_where_two_releases_share_a_queue_each_run_finds_the_one_that_has_its_jo
     stage.ran_once(stage.sent)
     where = {event.job: event.worker for event in stage.history.started() if event.job != "a"}
     assert where == dict.fromkeys(("free", "one", "keyed"), stage.workers[1].hostname)
-    until(lambda: lost.state == "FAILURE", 20)
+    until(lambda: lost.state == "FAILURE")
     assert isinstance(lost.result, NotRegistered)
     orchestration = Orchestration(stage.app)
     assert [(letter.id, letter.job) for letter in orchestration.dead_letters()] == [(lost.id, "misspelt")]

@@ -59,7 +59,7 @@ def problems(stage: Stage) -> str:
 
 def claimed(stage: Stage, count: int) -> None:
     """Until so many workers have claimed what they run."""
-    until(lambda: sum("A new epoch begins" in process.log() for process in stage.workers) == count, 20)
+    until(lambda: sum("A new epoch begins" in process.log() for process in stage.workers) == count)
 
 
 def fence_of(stage: Stage, run: str) -> int | None:
@@ -92,7 +92,7 @@ def test_an_emptied_ledger_is_noticed_reported_and_healed(apart, ledger: RedisSe
     stays(lambda: not stage.starts(behind), 1, "what must not run together waits")
     assert "as many runs" in status_of(stage.app).waits[0].reason
     stage.release("running")
-    assert running.get(timeout=10) == fence
+    assert running.get(timeout=30) == fence
     assert stage.started(behind).start.fence > fence
     stage.release("behind")
     stage.all_well()
@@ -109,9 +109,9 @@ def test_a_run_that_ends_before_it_is_noticed_ends_well(apart, ledger: RedisServ
     stage.started(fetched)
     process.pause(whole=False)
     flush(ledger)
-    assert fetched.get(timeout=10) == "fetched"
+    assert fetched.get(timeout=30) == "fetched"
     process.resume()
-    assert stage.send(stage.jobs.process).get(timeout=15) == "processed"
+    assert stage.send(stage.jobs.process).get(timeout=30) == "processed"
     [ended] = Orchestration(stage.app).history(NAME("fetch"))
     assert ended.seconds is not None
     assert ended.seconds >= LEASE / 2 + 0.5, "as long as its code ran, not as long as the ledger knew of it"
@@ -122,10 +122,10 @@ def test_a_run_that_ends_before_it_is_noticed_ends_well(apart, ledger: RedisServ
 def test_an_idle_worker_notices_and_works_on(apart, ledger: RedisServer):
     stage = apart(ledger)
     stage.worker()
-    stage.send(stage.jobs.free).get(timeout=10)
+    stage.send(stage.jobs.free).get(timeout=30)
     flush(ledger)
     claimed(stage, 1)
-    stage.send(stage.jobs.free).get(timeout=15)
+    stage.send(stage.jobs.free).get(timeout=30)
     stage.all_well()
 
 
@@ -143,7 +143,7 @@ def test_a_lost_reply_to_a_claim_changes_nothing(apart, ledger: RedisServer):
         assert len(lost.lost) == 3
         assert fence_of(stage, running.id) == fence
         stage.release("x")
-        assert running.get(timeout=15) == fence
+        assert running.get(timeout=30) == fence
         stage.all_well()
 
 
@@ -279,7 +279,7 @@ def start(stage: Stage, **options: str) -> WorkerProcess:
 def test_an_evicting_redis_is_refused(apart, redis_factory: Servers, policy: str):
     stage = apart(redis_factory(name="ledger", maxmemory_policy=policy))
     process = start(stage)
-    until(lambda: not process.running, 20)
+    until(lambda: not process.running)
     log = process.log()
     assert "Traceback" not in log
     [line] = [line for line in log.splitlines() if line.startswith("Error: ")]
@@ -292,7 +292,7 @@ def test_an_evicting_redis_is_used_if_that_is_asked_for(apart, redis_factory: Se
     stage = apart(redis_factory(name="ledger", maxmemory_policy="allkeys-lru"), env={"TEST_ALLOW_EVICTION": "1"})
     process = stage.worker()
     assert "maxmemory-policy allkeys-lru" in process.log()
-    stage.send(stage.jobs.free).get(timeout=10)
+    stage.send(stage.jobs.free).get(timeout=30)
     assert "maxmemory-policy is allkeys-lru" in problems(stage)
 
 
@@ -309,7 +309,7 @@ def test_a_redis_that_does_not_tell_is_warned_of(apart, ledger: RedisServer):
     ledger.client().acl_setuser("default", **everything, commands=["-info"])
     process = stage.worker()
     assert "does not tell its maxmemory-policy" in process.log()
-    stage.send(stage.jobs.free).get(timeout=10)
+    stage.send(stage.jobs.free).get(timeout=30)
 
 
 @pytest.mark.slow
@@ -326,7 +326,7 @@ def test_a_worker_that_started_without_redis_looks_when_it_is_there(apart, redis
 def test_nothing_is_said_about_a_ledger_that_is_well(apart, ledger: RedisServer):
     stage = apart(ledger)
     process = stage.worker()
-    stage.send(stage.jobs.free).get(timeout=10)
+    stage.send(stage.jobs.free).get(timeout=30)
     assert [word for word in ("maxmemory", "epoch", "full") if word in process.log()] == []
     assert problems(stage) == ""
     assert fences_out_of_order(stage.history) == forbidden_overlaps(stage.app, stage.history) == []

@@ -65,7 +65,7 @@ class Desk:
             runs = [one for job in (FETCH, REPORT) for one in self.client.history(job) if one.entry == name]
             return min((one.arrived for one in runs if one.due and one.due > since), default=None)
 
-        return until(first, 20, f"{name} fires after {since}")
+        return until(first, 30, f"{name} fires after {since}")
 
     def notes(self) -> list[Any]:
         return [event.note for event in self.stage.history.events() if event.kind == "start"]
@@ -126,7 +126,7 @@ def test_what_is_added_fires_after_its_interval(desk_on, broker):
     added = desk.changed_at("add", "a job")
     assert added + timedelta(seconds=0.4) < desk.fired_at("a job", added) < added + timedelta(seconds=0.5) + SEEN + BUSY
     assert desk.fires("no job").last_outcome == "sent"
-    until(lambda: {"steady", "by people", "sent"} <= set(desk.notes()), 20)
+    until(lambda: {"steady", "by people", "sent"} <= set(desk.notes()))
     entry = desk.fires("a job")
     assert (entry.last_outcome, entry.problem, entry.source) == ("fired", None, "people")
     assert entry.last_fire < entry.next_fire
@@ -349,7 +349,7 @@ def test_status_tells_who_leads_who_stands_by_and_that_nobody_does(desk):
     other = CeleryProcess("standby", process.command, directory=process.directory, env=process.env)
     other.start()
     try:
-        status = until(lambda: (found := desk.client.status()).scheduler.standbys and found, 20)
+        status = until(lambda: (found := desk.client.status()).scheduler.standbys and found)
         assert status.scheduler.leader.startswith(f"beat-{process.pid}@")
         assert [name.partition("@")[0] for name in status.scheduler.standbys] == [f"beat-{other.pid}"]
         assert status.workers == []
@@ -380,7 +380,7 @@ def test_history_accounts_for_fires_that_made_no_run(desk):
         found = [one for one in desk.client.history(SLOW) if one.outcome == "skipped"]
         return found[0] if found and found[0].fires >= 3 else None
 
-    until(lambda: desk.schedule.get("often").skips >= 3, 20)
+    until(lambda: desk.schedule.get("often").skips >= 3)
     found = until(skipped)
     assert (found.entry, found.made_run) == ("often", False)
     shown = desk.celery("history", SLOW).stdout

@@ -184,7 +184,7 @@ def test_whatever_an_entry_is_called_it_fires_and_the_others_do(scheduled: Sched
     beat = stage.beat()
     stage.worker()
     for entry in ("tick", *(f"{kind} {name}" for name in odd for kind in ("of a job", "plain"))):
-        until(lambda entry=entry: int(stage.entry(entry).get("fires", 0)) >= 2, 20, f"{entry[:40]!r} fires")
+        until(lambda entry=entry: int(stage.entry(entry).get("fires", 0)) >= 2, 30, f"{entry[:40]!r} fires")
     assert "\x1b[31m" not in beat.log()
     assert "Traceback" not in beat.log()
 
@@ -231,7 +231,7 @@ def test_of_one_tick_the_dependency_s_new_run_is_waited_for(scheduled: Scheduled
     )
     stage.worker(concurrency=4)
     stage.release("before")
-    stage.jobs.tasks["fetch"].delay(until="before").get(timeout=10)
+    stage.jobs.tasks["fetch"].delay(until="before").get(timeout=30)
     due_together(stage, "process", "fetch")
     stage.beat()
     until(lambda: len(stage.executions("fetch")) == 2)
@@ -352,7 +352,7 @@ def test_a_continuous_job_survives_its_worker_and_its_scheduler(scheduled: Sched
     [victim] = [one for one in workers if one.hostname == running]
     victim.kill()
     before = len(stage.executions("always"))
-    until(lambda: len(stage.executions("always")) >= before + 3, 20, "another worker goes on")
+    until(lambda: len(stage.executions("always")) >= before + 3, 30, "another worker goes on")
     first.kill()
     before = len(stage.executions("always"))
     until(lambda: len(stage.executions("always")) >= before + 5)
@@ -398,7 +398,7 @@ def test_a_worker_s_own_beat(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     worker = stage.worker(options=["-B"])
     stage.wait_fires("tick", 2)
-    assert worker.stop(timeout=20) == 0
+    assert worker.stop(timeout=30) == 0
     assert stage.lead is None, "it resigned"
     stage.beat()
     stage.worker()
@@ -451,7 +451,7 @@ def test_switched_off_it_is_celery_s_own_scheduler(scheduled: Scheduled):
 def refused(stage: ScheduleStage, **options: Any) -> str:
     """The one line that says why."""
     beat = stage.beat(settled=False, **options)
-    until(lambda: not beat.running, 20)
+    until(lambda: not beat.running)
     assert beat.returncode != 0
     assert "Traceback" not in beat.log()
     [line] = [line for line in beat.log().splitlines() if "ledger" in line and "->" not in line]

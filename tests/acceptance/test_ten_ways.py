@@ -50,7 +50,7 @@ class Example:
 
     def explained(self, what: str, code: str, **env: str) -> Explanation:
         """Until it is said."""
-        return until(lambda: found if (found := self.explain(what, **env)).root.code == code else None, 20)
+        return until(lambda: found if (found := self.explain(what, **env)).root.code == code else None)
 
     def problems(self, check: str, **env: str) -> list[str]:
         """What the doctor finds there, and the line that mends it."""
@@ -186,7 +186,7 @@ def test_8_a_new_release_brings_a_cycle(example):
 def test_8_a_new_release_has_a_cycle_of_its_own(example):
     ring = release(fetch_data={"depends_on": [PROCESS]})
     refused = example.worker(env=ring, ready=False)
-    until(lambda: not refused.running, 20)
+    until(lambda: not refused.running)
     found = example.explain(PROCESS, **ring)
     assert found.root.code == "cycle"
     assert "so that no worker starts" in found.root.text
@@ -196,7 +196,7 @@ def test_8_a_new_release_has_a_cycle_of_its_own(example):
 def test_9_redis_is_set_to_evict(example):
     example.broker.redis.client().config_set("maxmemory-policy", "allkeys-lru")
     refused = example.worker(ready=False)
-    until(lambda: not refused.running, 20)
+    until(lambda: not refused.running)
     found = example.explain(PROCESS)
     assert found.root.code == "redis_evicts"
     port = example.broker.redis.port

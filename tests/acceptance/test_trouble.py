@@ -26,7 +26,7 @@ def test_a_run_that_dies_with_its_worker_calls_its_errbacks_and_the_others_go_on
     stage.wait_waiting(1)
     doomed.kill()
     stage.release("y")
-    waits.get(timeout=20)
+    waits.get(timeout=30)
     until(lambda: [event.note for event in stage.history.started(f"{APP}.blamed")] == [lost.id])
     assert lost.state == "FAILURE"
     assert "Cannot hand over" not in other.log()
@@ -39,7 +39,7 @@ def test_a_retry_that_expired_before_it_came_leaves_nothing_behind(stage: Stage)
     for _ in range(8):
         stage.send(stage.jobs.expiring, 0.7, expires=0.6)
     until(lambda: len({event.run for event in stage.history.ended(f"{APP}.expiring")}) >= 4)
-    stage.send(stage.jobs.after_expiring).get(timeout=10)
+    stage.send(stage.jobs.after_expiring).get(timeout=30)
     # Not what became of their results: Celery may store RETRY after REVOKED, of plain tasks as well.
     until(lambda: stage.ledger.keys("{faults}:r:*") == [])
 
@@ -51,10 +51,10 @@ def test_a_message_that_the_gate_cannot_be_asked_about_fails_alone(stage: Stage,
     if bad == "priority":
         result = stage.app.send_task(jobs.free.name, headers={"orchestration_priority": "urgent"}, queue="celery")
         with pytest.raises(ValueError, match="urgent"):
-            result.get(timeout=10)
+            result.get(timeout=30)
     else:
-        assert jobs.keyed.delay("\ud800").get(timeout=10) == "keyed"
-    assert jobs.free.delay(0, "after it").get(timeout=10) == "after it"
+        assert jobs.keyed.delay("\ud800").get(timeout=30) == "keyed"
+    assert jobs.free.delay(0, "after it").get(timeout=30) == "after it"
     assert process.running
     assert "Unrecoverable" not in process.log()
 
@@ -82,7 +82,7 @@ def test_a_worker_that_stops_under_load_tells_every_outcome(stage: Stage) -> Non
     for number in range(1, 7):
         process = stage.worker(concurrency=4, env={"TEST_LEASE": "30"})
         until(lambda number=number: len(stage.history.ended()) >= 150 * number or _idle(stage))
-        process.stop(timeout=20)
+        process.stop(timeout=30)
         log = process.log()
         assert [word for word in ("Traceback", "outcomes are lost", "refused") if word in log] == []
         assert [run for run in status_of(stage.app).runs if run.state == "running"] == []

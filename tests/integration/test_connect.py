@@ -46,7 +46,7 @@ def end_to_end(
         worker(broker, CONFIGURED, env=env)
         jobs = load_app(broker, CONFIGURED, env=env)
         results = [jobs.exclusive.delay(0.2, note=n) for n in range(2)]
-        assert sorted(result.get(timeout=20) for result in results) == [0, 1]
+        assert sorted(result.get(timeout=30) for result in results) == [0, 1]
         first, second = history.spans()
         assert first.end.monotonic < second.start.monotonic
         found = Orchestration(jobs.app)

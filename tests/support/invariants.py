@@ -200,7 +200,7 @@ def _counters(app: Celery, client: redis.Redis) -> Iterator[tuple[str, int]]:
             yield f"{name} has scheduled runs that come first", first
 
 
-def assert_ledger_is_clean(app: Celery, client: redis.Redis, timeout: float = 20) -> None:
+def assert_ledger_is_clean(app: Celery, client: redis.Redis, timeout: float = 40) -> None:
     """Soon: Celery stores a result before the ledger is told."""
     last: dict[str, Any] = {}
 
@@ -218,7 +218,7 @@ def assert_ledger_is_clean(app: Celery, client: redis.Redis, timeout: float = 20
 # -- all of it
 
 
-def all_ended(results: Iterable[AsyncResult], timeout: float = 30) -> None:
+def all_ended(results: Iterable[AsyncResult], timeout: float = 40) -> None:
     """Until every one has a final state, however it ended; asks the backend, whatever happened to subscriptions."""
     open_ones = list(results)
 
@@ -243,7 +243,7 @@ def assert_all_well(
     *,
     deaths: Mapping[int, float] | None = None,
     void: Collection[str] = (),
-    timeout: float = 20,
+    timeout: float = 40,
 ) -> None:
     """After a test in which everything was to end."""
     sent = list(sent)

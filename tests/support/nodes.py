@@ -120,10 +120,10 @@ class ProcessContainer:
     def start(self) -> None:
         self.service.start()
 
-    def stop(self, timeout: float = 10) -> None:
+    def stop(self, timeout: float = 30) -> None:
         self.service.stop(timeout)
 
-    def restart(self, timeout: float = 10) -> None:
+    def restart(self, timeout: float = 30) -> None:
         if self.service.running:
             self.service.stop(timeout)
         self.service.start()
@@ -141,7 +141,7 @@ class ProcessContainer:
     def unpause(self) -> None:
         self.service.resume()
 
-    def wait(self, timeout: float = 10) -> None:
+    def wait(self, timeout: float = 30) -> None:
         until(lambda: not self.service.running, timeout, f"{self.name} ends")
 
     def exec_run(self, cmd: str | Sequence[str], **_: Any) -> ExecResult:

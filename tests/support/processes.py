@@ -198,12 +198,12 @@ class ManagedProcess:
         test = os.environ.get("PYTEST_CURRENT_TEST", "no test")
         _started.append(_Started(self.name, psutil.Process(self._popen.pid), test))
 
-    def wait_ready(self, timeout: float = 30) -> None:
+    def wait_ready(self, timeout: float = 60) -> None:
         """Until ``ready_prompt`` is in the log of this start."""
         if self.ready_prompt is not None:
             self.wait_for_log(self.ready_prompt, timeout)
 
-    def wait_for_log(self, text: str, timeout: float = 10) -> None:
+    def wait_for_log(self, text: str, timeout: float = 30) -> None:
         """Until this start's log has ``text``; a process that ended meanwhile is told with its log."""
 
         def logged() -> bool:
@@ -216,7 +216,7 @@ class ManagedProcess:
 
         until(logged, timeout, f"{self.name} logs {text!r}", poll=0.05)
 
-    def stop(self, timeout: float = 10) -> int:
+    def stop(self, timeout: float = 30) -> int:
         """SIGTERM to the main process; all of it must be gone by ``timeout``. Returns the exit status."""
         popen = self._popen
         if popen is None:
@@ -264,7 +264,7 @@ class ManagedProcess:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        until(lambda: not any(map(_alive, processes)), 10, f"pids {list(deaths)} of {self.name} are dead")
+        until(lambda: not any(map(_alive, processes)), 30, f"pids {list(deaths)} of {self.name} are dead")
         return deaths
 
     def cleanup(self) -> None:

@@ -79,7 +79,7 @@ class Rule:
     forward: bool
     lost: list[Request] = field(default_factory=list)
 
-    def wait(self, timeout: float = 10) -> Request:
+    def wait(self, timeout: float = 30) -> Request:
         """Until it happened; the request that it happened to, the last one."""
         until(lambda: self.lost, timeout, "the proxy loses a reply")
         return self.lost[-1]
@@ -260,7 +260,7 @@ class DroppingProxy:
         self.closing.set()
         self.refuse()
         # One that was just being accepted brings threads of its own, which end at once.
-        until(lambda: not any(thread.is_alive() for thread in self._threads), 10, "the proxy's threads end", poll=0.01)
+        until(lambda: not any(thread.is_alive() for thread in self._threads), 30, "the proxy's threads end", poll=0.01)
 
     # -- inside
 

@@ -54,7 +54,7 @@ class SchedulerProcess(CeleryProcess):
         """Its name in the ledger."""
         return f"beat-{self.pid}@{socket.gethostname()}"
 
-    def wait_settled(self, timeout: float = 30) -> None:
+    def wait_settled(self, timeout: float = 60) -> None:
         """Until it leads or stands by."""
 
         def settled() -> bool:
@@ -156,7 +156,7 @@ class ScheduleStage(Stage):
     def ran(self, entry: str) -> list[Fired]:
         return [one for one in self.fires(entry) if one.made_a_run]
 
-    def wait_fires(self, entry: str, count: int = 1, *, after: int = 0, timeout: float = 20) -> list[Fired]:
+    def wait_fires(self, entry: str, count: int = 1, *, after: int = 0, timeout: float = 30) -> list[Fired]:
         """Until so many runs of it have ended that were due after that time (ms)."""
         wanted = f"{count} runs of {entry} ended"
         return until(lambda: found if len(found := self._since(entry, after)) >= count else [], timeout, wanted)

@@ -112,7 +112,7 @@ class RedisServer:
 
     # -- life
 
-    def start(self, timeout: float = 10) -> RedisServer:
+    def start(self, timeout: float = 30) -> RedisServer:
         for attempt in range(5):
             self.process.command = self._command()
             self.process.start()
@@ -128,7 +128,7 @@ class RedisServer:
             return self
         raise AssertionError("unreachable")
 
-    def wait_ready(self, timeout: float = 10) -> None:
+    def wait_ready(self, timeout: float = 30) -> None:
         def answers() -> bool:
             if not self.process.running:
                 raise AssertionError(f"{self.name} ended:\n{self.process.tail()}")
@@ -136,7 +136,7 @@ class RedisServer:
 
         until(answers, timeout, f"{self.name} answers", poll=0.005)
 
-    def stop(self, timeout: float = 10) -> None:
+    def stop(self, timeout: float = 30) -> None:
         """SIGTERM: it saves what it was told to save."""
         self._disconnect()
         self.process.stop(timeout)

@@ -66,7 +66,7 @@ class Stage:
     def starts(self, result: AsyncResult) -> list[Span]:
         return [span for span in self.history.spans() if span.run == result.id]
 
-    def started(self, result: AsyncResult, times: int = 1, timeout: float = 20) -> Span:
+    def started(self, result: AsyncResult, times: int = 1, timeout: float = 30) -> Span:
         """Waits for its start, the so many-th."""
         return until(lambda: self.starts(result)[times - 1 :], timeout, f"start {times} of {result.id}")[0]
 

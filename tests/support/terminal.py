@@ -71,14 +71,14 @@ class Terminal:
         text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", frames[-1]).decode(errors="replace")
         return [line.rstrip() for line in text.split("\n")]
 
-    def shows(self, words: str, timeout: float = 20) -> list[str]:
+    def shows(self, words: str, timeout: float = 30) -> list[str]:
         def found() -> Any:
             screen = self.screen()
             return screen if any(re.search(words, line) for line in screen) else None
 
         return until(found, timeout, f"{words!r} is shown")
 
-    def ends(self, timeout: float = 10) -> int:
+    def ends(self, timeout: float = 30) -> int:
         self.process.wait(timeout)
         self._reader.join(5)
         return self.process.returncode

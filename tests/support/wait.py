@@ -13,7 +13,7 @@ POLL_SECONDS = 0.02
 
 def until(
     predicate: Callable[[], T],
-    timeout: float = 10,
+    timeout: float = 30,
     message: str = "",
     *,
     poll: float = POLL_SECONDS,

@@ -62,7 +62,7 @@ def run_celery(
     *arguments: str,
     broker: Broker | None = None,
     env: Mapping[str, str] | None = None,
-    timeout: float = 30,
+    timeout: float = 60,
 ) -> subprocess.CompletedProcess[str]:
     """``celery -A app ...`` to its end, for commands that have one."""
     return subprocess.run(

@@ -265,7 +265,7 @@ def test_off_a_worker_needs_no_redis(new_app):
         return 2 * number
 
     with start_worker(app, perform_ping_check=False, shutdown_timeout=10):
-        assert double.delay(4).get(timeout=10) == 8
+        assert double.delay(4).get(timeout=30) == 8
 
 
 def test_what_the_docs_say_is_so():
