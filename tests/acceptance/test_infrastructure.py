@@ -394,7 +394,7 @@ def test_a_worker_that_cannot_start_says_why(redis_broker: Broker, worker: Start
 
 def test_workers_do_not_share_a_name(redis_broker: Broker, worker: StartWorker, load_app: LoadApp) -> None:
     one, other = worker(redis_broker), worker(redis_broker)
-    replies = load_app(redis_broker).app.control.ping(timeout=1)
+    replies = load_app(redis_broker).app.control.ping(timeout=3)
     assert {name for reply in replies for name in reply} == {one.hostname, other.hostname}
 
 
@@ -539,7 +539,7 @@ class TestClusterOfTwo:
 
     def test_two_worker_nodes(self, celery_setup: CeleryTestSetup) -> None:
         assert len(celery_setup.worker_cluster) == 2
-        replies = celery_setup.app.control.ping(timeout=1)
+        replies = celery_setup.app.control.ping(timeout=3)
         names = {name for reply in replies for name in reply}
         assert names == {node.hostname() for node in celery_setup.worker_cluster}
 

@@ -22,7 +22,7 @@ from support.workers import BACKEND_VARIABLE, BROKER_VARIABLE, CeleryProcess, ce
 SCHEDULED = "support.apps.scheduled"
 #: As the app has it, in seconds; and how long it may take at most until another one leads, and fires, after the leader
 #: died, on a busy machine.
-TERM, TAKEOVER = 1.5, 6.0
+TERM, TAKEOVER = 1.5, 15.0
 #: What a scheduler says when it knows whether it leads.
 _SETTLED = ("This scheduler leads", "Standing by:")
 
