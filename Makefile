@@ -23,7 +23,7 @@ promises: $(VENV)/.with-test  ## Run the tests that take the real time of the de
 test-fast: $(VENV)/.with-test  ## Run the tests that are not slow
 	$(BIN)/python -m pytest -m "not slow and not promises" $(PYTEST_ARGS)
 
-faults: $(VENV)/.with-test  ## Break brokers of every kind while workers fetch from them
+faults: $(VENV)/.with-test  ## Run the tests of kills, outages and restarts, and of every kind of broker
 	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 adoption: $(VENV)/.with-test-adoption  ## Test it in whole projects, beside the other packages they use (Django, Flower, Sentry ...)

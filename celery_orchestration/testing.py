@@ -184,7 +184,7 @@ class _Situation:
         if any(one.job == name for one in self.running):
             return "busy"
         if any(one.job == name for one in before):
-            return "fires"
+            return "disabled" if name in self.disabled else "fires"
         if dep["on"] == "idle":
             return None
         last = self.ended.get(name, Ended(outcome="succeeded"))

@@ -139,7 +139,7 @@ def counting(self: Task, times: int) -> float:
     return time.monotonic() - began
 
 
-@job()
+@job(on_crash="requeue")
 def silent(self: Task, name: str) -> None:
     """Tells something at its first start only."""
     with recorded(self):

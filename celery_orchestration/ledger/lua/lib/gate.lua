@@ -27,7 +27,7 @@ local function unmet(j, rank)
     if not d then return { dep.job, 'unknown' } end
     if d.busy > 0 then return { dep.job, 'busy' } end
     local from = fires_from(d)
-    if from and from < rank % CLASS then return { dep.job, 'fires' } end
+    if from and from < rank % CLASS then return { dep.job, d.off and 'disabled' or 'fires' } end
     if dep.on ~= 'idle' then
       local how = nil
       if not d.ended then
