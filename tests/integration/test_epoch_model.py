@@ -84,6 +84,7 @@ class EpochMachine(LedgerMachine):
         told = {name: self.announce(worker, self.epochs[name]) for name, worker in sorted(workers.items())}
         if what != "restarted":
             assert self.ledger.install("release", self.model.cap, documents(self.model.jobs))
+            self.model.forget_first()
         for name in sorted(workers):
             self.claim(name, told[name], running[name])
         self.dead = sorted(self.model.workers.keys() - workers.keys())

@@ -507,8 +507,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for n, j in jobs.items()
         }
         self.model.cap = cap
-        for run in self.model.runs.values():
-            run.first = run.first and self.model.has_dependents(run.job)
+        self.model.forget_first()
         assert self.ledger.install("release", cap, documents(self.model.jobs))
         self.sweep()
 

@@ -150,6 +150,11 @@ class Model:
         """Whether a waiting run of that job that has not started arrived before this one."""
         return any(r.first and r.job == job and r.rank[1] < run.rank[1] for r in self.runs.values())
 
+    def forget_first(self) -> None:
+        """Other policies are in force: nobody waits for runs of a job that no other one depends on any more."""
+        for run in self.runs.values():
+            run.first = run.first and self.has_dependents(run.job)
+
     def has_dependents(self, job: str) -> bool:
         return any(name == job for other in self.jobs.values() for name, _, _ in other.deps)
 
