@@ -33,17 +33,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
-    from celery_orchestration.policy import Dependency, Priority
+    from celery_orchestration.policy import Dependency, External, Priority
     from celery_orchestration.scheduler import OrchestratedScheduler
     from celery_orchestration.task import OrchestratedTask
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Dependency", "OrchestratedScheduler", "OrchestratedTask", "Orchestration", "Priority"]
+__all__ = ["Dependency", "External", "OrchestratedScheduler", "OrchestratedTask", "Orchestration", "Priority"]
 
 #: Where the public names are: loaded when they are asked for, because every ``celery`` command loads this package for
 #: its plugin, and tasks need neither the operators' client nor the scheduler.
 _MODULES = {
     "Dependency": "policy",
+    "External": "policy",
     "OrchestratedScheduler": "scheduler",
     "OrchestratedTask": "task",
     "Orchestration": "operate",

@@ -162,20 +162,34 @@ def _unknown(
         (job, option, name)
         for job, policy in policies.items()
         for option, written in (
-            ("depends_on", [d.name for d in policy.depends_on if not d.external]),
+            ("depends_on", [d.name for d in policy.depends_on]),
             ("blocks", blocks[job]),
         )
         for name in written
-        if name not in names
+        if name not in names and name not in policy.external
     ]
 
     def line(problem: tuple[str, str, str]) -> str:
         job, option, name = problem
         if name in tasks:
             return f"job {show(job)}: {option} names {show(name)}, a task without base=OrchestratedTask"
-        return f"job {show(job)}: {option} names an unknown job {show(name)}{suggest(name, names)}"
+        hint = suggest(name, names) or "; for a job of another service write External('…')"
+        return f"job {show(job)}: {option} names an unknown job {show(name)}{hint}"
 
     return _report(unknown, line)
+
+
+def absent(policies: Mapping[str, Policy], known: Collection[str]) -> Iterator[str]:
+    """Say which jobs of other services are named that no service has brought. They may come later."""
+    names = {*known, *policies}
+    unknown = [(job, name) for job, policy in policies.items() for name in policy.external if name not in names]
+
+    def line(problem: tuple[str, str]) -> str:
+        job, name = problem
+        hint = suggest(name, names)
+        return f"job {show(job)} names the external job {show(name)}, which no service has brought yet{hint}"
+
+    return _report(sorted(unknown), line)
 
 
 def _selfish(dependencies: Edges, blocks: Edges) -> Iterator[str]:

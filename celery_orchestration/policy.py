@@ -121,7 +121,7 @@ def _job(value: Any) -> Any:
 
 def _jobs(value: Any) -> list[Any]:
     if issubclass(type(value), (list, tuple)):
-        return [job if type(job) is Dependency else _job(job) for job in value]
+        return [job if type(job) in (Dependency, External) else _job(job) for job in value]
     raise ValueError(f"should be a list of jobs (tasks or their full names), not {show(value)}")
 
 
@@ -132,7 +132,10 @@ def _dependencies(value: Any) -> list["Dependency"]:
 def _blocks(value: Any) -> list[Any]:
     jobs = _jobs(value)
     if any(type(job) is Dependency for job in jobs):
-        raise ValueError("should be a list of jobs (tasks or their full names), not of Dependency(...)")
+        raise ValueError(
+            "should be a list of jobs (tasks, their full names, or External('…') for one of another service), "
+            "not of Dependency(...)"
+        )
     return jobs
 
 
@@ -223,6 +226,26 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=LONGEST_SECONDS)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 
 
+class External:
+    """A job of another service that shares the ledger, by its full name: for ``blocks`` and ``depends_on``."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        if type(name) is not str or not name:
+            raise ConfigurationError(f"External(...) takes the full name of a job, not {show(name)}")
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"External({self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is External and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
 class Dependency(BaseModel):
     """A job that has to be idle, and as ``on`` says, before the one that names it may start."""
 
@@ -235,6 +258,8 @@ class Dependency(BaseModel):
     external: Annotated[bool, Field(strict=True)] = False
 
     def __init__(self, job: Any, **options: Any) -> None:
+        if type(job) is External:
+            options = {"external": True, **options}
         try:
             super().__init__(job=job, **options)
         except ValidationError as error:
@@ -424,6 +449,12 @@ class Policy(JobOptions):
     def blocked(self) -> tuple[str, ...]:
         """The full names in ``blocks``; evaluates lazy tasks, as ``Dependency.name`` does."""
         return tuple(sorted({_job_name(job) for job in self.blocks}))
+
+    @property
+    def external(self) -> set[str]:
+        """The full names of other services' jobs that it names."""
+        blocked = {job.name for job in self.blocks if type(job) is External}
+        return blocked | {dependency.name for dependency in self.depends_on if dependency.external}
 
     @property
     def _recurring_defaults(self) -> RecurringDefaults:
@@ -703,14 +734,14 @@ class Settings(BaseModel):
             variable = f"CELERY_ORCHESTRATION_{field.upper()}"
             if env.get(variable):
                 values[field], labels[field] = env[variable], variable
-        values.setdefault("namespace", _default_namespace(main))
+        values.setdefault("namespace", default_namespace(main))
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigurationError("\n".join(_lines(error, cls, labels))) from None
 
 
-def _default_namespace(main: str | None) -> str:
+def default_namespace(main: str | None) -> str:
     if not main or main == "__main__":
         return "celery"
     unfit = _unfit_for_namespace(main)

@@ -25,7 +25,7 @@ from celery.utils.log import get_logger
 from celery_orchestration import progress
 from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RUN
 from celery_orchestration.errors import ConfigurationError, LedgerError
-from celery_orchestration.ledger import Ledger
+from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.limits import Clock, Limit, Run, clocks
 from celery_orchestration.policy import OnCrash, Policy, Priority, RecurringDefaults, Settings, read_options
 from celery_orchestration.queues import PRIORITY_HEADER, announce, install_route, queue_name
@@ -382,8 +382,15 @@ def _is_same(these: dict[str, Any], those: dict[str, Any]) -> bool:
 
 
 def owner_of(app: Celery) -> str:
-    """Whose ledger it is: an app's, by its main name."""
-    return app.main or "__main__"
+    """Whose ledger it is. One with the default namespace is the app's, by its main name; a namespace that was written
+    is for all services that write it."""
+    namespace = read_settings(app).namespace
+    return namespace if keys.service(app.main, namespace) else app.main or "__main__"
+
+
+def service_of(app: Celery) -> str:
+    """Which of the services that share a ledger it is, as a part of keys: see :func:`keys.service`."""
+    return keys.service(app.main, settings_of(app).namespace)
 
 
 def jobs_of(app: Celery) -> dict[str, Policy]:

@@ -124,7 +124,7 @@ class _Situation:
 
     @cached_property
     def known(self) -> set[str]:
-        external = {dep.name for policy in self._jobs.values() for dep in policy.depends_on if dep.external}
+        external = {name for policy in self._jobs.values() for name in policy.external}
         return {*self._jobs, *external}
 
     def name(self, where: str, job: Any) -> str:

@@ -399,9 +399,13 @@ class Presence:
 
 
 class Ledger:
-    def __init__(self, pool: ConnectionPool, prefix: str, address: Address | None = None) -> None:
+    def __init__(
+        self, pool: ConnectionPool, prefix: str, address: Address | None = None, service: str = ""
+    ) -> None:
+        """`service`: which of those that share the ledger, see :func:`keys.service`."""
         self.prefix = prefix
         self.address = address
+        self.service = service
         self._pool = pool
         self._wire = Wire(pool)
         #: Seconds by which this machine's clock was ahead of Redis's at the last heartbeat.
@@ -411,11 +415,12 @@ class Ledger:
     def of(cls, app: Celery, settings: Settings) -> Ledger:
         """The ledger of an app. Does not connect yet."""
         address = find(app, settings)
-        return cls(connect(address), keys.prefix(settings.namespace, key_prefix(app)), address)
+        prefix = keys.prefix(settings.namespace, key_prefix(app))
+        return cls(connect(address), prefix, address, keys.service(app.main, settings.namespace))
 
     def line(self) -> Ledger:
         """Another connection to the same ledger, for another thread."""
-        return Ledger(self._pool, self.prefix, self.address)
+        return Ledger(self._pool, self.prefix, self.address, self.service)
 
     def close(self) -> None:
         self._wire.close()
@@ -436,7 +441,7 @@ class Ledger:
 
     def health(self, owner: str, worker: str = "") -> dict[str, Any]:
         """In one round trip: see ``lua/health.lua``. Raises :class:`LedgerRefused` as :meth:`check` does."""
-        found: dict[str, Any] = self._quick(partial(self._tell, "health", (worker,)))
+        found: dict[str, Any] = self._quick(partial(self._tell, "health", (worker, self.service)))
         self._refuse(found.get("owner") or None, found.get("schema"), owner)
         return found
 
@@ -481,7 +486,7 @@ class Ledger:
             [
                 *(p.worker, p.name, p.host, p.pid, p.slots, p.kind, json.dumps(p.queues), p.release, p.mode),
                 *(p.lease_ms, p.owner, keys.SCHEMA, keys.OLDEST_SCHEMA, p.done_ms, p.policies, json.dumps(p.jobs)),
-                *(p.history, p.letters, p.letters_ms, epoch, fence),
+                *(p.history, p.letters, p.letters_ms, epoch, fence, self.service),
             ],
         )
         return Registered(_text(live), _text(installed), _text(now), _text(why), closed_ms)
@@ -659,7 +664,7 @@ class Ledger:
     # --------------------------------------------------------------- schedule
 
     def lead(self, scheduler: str, name: str, length_ms: int, term: str) -> Lead:
-        term, now, leader, changes, epoch = self._call("lead", (scheduler, name, length_ms, term))
+        term, now, leader, changes, epoch = self._call("lead", (scheduler, name, length_ms, term, self.service))
         return Lead(_text(term), int(now), _text(leader), int(changes), _text(epoch))
 
     def resign(self, scheduler: str, term: str) -> bool:
@@ -702,7 +707,7 @@ class Ledger:
         return _dispatched(self._call("continue", (term, *entries)))
 
     def changes(self, known: int | None) -> Changes:
-        number, complete, found = self._call("changes", (_or_none(known),))
+        number, complete, found = self._call("changes", (_or_none(known), self.service))
         return Changes(
             int(number), bool(complete), [(_text(entry), bool(there), _legible(doc)) for entry, there, doc in found]
         )
@@ -729,7 +734,7 @@ class Ledger:
 
     def status(self, most_running: int, most_waiting: int) -> dict[str, Any]:
         """See ``lua/status.lua``; with all jobs and, in fires, the entries of each job that has some."""
-        found = self._tell("status", (most_running, most_waiting, JOBS_AT_ONCE, ENTRIES_AT_ONCE))
+        found = self._tell("status", (most_running, most_waiting, JOBS_AT_ONCE, ENTRIES_AT_ONCE, self.service))
         more = found.pop("more") or []
         rest = [self.jobs(more[at : at + JOBS_AT_ONCE]) for at in range(0, len(more), JOBS_AT_ONCE)]
         found["jobs"] = [*(found["jobs"] or ()), *(job for part in rest for job in part)]
@@ -747,7 +752,7 @@ class Ledger:
         """Of a 'job' or a 'run': see ``lua/explain.lua``; with all entries, as a status has them. None if there is none
         that has not ended."""
         about = keys.encode_job(name) if kind == "job" else name
-        found = self._call("explain", (kind, about, int(exists), priority, ENTRIES_AT_ONCE))
+        found = self._call("explain", (kind, about, int(exists), priority, ENTRIES_AT_ONCE, self.service))
         return None if found is None else self._with_fires(json.loads(_text(found)))
 
     def _with_fires(self, found: dict[str, Any]) -> dict[str, Any]:
@@ -830,16 +835,20 @@ class Ledger:
     def schedule(self, who: str, what: str, name: str, why: str, written: Sequence[str] = ()) -> str:
         """Returns ok, exists, none, code, changed or corrupt. `written`, where something was: task, job, when, all of
         it, and for an update the generation that it changes."""
-        args = (who, what, keys.entry(name), keys.note(name), keys.note(why), *written)
+        args = (who, what, self.entry_id(name), keys.note(name), keys.note(why), *written)
         return _text(self._call("schedule", args))
 
     def entries(self, skip: int, count: int) -> list[tuple[str, dict[str, str]]]:
         """Entries of the schedule, with nothing but their key if they are corrupt."""
         return [_fields(one) for one in self._call("entries", (skip, count))]
 
+    def entry_id(self, name: str) -> str:
+        """Of an entry of this service."""
+        return keys.entry(name, self.service)
+
     def entry(self, name: str) -> dict[str, str] | None:
         """An entry by its name; None if there is none."""
-        found = self._call("entries", ("", "", keys.entry(name)))
+        found = self._call("entries", ("", "", self.entry_id(name)))
         return _fields(found[0])[1] if found else None
 
     def release(self, who: str, most: int, which: str = "") -> tuple[str, list[tuple[str, str, bytes]]]:

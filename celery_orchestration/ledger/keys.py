@@ -9,6 +9,7 @@ import re
 from urllib.parse import quote, unquote
 
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.policy import default_namespace
 
 SCHEMA = 1
 #: The oldest version of the data layout that this version works beside.
@@ -51,8 +52,19 @@ def name_of_group(group: str) -> str | None:
     return group[1:] if group.startswith("=") else None
 
 
-def entry(name: str) -> str:
-    """An entry of the schedule. Celery makes names of calls for entries that have none: they may be long."""
+def service(main: str | None, namespace: str) -> str:
+    """Which of the services that share a ledger an app is. The one that the ledger is named after needs no name."""
+    return "" if namespace == default_namespace(main) else entry(main or "__main__")
+
+
+def decode_service(encoded: str) -> str:
+    return decode_entry(encoded)
+
+
+def entry(name: str, service: str = "") -> str:
+    """An entry of a service's schedule. Celery makes names of calls for entries that have none: they may be long."""
+    if service:
+        return f"{service}:{entry(name)}"
     raw = name.encode("utf-8", "surrogatepass")
     encoded = quote(raw, safe="")
     if len(encoded) <= LONGEST_NAME:
@@ -66,10 +78,15 @@ _CUT_ENTRY = re.compile(rf"(?=.{{{LONGEST_NAME}}}$)(.*?)(?:%[0-9A-F]?)?~[0-9a-f]
 
 def decode_entry(encoded: str) -> str:
     """The name of an entry, as far as it is in its key: of a long one the beginning."""
+    encoded = encoded.rpartition(":")[2]
     cut = _CUT_ENTRY.fullmatch(encoded)
     if cut is None:
         return unquote(encoded)
     return unquote(cut[1]).rstrip("\N{REPLACEMENT CHARACTER}") + "…"
+
+
+def service_of_entry(encoded: str) -> str:
+    return encoded.rpartition(":")[0]
 
 
 def room_key(value: str) -> str:

@@ -243,6 +243,14 @@ class QueueStatus(Model):
     waiting: int = Field(description="waiting runs (of those listed) that will be handed over to it")
 
 
+class ServiceLeader(Model):
+    """Who fires the schedule of another service that shares the ledger."""
+
+    service: str = Field(description="the name of its app")
+    leader: str = Field(description="which one leads")
+    since: datetime = Field(description="since when it leads")
+
+
 class SchedulerStatus(Model):
     """Who fires the schedule."""
 
@@ -250,6 +258,7 @@ class SchedulerStatus(Model):
     since: datetime | None = Field(default=None, description="since when it leads")
     standbys: list[str] = Field(default=[], description="those that would take over")
     entries: int = Field(default=0, description="how many entries the schedule has")
+    others: list[ServiceLeader] = Field(default=[], description="of other services that share the ledger")
 
 
 class Paused(Model):
@@ -262,6 +271,9 @@ class EntryStatus(Model):
     """An entry of the schedule."""
 
     name: str = Field(description="of the entry")
+    service: str | None = Field(
+        default=None, description="another service that shares the ledger, whose entry it is; None: this app's"
+    )
     task: str = Field(description="what it fires")
     is_job: bool = Field(description="its fires go through the gate")
     every: str = Field(description="when, in words")

@@ -12,7 +12,7 @@ from typing import Any
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger import BEAT
-from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
+from celery_orchestration.ledger.keys import decode_entry, decode_job, decode_service, retries
 from celery_orchestration.limits import Limit, sentences
 from celery_orchestration.operate import overdue, reasons, trouble
 from celery_orchestration.operate.clock import clock, lasting, when
@@ -29,6 +29,7 @@ from celery_orchestration.operate.models import (
     QueueStatus,
     RunStatus,
     SchedulerStatus,
+    ServiceLeader,
     Status,
     WorkerStatus,
 )
@@ -53,7 +54,8 @@ def status(
     """
     now = found["now"]
     members = found["workers"] or ()
-    scheduler = _scheduler(found, [one for one in members if one["kind"] == BEAT and not _is_dead(one, now)])
+    beats = [one for one in members if one["kind"] == BEAT and not _is_dead(one, now)]
+    scheduler = _scheduler(namespace, found, beats)
     found = {**found, "workers": [one for one in members if one["kind"] != BEAT]}
     workers = {worker["id"]: worker for worker in found["workers"]}
     runs = [run_status(run, now, workers) for run in found["running"] or ()]
@@ -121,14 +123,23 @@ def status(
     )
 
 
-def _scheduler(found: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> SchedulerStatus:
+def _scheduler(namespace: str, found: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> SchedulerStatus:
     lead = found.get("lead") or {}
+    service = found.get("service", "")
+    others = [one for one in found.get("leads") or () if one["service"] != service]
+    own = [one for one in alive if one.get("service", "") == service]
     return SchedulerStatus(
         leader=lead.get("name"),
         since=_when(lead.get("since")),
-        standbys=sorted(one["name"] for one in alive if one["id"] != lead.get("who")),
+        standbys=sorted(one["name"] for one in own if one["id"] != lead.get("who")),
         entries=found.get("entries", 0),
+        others=sorted((_service_leader(namespace, one) for one in others), key=lambda one: one.service),
     )
+
+
+def _service_leader(namespace: str, lead: Mapping[str, Any]) -> ServiceLeader:
+    service = decode_service(lead["service"]) if lead["service"] else namespace
+    return ServiceLeader(service=service, leader=lead["name"], since=_when(lead["since"]))
 
 
 def _without_scheduler(scheduler: SchedulerStatus, scheduled: Callable[[], bool]) -> list[str]:

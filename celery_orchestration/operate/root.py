@@ -243,7 +243,8 @@ class Finder:
         resting = [entry for entry in entries if entry["paused"]]
         if resting and len(resting) == len(entries):
             return _resting(job, resting[0])
-        if not self.found["led"] and (entries or job in self.around.scheduled):
+        led = any(entry.get("led", self.found["led"]) for entry in entries) if entries else self.found["led"]
+        if not led and (entries or job in self.around.scheduled):
             text = f"no scheduler leads: {job} is not fired"
             return Cause(code="no_scheduler", job=job, text=text, wrong=True, mend=self.around.beat)
         if entries:

@@ -114,7 +114,7 @@ class Schedule:
         return self.get(name)
 
     def get(self, name: str) -> EntryStatus:
-        return self._status(keys.entry(name), self._find(name), code.jobs(self._app))
+        return self._status(self._ledger.entry_id(name), self._find(name), code.jobs(self._app))
 
     def list(self, task: str | None = None, part: str = "") -> builtins.list[EntryStatus]:
         """By name; only those of a task, or with this part in their names. One that is broken says so."""
@@ -169,7 +169,7 @@ class Schedule:
         """False if another generation is there."""
         self._check_beat()
         text = document(self._app, name, task, when, args, kwargs, options)
-        entry = from_document(self._app, keys.entry(name), text, code.jobs(self._app))
+        entry = from_document(self._app, self._ledger.entry_id(name), text, code.jobs(self._app))
         job = keys.encode_job(task) if entry.policy is not None else ""
         return self._change(what, name, "", (task, job, entry.every, text, generation))
 
@@ -203,34 +203,46 @@ class Schedule:
 
     def _read(self, name: str, found: Mapping[str, str]) -> Written:
         try:
-            return written(keys.entry(name), found.get("doc", ""))
+            return written(self._ledger.entry_id(name), found.get("doc", ""))
         except ConfigurationError as exc:
             raise BadCall(f"entry {show(name)}: {exc}; remove it and add it again") from None
 
     def _unknown(self, name: str) -> UnknownEntry:
         if name in self.in_code():
             return UnknownEntry(f"no scheduler has brought the entry {show(name)} of the code yet")
-        hint = suggest(name, [entry.name for entry in self.list()])
+        found = self.list()
+        if other := next((entry.service for entry in found if entry.name == name and entry.service), None):
+            return UnknownEntry(f"entry {show(name)} belongs to the service {show(other)}: use that app's commands")
+        hint = suggest(name, [entry.name for entry in found if entry.service is None])
         return UnknownEntry(f"there is no entry {show(name)} in the schedule{hint}")
 
     def _status(self, key: str, found: Mapping[str, str], jobs: Mapping[str, Policy]) -> EntryStatus:
         try:
             return self._sound(key, found, jobs)
         except (ValueError, KeyError, TypeError, OverflowError, OSError):
-            return _broken(key, found)
+            return _broken(key, found, self._shown(keys.service_of_entry(key)))
+
+    def _shown(self, service: str) -> str | None:
+        """None: this app's own."""
+        if service == self._ledger.service:
+            return None
+        return keys.decode_service(service) if service else self._settings.namespace
 
     def _sound(self, key: str, found: Mapping[str, str], jobs: Mapping[str, Policy]) -> EntryStatus:
         int(found["gen"]), int(found["last"])
         off = json.loads(found["off"]) if "off" in found else None
         document, problem = None, LEFT if "left" in found else None
+        service = keys.service_of_entry(key)
         if found["src"] == "people":
             try:
                 document = written(key, found["doc"])
-                as_entry(self._app, document, jobs)
+                if service == self._ledger.service:
+                    as_entry(self._app, document, jobs)
             except ConfigurationError as exc:
                 problem = str(exc)
         return EntryStatus(
             name=found["name"],
+            service=self._shown(service),
             task=found["task"],
             is_job="job" in found or found["task"] in jobs,
             every=found["every"],
@@ -251,10 +263,11 @@ class Schedule:
         )
 
 
-def _broken(key: str, found: Mapping[str, str]) -> EntryStatus:
+def _broken(key: str, found: Mapping[str, str], service: str | None) -> EntryStatus:
     """As much as can be told."""
     return EntryStatus(
         name=found.get("name") or keys.decode_entry(key),
+        service=service,
         task=found.get("task", ""),
         is_job="job" in found,
         every=found.get("every", ""),

@@ -17,7 +17,7 @@ from celery_orchestration.ledger import keys
 from celery_orchestration.policy import Policy, Priority, crontab_of, show, suggest
 from celery_orchestration.scheduler.entries import Entry, entry_of, in_words
 from celery_orchestration.scheduler.message import Call
-from celery_orchestration.task import OrchestratedTask
+from celery_orchestration.task import OrchestratedTask, service_of
 
 #: Characters of what people write about an entry; seconds between two fires.
 MOST_WRITTEN, _LONGEST = 100_000, 10**9
@@ -69,7 +69,7 @@ def document(
         raise ConfigurationError(f"an entry may have at most {MOST_WRITTEN} characters, not {len(text)}")
     _check_call(app.tasks[task], args, kwargs)
     _check_options(app.tasks[task], options)
-    found = from_document(app, keys.entry(name), text, {})
+    found = from_document(app, keys.entry(name, service_of(app)), text, {})
     now = round(time() * 1000)
     try:
         if found.times is not None:
@@ -124,7 +124,7 @@ def written(entry: str, text: str) -> Written:
         json.dumps([found.args, found.named_args, found.options], ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise ConfigurationError("what was written about it cannot be read") from None
-    if keys.entry(found.name) != entry:
+    if keys.entry(found.name, keys.service_of_entry(entry)) != entry:
         raise ConfigurationError(f"what was written about it is of another one: {show(found.name)}")
     return found
 

@@ -14,7 +14,7 @@ from celery_orchestration.ledger import keys
 from celery_orchestration.policy import Policy, printable, show
 from celery_orchestration.scheduler.message import MARK, Call
 from celery_orchestration.scheduler.times import Times, latest_is_late, times_of
-from celery_orchestration.task import schedule_of, settings_of
+from celery_orchestration.task import schedule_of, service_of, settings_of
 
 #: An entry for a task that is no job of ours fires however late, as with Celery's beat.
 _EVER_MS = 10**15
@@ -48,6 +48,8 @@ class Entry:
     #: Ms between two runs of a continuous job.
     gap_ms: int | None = None
     late_ms: int = _EVER_MS
+    #: Which of the services that share a ledger it belongs to.
+    service: str = field(default="", kw_only=True)
     #: Its name, as a part of keys.
     id: str = field(init=False)
     generation: str = ""
@@ -58,7 +60,7 @@ class Entry:
     is_unroutable: bool = False
 
     def __post_init__(self) -> None:
-        self.id = keys.entry(self.name)
+        self.id = keys.entry(self.name, self.service)
 
     @property
     def shown(self) -> str:
@@ -83,7 +85,7 @@ def from_code(
             call = Call(name, (), {}, {"expires": None})
             gap = round((policy.interval_seconds or 0) * 1000)
             every = "continuously" + (f", {gap / 1000:g} s after the last" if gap else "")
-            found[name] = Entry(name, call, every, None, policy=policy, gap_ms=gap)
+            found[name] = Entry(name, call, every, None, policy=policy, gap_ms=gap, service=service_of(app))
     for name, written in {**schedule_of(app), **defaults, **app.conf.beat_schedule}.items():
         try:
             one = _written(app, name, written, jobs)
@@ -113,7 +115,8 @@ def entry_of(
         late = latest_is_late(policy.catch_up, policy.catch_up_seconds, settings_of(app).term_seconds)
     elif isinstance(when, crontab) and app.conf.beat_cron_starting_deadline is not None:
         late = round(app.conf.beat_cron_starting_deadline * 1000)
-    return Entry(name, call, in_words(when), times_of(when, app), source, policy, late_ms=late, when=when)
+    times, service = times_of(when, app), service_of(app)
+    return Entry(name, call, in_words(when), times, source, policy, late_ms=late, when=when, service=service)
 
 
 def in_words(when: BaseSchedule) -> str:

@@ -12,9 +12,9 @@ from time import monotonic
 
 from celery.utils.log import get_logger
 
-from celery_orchestration import queues
+from celery_orchestration import graph, queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
-from celery_orchestration.ledger import Grant, NewEpoch, Registered, Sweep, UnknownWorker
+from celery_orchestration.ledger import Grant, NewEpoch, Registered, Sweep, UnknownWorker, keys
 from celery_orchestration.worker import policies
 from celery_orchestration.worker.line import LONGEST_WAIT, Patience
 from celery_orchestration.worker.member import Member
@@ -173,6 +173,8 @@ class Lease(threading.Thread, ABC):
                     " -> ".join(cycle),
                 )
             if self._ledger.install(live, merged.cap, merged.jobs):
+                for line in graph.absent(self._member.jobs, [keys.decode_job(name) for name in merged.jobs]):
+                    logger.warning("%s", line)
                 return
             found = self._ledger.register(self._member.presence(), *self._told())
             live, installed = found.live, found.installed

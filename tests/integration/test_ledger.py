@@ -811,7 +811,7 @@ def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
         shop.end(f"{job} {key} 2")
     left = {key.removeprefix(PREFIX).partition(":")[0] for key in shop.redis.keys("*")}
     kept = {"d", "g", "h", "j", "jobs", "live", "rel", "relseq", "rj", "slots", "sr", "w", "wn", "ws"}
-    assert left == {"installed", *kept}
+    assert left == {"installed", "services", *kept}
 
 
 class TestDeadLetters:

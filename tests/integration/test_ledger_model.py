@@ -593,7 +593,7 @@ class LedgerMachine(RuleBasedStateMachine):
         left = {key.removeprefix(PREFIX) for key in self.redis.keys("*")}
         kept = {"g", "jobs", "groups", "live", "rel", "relseq", "rj:release", "dead", "gone", "audit", "off", "decided"}
         kept |= {"installed", *(f"j:{name}" for name in NAMES)}
-        kept |= {"lead", "entries", *(f"e:{name}" for name in NAMES)}
+        kept |= {"services", "stopped", "lead", "leads", "entries", *(f"e:{name}" for name in NAMES)}
         history = ("d:", "h:", "dl:", "dj:", "p:")
         further = {id for key in left if key.startswith("p:") for id in self.redis.smembers(f"{PREFIX}{key}")}
         assert all(f"dl:{id}" in left for id in further), "of a task id that was published again only dead letters"

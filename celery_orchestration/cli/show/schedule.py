@@ -30,7 +30,7 @@ def _schedule(found: Sequence[EntryStatus], now: datetime, most: int) -> Rendera
     entries = found[:most]
     rows = [
         (
-            _lines(_name(entry.name), _name(f"  {entry.task}") if entry.task != entry.name else None),
+            _lines(_name(_of_service(entry)), _name(f"  {entry.task}") if entry.task != entry.name else None),
             _lines(plain(entry.every), Text("by people", "dim") if entry.source == "people" else None),
             _lines(*((state(entry.last_outcome), Text(ago(now, entry.last_fire))) if entry.last_outcome else ())),
             _next(entry, now),
@@ -51,6 +51,10 @@ def _schedule(found: Sequence[EntryStatus], now: datetime, most: int) -> Rendera
     notes += [plain(f"! {entry.name}: {entry.problem}", "bold red") for entry in wrong[:most]]
     shown = table("schedule", ("entry", "when", "last", "next", "fires"), rows)
     return Group(shown, *rest(len(found), most), *notes, *rest(len(wrong), most))
+
+
+def _of_service(entry: EntryStatus) -> str:
+    return entry.name if entry.service is None else f"{entry.name} ({entry.service})"
 
 
 def _next(entry: EntryStatus, now: datetime) -> Text:

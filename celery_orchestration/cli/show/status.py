@@ -129,6 +129,7 @@ def _scheduler(scheduler: SchedulerStatus, now: datetime, width: int) -> list[Te
     said = []
     if scheduler.leader is not None and scheduler.since is not None:
         said.append(f"{scheduler.leader} has led for {lasting((now - scheduler.since).total_seconds())}")
+    said += [f"{one.leader} leads {one.service}" for one in scheduler.others]
     if scheduler.standbys:
         said.append(many(len(scheduler.standbys), "stands by", "stand by"))
     if scheduler.entries:

@@ -10,7 +10,7 @@
 --            { granted: {id, grant number} for the caller to publish } }
 -- Called again: the runs that were made are there; what was granted and not published is granted again by a sweep.
 if not is_term(ARGV[1]) then return { 'term', {}, {} } end
-local full, unwritable = is_full(P .. 'lead', 'term')
+local full, unwritable = is_full(lead_key(service_of_term(ARGV[1])), 'term')
 if unwritable then return unwritable end
 if full then return { 'full', {}, {} } end
 

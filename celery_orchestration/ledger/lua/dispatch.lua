@@ -18,7 +18,7 @@
 -- Called again: known, with the same grants as long as nobody published them.
 local FIELDS, EARLY_MS, LATE = 17, 1000, 'nobody fired it in time'
 if not is_term(ARGV[1]) then return { 'term', {}, {} } end
-local full, unwritable = is_full(P .. 'lead', 'term')
+local full, unwritable = is_full(lead_key(service_of_term(ARGV[1])), 'term')
 if unwritable then return unwritable end
 if full then return { 'full', {}, {} } end
 

@@ -3,7 +3,7 @@
 -- explain: what keeps a job, or a run, from running, down to the root. Reads only.
 --
 -- ARGV  job | run, its name or id, 1 if the job exists, though the ledger may not know it, priority of a run that nobody has
---       asked for yet, most entries to list
+--       asked for yet, most entries to list, service of who asks
 -- Returns  JSON: now, clock_left (ms until the gate opens after the ledger may have forgotten something), pause, total,
 --          cap, live (how many workers), names[] (of all workers), led (whether a scheduler leads), eviction (Redis's
 --          policy, if it can be had), full (whether Redis is), slots{}, under_way{}, jobs{} (of those in the chain), entries (how many the schedule
@@ -198,4 +198,4 @@ local eviction, full = memory()
 return cjson.encode({ now = NOW, clock_left = math.max(0, G.opens - G.clk), total = G.total, cap = G.cap,
   pause = G.paused and call('HGET', P .. 'g', 'pause') or nil, live = live, names = names, slots = counts('slots'),
   under_way = counts('out'), eviction = eviction, full = full, jobs = told, chain = chain, workers = next(named) and named or nil,
-  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[5])), led = leader() ~= nil })
+  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[5])), led = leader(ARGV[6]) ~= nil })

@@ -1,6 +1,6 @@
 -- uses: records gate room life entries hand_over workers full
 --
--- install: puts the merged policies of all live releases into force, a part of them in each call. Jobs that nobody defines
+-- install: puts the merged policies of all releases in force into effect, a part of them in each call. Jobs that nobody defines
 -- or refers to any more and that have no runs go away.
 --
 -- ARGV  releases they were merged from, global cap or '', 1 if this is the last part, jobs whose policy is another than the
@@ -179,6 +179,8 @@ local gone = {}
 for _, name in ipairs(call('ZRANGE', P .. 'relseq', 0, -1)) do
   if not string.find(' ' .. ARGV[1] .. ' ', ' ' .. name .. ' ', 1, true) then
     call('HDEL', P .. 'rel', name)
+    call('HDEL', P .. 'services', name)
+    call('HDEL', P .. 'stopped', name)
     call('DEL', P .. 'rj:' .. name)
     gone[#gone + 1] = name
   end

@@ -5,10 +5,11 @@
 -- ARGV  worker, name, host, pid, slots, kind (execution pool), queues (JSON), release, mode, lease (ms), owner, schema,
 --       oldest schema that works beside ours, life of a done-marker (ms), policies of the release (JSON), their jobs (JSON),
 --       runs and dead letters kept for a job, how long these (ms),
---       the epoch in which it claimed its runs last ('': it is new), the highest fence it has seen ('': none)
+--       the epoch in which it claimed its runs last ('': it is new), the highest fence it has seen ('': none),
+--       its service ('': the one that the ledger is named after)
 -- Returns  { releases of the live workers, releases the installed policies were merged from, epoch (another than told:
 --            it has to claim its runs), what began the epoch ('' | emptied | moved), ms until the gate opens }
--- Errors   FOREIGN owner (another app owns this ledger), SCHEMA version (written by a version we do not know)
+-- Errors   FOREIGN owner (another app owns this ledger, which is not for sharing), SCHEMA version (written by a version we do not know)
 -- Called again: the same.
 
 local worker, name, queues, release, owner = ARGV[1], ARGV[2], ARGV[7], ARGV[8], ARGV[11]
@@ -25,6 +26,7 @@ G.tick = math.max(G.tick, tonumber(ARGV[21]) or 0)
 enter_epoch(told, lease)
 call('HSET', P .. 'g', 'owner', owner, 'schema', math.max(found, schema), 'done_ms', ARGV[14], 'lease', lease,
   'history', ARGV[17], 'letters', ARGV[18], 'letters_ms', ARGV[19])
+call('HSET', P .. 'services', release, ARGV[22] or '')
 local new_release = call('HSETNX', P .. 'rel', release, ARGV[15]) == 1
 if new_release then
   call('ZADD', P .. 'relseq', 'NX', int(tick()), release)
@@ -38,7 +40,7 @@ if old_release then count_worker(old_release, old_kind or '', -1) end
 take_slots(worker)
 call('HDEL', P .. 'w:' .. worker, 'state')
 call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4], 'slots', ARGV[5], 'kind', ARGV[6],
-  'queues', queues, 'rel', release, 'mode', ARGV[9], 'lease', ARGV[10], 'since', int(NOW), 'beat', int(NOW),
+  'queues', queues, 'rel', release, 'service', ARGV[22] or '', 'mode', ARGV[9], 'lease', ARGV[10], 'since', int(NOW), 'beat', int(NOW),
   'epoch', (told == '' or told == G.epoch or old_epoch == G.epoch) and G.epoch or '')
 call('HSET', P .. 'wn', name, worker)
 call('ZADD', P .. 'ws', int(G.clk + lease), worker)

@@ -16,7 +16,7 @@ from celery_orchestration.operate.who import command
 
 CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     *(redis.redis, redis.eviction, redis.persistence, redis.memory),
-    *(code.code, code.cycles, code.releases, code.modes),
+    *(code.code, code.external, code.cycles, code.releases, code.modes),
     *(workers.broker, workers.queues, workers.jobs, workers.strangers),
     *(fetch.fetch, fetch.stores, fetch.prefetch, fetch.visibility),
     *(workers.limits, workers.clocks),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 
+from celery_orchestration import graph
 from celery_orchestration.ledger import BEAT
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, end, listed, many
 from celery_orchestration.operate.clock import when
@@ -27,6 +28,16 @@ def code(facts: Facts) -> Iterator[Check]:
         yield CODE.problem(line, "change it in the code")
     if not (facts.mistakes or facts.misnamed):
         yield CODE.fine(f"{many(len(facts.jobs), 'job')}, every option and name is good")
+
+
+def external(facts: Facts) -> Iterator[Check]:
+    about = About("services", "a job waits for an external job that nobody has brought, and does not block it")
+    found = list(graph.absent(facts.jobs, [job.name for job in facts.status.jobs]))
+    for line in found:
+        yield about.problem(line, "start that service, or correct the name in the code")
+    if not found:
+        named = any(job.external for job in facts.jobs.values())
+        yield about.fine("every external job is known" if named else "this code names no job of another service")
 
 
 def cycles(facts: Facts) -> Iterator[Check]:

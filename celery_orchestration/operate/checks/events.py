@@ -25,7 +25,8 @@ def scheduler(facts: Facts) -> Iterator[Check]:
     recurring = sorted(name for name, job in facts.jobs.items() if job.recurring)
     continuous = [name for name in recurring if facts.jobs[name].mode == "continuous"]
     if leader:
-        yield about.fine(f"{leader} leads")
+        others = "".join(f"; {one.leader} leads {one.service}" for one in facts.status.scheduler.others)
+        yield about.fine(f"{leader} leads{others}")
     elif continuous and not facts.beat_is_ours:
         only = f"no scheduler of ours leads, and no other beat keeps continuous jobs going: {listed(continuous)}"
         yield about.problem(only, command("-S", SCHEDULER, program="beat"))
@@ -37,13 +38,14 @@ def scheduler(facts: Facts) -> Iterator[Check]:
 
 def entries(facts: Facts) -> Iterator[Check]:
     about = About("schedule", "an entry with a problem is not fired")
-    bad = [entry for entry in facts.entries if entry.problem]
+    own = [entry for entry in facts.entries if entry.service is None]
+    bad = [entry for entry in own if entry.problem]
     for entry in bad[:MOST]:
         mend = command("schedule", "remove", entry.name)
         yield about.problem(f"entry {show(entry.name)}: {entry.problem}", mend)
     yield from about.more(len(bad), "entries have problems", command("schedule", "list"))
     if not bad:
-        yield about.fine(f"{many(len(facts.entries), 'entry', 'entries')}, all good")
+        yield about.fine(f"{many(len(own), 'entry', 'entries')}, all good")
 
 
 def records(facts: Facts) -> Iterator[Check]:

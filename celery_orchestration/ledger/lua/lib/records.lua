@@ -52,7 +52,7 @@
 --   sr:<queue>       hash  the same by release: release -> slots
 --   ws               zset  live workers by the end of their lease (ledger clock)
 --   live             hash  how many live workers there are of each release (r:) and of each kind (k:)
---   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, mode, lease (ms), since, beat (ms), done,
+--   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, service, mode, lease (ms), since, beat (ms), done,
 --                          failed (runs that ended there), alone (the run it is kept free for); state: draining (hands
 --                          in its runs), departing (and is about to end its process); epoch (the last in which it
 --                          claimed its runs); no:<verb>, reply:<verb>: the last call
@@ -67,8 +67,10 @@
 --   e:<entry>        hash  an entry: see lib/entries.lua
 --   added            set   entries that people added
 --   changed          zset  entries that people changed, by the number of the change; bounded
---   lead             hash  who schedules: term, who, name, since, until (ms; Redis's clock)
+--   lead             hash  who schedules: term, who, name, since, until (ms; Redis's clock); lead:<service>: the same for
+--                          a service that the ledger is not named after; leads set: services that ever had a leader
 --   rel              hash  release -> its policies (JSON); relseq zset: releases by first sight; rj:<release> set of jobs
+--   services         hash  release -> the service that brings it; stopped hash: release -> when its last worker went (ms)
 --   off              set   jobs that are disabled; resting: entries that are paused
 --   decided          hash  what people decided while the gate was closed in a new epoch: pause | j:<job> | e:<entry> ->
 --                          people | restored (members knew it from before)
@@ -162,6 +164,11 @@ end
 local function count_worker(release, kind, by)
   for _, what in ipairs({ 'r:' .. release, 'k:' .. kind }) do
     if call('HINCRBY', P .. 'live', what, by) <= 0 then call('HDEL', P .. 'live', what) end
+  end
+  if call('HEXISTS', P .. 'live', 'r:' .. release) == 1 then
+    call('HDEL', P .. 'stopped', release)
+  else
+    call('HSET', P .. 'stopped', release, int(NOW))
   end
 end
 

@@ -71,12 +71,17 @@ end
 -- Entries that fire jobs, and what of them is due when. Not those of code that whoever leads does not have: nobody fires
 -- them.
 local function told_entries(from, count)
+  local led = {} -- by service
+  local function is_led(service)
+    if led[service] == nil then led[service] = leader(service) ~= nil end
+    return led[service]
+  end
   local found, ids = {}, count > 0 and redis.pcall('ZRANGE', P .. 'entries', from, from + count - 1) or {}
   for _, id in ipairs(ids.err and {} or ids) do
     local v = redis.pcall('HMGET', P .. 'e:' .. id, 'job', 'prev', 'last', 'at', 'next', 'cont', 'off', 'name', 'src')
     if not v.err and v[1] and not (v[9] == 'code' and is_left(id)) then
       found[#found + 1] = { id = id, job = v[1], prev = time_of(v[2]), last = time_of(v[3]), at = time_of(v[4]),
-        next = time_of(v[5]), gap = v[6] and (time_of(v[6]) or 0) or nil, paused = v[7] ~= false,
+        next = time_of(v[5]), gap = v[6] and (time_of(v[6]) or 0) or nil, paused = v[7] ~= false, led = is_led(service_of_entry(id)),
         off = v[7] or nil, name = v[7] and (v[8] or id) or nil }
     end
   end
@@ -86,11 +91,4 @@ end
 local function count_entries()
   local found = redis.pcall('ZCARD', P .. 'entries')
   return type(found) == 'number' and found or 0
-end
-
--- The scheduler that leads now, or nil.
-local function leader()
-  local lead = redis.pcall('HMGET', P .. 'lead', 'who', 'name', 'since', 'until')
-  if lead.err or (tonumber(lead[4]) or 0) < NOW then return nil end
-  return { who = lead[1], name = lead[2], since = tonumber(lead[3]) }
 end

@@ -1,16 +1,45 @@
 -- Whose term it is, and what they brought. Needs records.
+--
+-- Each service that shares the ledger has a leader of its own, for its own entries. A term names its service, unless that is
+-- the one the ledger is named after: 17 or 17@billing; so does the id of an entry: nightly or billing:nightly.
+
+local function lead_key(service)
+  return P .. (service == '' and 'lead' or 'lead:' .. service)
+end
+
+local function service_of_term(term)
+  return string.match(term, '@(.*)$') or ''
+end
+
+local function service_of_entry(entry)
+  return string.match(entry, '^([^:]*):') or ''
+end
 
 local function is_term(term)
-  local v = call('HMGET', P .. 'lead', 'term', 'until')
+  local v = call('HMGET', lead_key(service_of_term(term)), 'term', 'until')
   return v[1] == term and (tonumber(v[2]) or 0) >= NOW
 end
 
 -- How long a leader may take to adopt its entries.
 local ADOPTING_MS = 60000
 
--- Has who leads not adopted this entry, though there was time?
+-- Has who leads its service not adopted this entry, though there was time?
 local function is_left(entry)
-  local v = redis.pcall('HGET', P .. 'lead', 'since')
+  local v = redis.pcall('HGET', lead_key(service_of_entry(entry)), 'since')
   local since = type(v) == 'string' and tonumber(v) or NOW
   return NOW - since > ADOPTING_MS and (tonumber(call('ZSCORE', P .. 'entries', entry) or nil) or 0) < since
+end
+
+-- The scheduler of a service that leads now, or nil.
+local function leader(service)
+  local lead = redis.pcall('HMGET', lead_key(service), 'who', 'name', 'since', 'until')
+  if lead.err or (tonumber(lead[4]) or 0) < NOW then return nil end
+  return { service = service, who = lead[1], name = lead[2], since = tonumber(lead[3]) }
+end
+
+-- Those of all services.
+local function leaders()
+  local found, services = {}, redis.pcall('SMEMBERS', P .. 'leads')
+  for _, service in ipairs(services.err and {} or services) do found[#found + 1] = leader(service) end
+  return found
 end

@@ -78,12 +78,23 @@ local function note_death(name, kind, runs)
   call('LTRIM', P .. 'gone', 0, 19)
 end
 
--- The releases that live workers bring, oldest first, as one string.
+-- How long the policies of a service hold that has no workers: it may be stopped while others that share the ledger go on.
+local STOPPED_MS = 604800000
+
+-- The releases in force, oldest first, as one string: those that live workers bring, and of a service without any those
+-- that it had last.
 local function live_releases()
-  local live, names = {}, {}
-  for _, what in ipairs(call('HKEYS', P .. 'live')) do live[what] = true end
+  local live, served, names = {}, {}, {}
+  local services = {}
+  local flat = call('HGETALL', P .. 'services')
+  for i = 1, #flat, 2 do services[flat[i]] = flat[i + 1] end
+  for _, what in ipairs(call('HKEYS', P .. 'live')) do
+    live[what] = true
+    if string.sub(what, 1, 2) == 'r:' then served[services[string.sub(what, 3)] or ''] = true end
+  end
   for _, rel in ipairs(call('ZRANGE', P .. 'relseq', 0, -1)) do
-    if live['r:' .. rel] then names[#names + 1] = rel end
+    if live['r:' .. rel] or (services[rel] and not served[services[rel]] and call('HEXISTS', P .. 'rel', rel) == 1
+      and NOW - (tonumber(call('HGET', P .. 'stopped', rel) or nil) or NOW) < STOPPED_MS) then names[#names + 1] = rel end
   end
   return table.concat(names, ' ')
 end

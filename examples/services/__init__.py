@@ -1,0 +1,1 @@
+"""Two services that share a ledger, as docs/services.md tells."""
