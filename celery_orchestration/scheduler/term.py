@@ -1,7 +1,7 @@
 """Who leads: one scheduler of a service at a time, for a term.
 
-Services that share a ledger (docs/services.md) each have a leader, terms and entries of their own: below, "a scheduler" is
-one of the same service.
+Services that share a ledger (docs/services.md) each have a leader, terms and entries of their own. Below, "a scheduler"
+is one of the same service.
 
 **Why two schedulers never fire the same.** A term is a number that the ledger gives (``lua/lead.lua``): to whoever asks
 when the term before it is over by Redis's own clock, and terms rise. Every dispatch carries the term of the scheduler

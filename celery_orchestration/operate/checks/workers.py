@@ -80,7 +80,7 @@ def limits(facts: Facts) -> Iterator[Check]:
 
 
 def clocks(facts: Facts) -> Iterator[Check]:
-    about = About("clocks", "eta, expires and the schedule go by the clocks of those who send, the ledger by Redis's")
+    about = About("clocks", "countdown, eta and expires go by the clock of whoever calls, the ledger by Redis's")
     ntp = "timedatectl set-ntp true  # there"
     found = False
     ahead = {"this machine": facts.ahead}
