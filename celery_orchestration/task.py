@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, ClassVar, get_args
 
@@ -241,69 +242,74 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         said = progress.said(done, total, note)
         if self.fence is not None:
             app = self.app
-            progress.reporter(app, lambda: _ledger_of(app)).say(_run_of(self), said)
+            progress.reporter(app, lambda: _ledger_of(app)).say(_run_of(self.request), said)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.request.called_directly or self.fence is None:
+        request = self.request  # once: it is looked up each time
+        if request.called_directly or not (request.properties or {}).get(FENCE):
             return super().__call__(*args, **kwargs)
-        self._refuse_if_void()
+        run = _run_of(request)
+        self._refuse_if_void(request, run)
         try:
             result = super().__call__(*args, **kwargs)
         except Ignore:
-            clocks.stop(_run_of(self))
+            clocks.stop(run)
             raise
         except BaseException as exc:
-            self._refuse_if_void()
-            self._stop_clock()
-            if isinstance(exc, SoftTimeLimitExceeded) and (found := default_limit(self, self.request.timelimit)):
+            self._refuse_if_void(request, run)
+            _stop_clock(run)
+            if isinstance(exc, SoftTimeLimitExceeded) and (found := default_limit(self, request.timelimit)):
                 exc.args = (*exc.args, found)
             raise
-        self._refuse_if_void()
-        self._stop_clock()
+        self._refuse_if_void(request, run)
+        _stop_clock(run)
         return result
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_if_void()
-        clock = self._stop_clock()  # its time cannot be over when its next attempt is under way
-        result = super().retry(*args, **kwargs)
-        self._go_on(clock)
-        return result
+        with self._as_a_last_word():
+            return super().retry(*args, **kwargs)
 
     def replace(self, sig: Any) -> Any:
-        self._refuse_if_void()
-        clock = self._stop_clock()
-        last = sig.tasks[-1] if isinstance(sig, chain) and sig.tasks else sig
-        if not isinstance(last, chain | group | chord):  # the body of a chord comes as a call of its own
-            _belong_to_run_of(self.request, last)
-        result = super().replace(sig)
-        self._go_on(clock)
-        return result
+        with self._as_a_last_word():
+            last = sig.tasks[-1] if isinstance(sig, chain) and sig.tasks else sig
+            if not isinstance(last, chain | group | chord):  # the body of a chord comes as a call of its own
+                _belong_to_run_of(self.request, last)
+            return super().replace(sig)
 
     def add_to_chord(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_if_void()
+        self._refuse_if_void(self.request, _run_of(self.request))
         return super().add_to_chord(*args, **kwargs)
 
-    def _refuse_if_void(self) -> None:
+    @contextmanager
+    def _as_a_last_word(self) -> Iterator[None]:
+        """For what ends a run with an exception. Its time cannot be over once its next attempt is under way; should it
+        return all the same, the clock goes on."""
+        request = self.request
+        run = _run_of(request)
+        self._refuse_if_void(request, run)
+        clock = _stop_clock(run)
+        yield
+        if clock is not None:
+            clocks.go_on(run, clock)
+
+    def _refuse_if_void(self, request: Any, run: Run) -> None:
         """A run that was admitted more than half a lease ago may have lost it: then it stores no result and calls
         nobody back. Neither does one whose time is over."""
-        if clocks.is_over(_run_of(self)):
-            raise Ignore(f"the time of run {self.request.id} is over, it has failed")
-        if lost_lease(self.app, _run_of(self), self.request.properties or {}):
-            raise Ignore(f"run {self.request.id} lost its lease, another one has started since")
+        if clocks.is_over(run):
+            raise Ignore(f"the time of run {run[0]} is over, it has failed")
+        if lost_lease(self.app, run, request.properties or {}):
+            raise Ignore(f"run {run[0]} lost its lease, another one has started since")
 
-    def _stop_clock(self) -> Clock | None:
-        """Where the execution pool has no time limits: the code has returned. Raises if that is too late."""
-        clock = clocks.stop(_run_of(self))
-        if clock is None:
-            if clocks.is_over(_run_of(self)):
-                raise Ignore(f"the time of run {self.request.id} is over, it has failed")
-        elif monotonic() > clock.ends:
-            raise TimeLimitExceeded(clock.limit)
-        return clock
 
-    def _go_on(self, clock: Clock | None) -> None:
-        if clock is not None:
-            clocks.go_on(_run_of(self), clock)
+def _stop_clock(run: Run) -> Clock | None:
+    """Where the execution pool has no time limits: the code has returned. Raises if that is too late."""
+    clock = clocks.stop(run)
+    if clock is None:
+        if clocks.is_over(run):
+            raise Ignore(f"the time of run {run[0]} is over, it has failed")
+    elif monotonic() > clock.ends:
+        raise TimeLimitExceeded(clock.limit)
+    return clock
 
 
 def _is_sound(recurring_defaults: Any) -> bool:
@@ -322,9 +328,9 @@ def _retry_as_implied(task: Task | None) -> None:
         add_autoretry_behaviour(task)
 
 
-def _run_of(task: OrchestratedTask) -> Run:
-    properties = task.request.properties or {}
-    return str(properties.get(RUN) or task.request.id), str(properties.get(FENCE) or "")
+def _run_of(request: Any) -> Run:
+    properties = request.properties or {}
+    return str(properties.get(RUN) or request.id), str(properties.get(FENCE) or "")
 
 
 def _belong_to_run_of(request: Any, signature: Any) -> None:
