@@ -7,8 +7,13 @@ PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
 # The tests of one file share their project's worker.
 ADOPTION_ARGS ?= --numprocesses 4 --dist loadfile
 
+COMPAT_TESTS := $(addprefix tests/,unit/test_fetch_amount.py unit/test_limits.py unit/test_deadline.py unit/test_loop.py \
+	integration/test_fetch_scripts.py acceptance/test_fetch.py acceptance/test_gate.py acceptance/test_outcomes.py)
+# The lowest versions that pyproject.toml allows, as "celery==5.5.*".
+OLDEST := $(shell sed -nE 's/^ *"(celery|kombu|redis)>=([0-9.]+).*/\1==\2.*/p' pyproject.toml)
+
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast promises faults adoption lint soak endurance demo bench docs clean
+.PHONY: help test test-fast promises faults compat adoption lint soak endurance demo bench docs clean
 
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
@@ -25,6 +30,10 @@ test-fast: $(VENV)/.with-test  ## Run the tests that are not slow
 
 faults: $(VENV)/.with-test  ## Run the tests of kills, outages and restarts, and of every kind of broker
 	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+compat: .venv-oldest/.made .venv-newest/.made  ## Test it on the oldest and newest Celery, kombu and redis-py that are supported
+	.venv-oldest/bin/python -m pytest $(COMPAT_TESTS) -m "not slow and not promises" $(PYTEST_ARGS)
+	.venv-newest/bin/python -m pytest $(COMPAT_TESTS) -m "not slow and not promises" $(PYTEST_ARGS)
 
 adoption: $(VENV)/.with-test-adoption  ## Test it in whole projects, beside the other packages they use (Django, Flower, Sentry ...)
 	$(BIN)/python -m pytest tests/adoption $(ADOPTION_ARGS)
@@ -51,13 +60,19 @@ docs: $(VENV)/.with-test  ## Write the pages that are made from the code: docs/j
 	$(BIN)/python -m celery_orchestration.operate.schema > docs/json.md
 
 clean:  ## Remove the environment and everything made by these targets
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo .bench .soak
+	rm -rf $(VENV) .venv-oldest .venv-newest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo .bench .soak
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
 # .with-<extras> says that the extras, joined by dashes, are installed; a changed pyproject.toml undoes that.
 $(VENV)/.with-%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(subst -,$(comma),$*)]'
+	@touch $@
+
+.venv-oldest/.made: VERSIONS = $(foreach one,$(OLDEST),'$(one)')
+.venv-oldest/.made .venv-newest/.made: pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' $(VERSIONS)
 	@touch $@
 
 comma := ,

@@ -142,7 +142,10 @@ def _expectations_of_fetch() -> Iterator[tuple[str, bool]]:
 
 def size_of(pool: Any) -> int | None:
     """How many processes, threads or greenlets an execution pool has by now; None before it has started."""
-    size = getattr(pool, "num_processes", None)
+    try:
+        size = getattr(pool, "num_processes", None)
+    except TypeError:
+        return None  # before Celery 5.6 that of gevent has nothing to count yet
     return size if isinstance(size, int) else None
 
 
