@@ -194,6 +194,7 @@ class Line(threading.Thread):
             try:
                 if claiming:
                     side.epoch.claim(self._ledger)
+                    claiming = False  # a second claim would lack what the turn has started, should its reply get lost
                 turn = self._ledger.turn(*self._arguments(batch))
             except UnknownWorker:
                 side.keeper.register_soon()

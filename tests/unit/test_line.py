@@ -1,0 +1,53 @@
+"""The line to the ledger, when a call gets no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from celery_orchestration.errors import LedgerUnavailable
+from celery_orchestration.ledger import NewEpoch, Turn
+from celery_orchestration.worker.line import Line
+
+
+class Ledger:
+    """Answers turns in this order: raises errors, returns the rest."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    def turn(self, *arguments: Any) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def line_to(ledger: Ledger, claim: Callable[[Any], None]) -> Line:
+    side = SimpleNamespace(
+        worker="w",
+        ledger=SimpleNamespace(line=lambda: ledger, address="there"),
+        settings=SimpleNamespace(mode="enforce"),
+        epoch=SimpleNamespace(claim=claim, can_claim=lambda epoch: True),
+        gate=SimpleNamespace(open=lambda: None, close=lambda: None),
+        in_loop=lambda function: function(),
+    )
+    return Line(side, None)  # type: ignore[arg-type]
+
+
+def test_a_turn_whose_reply_got_lost_after_a_claim_is_made_again_without_another_claim() -> None:
+    """The claim would lack the run that this very turn has started, and the ledger would give that to another."""
+    claims: list[Any] = []
+    turn = object.__new__(Turn)
+    line = line_to(Ledger(NewEpoch("2"), LedgerUnavailable("its reply got lost"), turn), claims.append)
+    assert line._turn(SimpleNamespace(offered=1, outcomes=[], arrivals=[])) is turn  # type: ignore[arg-type]
+    assert len(claims) == 1
+
+
+def test_every_new_epoch_is_claimed() -> None:
+    claims: list[Any] = []
+    turn = object.__new__(Turn)
+    line = line_to(Ledger(NewEpoch("2"), LedgerUnavailable("it is down"), NewEpoch("3"), turn), claims.append)
+    assert line._turn(SimpleNamespace(offered=1, outcomes=[], arrivals=[])) is turn  # type: ignore[arg-type]
+    assert len(claims) == 2
