@@ -121,6 +121,20 @@ class TestRelease:
         assert [grant.id for grant in case.sweep().grants] == ["b"]
         assert not case.redis.exists(f"{PREFIX}released")
 
+    def test_a_run_with_a_time_that_nobody_published_waits_for_its_time(self, case: Case):
+        case.install({"one": {}})
+        case.turn(come=[arrival("a", "one", eta_ms=10**14)])
+        assert [id for id, _, _ in case.ledger.release("me", 10)[1]] == ["a"]
+        case.redis.eval(
+            "local t = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 's'))}; t[18] = t[18] - 61000;"
+            "redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(t, 1, 23)))",
+            1,
+            f"{PREFIX}r:a",
+        )
+        assert case.sweep().grants == []
+        assert case.redis.zcard(f"{PREFIX}later") == 1
+        assert case.turn(free=1).starts == []
+
     def test_what_is_over_meanwhile_keeps_nobody_in(self, case: Case):
         case.install({"one": {"cap": 1}})
         for id in "abc":

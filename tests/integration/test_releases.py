@@ -103,6 +103,15 @@ def test_it_is_given_out_again_if_it_was_not_taken_in(rollout: Rollout):
     assert rollout.sweep("w1").strays == [b"a"]
 
 
+def test_very_many_that_nobody_can_take_do_not_keep_others_from_being_given_out(rollout: Rollout):
+    rollout.roll_out({"mine": {}}, {"theirs": {}})
+    for number in range(700):
+        rollout.stray(f"theirs {number}", "theirs", worker="w1")
+    rollout.redis.hincrby(f"{PREFIX}g", "clk", 1)
+    rollout.stray("mine", "mine")
+    assert b"mine" in [*rollout.sweep("w1").strays, *rollout.sweep("w1").strays]
+
+
 def test_it_can_be_cancelled_and_expires_meanwhile(rollout: Rollout):
     rollout.roll_out({"new": {}}, {"both": {}})
     rollout.stray("a", "new")

@@ -77,7 +77,9 @@ for _, id in ipairs(call('ZRANGE', P .. 'released', 0, limit - 1)) do
   if r and r.st == 'released' and NOW - r.at > RELEASED_MS then
     call('ZREM', P .. 'released', id)
     local j = job(r.job)
-    if j then
+    if j and r.eta and r.eta > NOW then
+      put_off(j, r)
+    elseif j then
       enqueue(j, r)
       refresh(j)
     else
@@ -118,7 +120,11 @@ local strays = {}
 if not SESSION.stops and call('EXISTS', P .. 'astray') == 1 then
   local serves = {}
   for _, queue in ipairs(cjson.decode(SESSION.queues)) do serves[queue] = true end
-  for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'astray', '-inf', int(G.clk), 'LIMIT', 0, 10 * limit)) do
+  -- Each sweep of a worker looks at the next part: very many may be of jobs that nobody has.
+  local from, part = tonumber(call('HGET', P .. 'w:' .. worker, 'strays') or nil) or 0, 10 * limit
+  local ids = call('ZRANGEBYSCORE', P .. 'astray', '-inf', int(G.clk), 'LIMIT', from, part)
+  call('HSET', P .. 'w:' .. worker, 'strays', #ids == part and from + part or 0)
+  for _, id in ipairs(ids) do
     local r = #strays < limit and load_run(id)
     if r and (serves[r.q] or serves[r.gq]) and call('SISMEMBER', P .. 'rj:' .. SESSION.rel, r.job) == 1 then
       call('ZADD', P .. 'astray', int(G.clk + STRAY_MS), id)
