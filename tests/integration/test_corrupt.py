@@ -91,16 +91,74 @@ def test_a_running_run_whose_record_cannot_be_read_is_void_and_its_worker_goes_o
     assert case.end("f1") == ["f2"]
 
 
-def test_a_job_whose_record_was_deleted_is_unknown_until_a_worker_brings_it(case: Case) -> None:
+def test_a_job_whose_record_was_deleted_waits_until_a_worker_brings_it(case: Case) -> None:
     case.come("f1", "fine")
     case.redis.delete(f"{PREFIX}j:bad")
-    assert case.come("b1", "bad") == "unknown"
+    assert case.come("b1", "bad") == "wait"
     assert case.come("s1", "beside") == "wait"
     assert case.status()["jobs"]
     case.end("f1")
     merged = policies.merged([case.document])
     assert case.ledger.install("r1", merged.cap, merged.jobs)
-    assert case.come("b1", "bad") in ("start", "wait")
+    assert case.end("s1") == ["b1"]
+
+
+def test_runs_of_a_job_whose_record_was_deleted_end_and_others_go_on(case: Case) -> None:
+    assert [case.come("b1", "bad"), case.come("f1", "fine"), case.come("b2", "bad")] == ["start", "start", "wait"]
+    case.redis.delete(f"{PREFIX}j:bad")
+    assert case.turn(ends={"b1": "succeeded", "f1": "succeeded"}).outcomes == ["ok", "ok"]
+    case.redis.zadd(f"{PREFIX}due", {"b2": 1})
+    case.redis.hset(f"{PREFIX}g", "next", 1)
+    turn = case.turn(come=[arrival("f2", "fine")])
+    assert (turn.answers[0].what, [ending.id for ending in turn.endings]) == ("start", ["b2"])
+    assert case.sweep().installed_releases == ""
+
+
+def test_a_job_that_somebody_had_disabled_stays_so_when_its_record_was_deleted(case: Case) -> None:
+    case.ledger.switch("bad", False, "me", "")
+    case.redis.delete(f"{PREFIX}j:bad")
+    merged = policies.merged([case.document])
+    assert case.ledger.install("r1", merged.cap, merged.jobs)
+    assert case.come("b1", "bad") == "wait"
+    case.ledger.switch("bad", True, "me", "")
+    assert case.turn(free=1).starts or case.redis.hget(f"{PREFIX}out", "q") == "1"
+
+
+@pytest.mark.parametrize("outcome", ["succeeded", "failed", "retry", "crashed"])
+def test_a_run_ends_though_the_attempt_that_waits_for_it_was_deleted(case: Case, outcome: str) -> None:
+    assert case.come("b1", "bad") == "start"
+    for attempt in (1, 2):
+        assert case.come("b1", "bad", attempt=attempt) == "wait"
+        case.redis.delete(f"{PREFIX}x:b1")
+    (answer,) = case.turn(ends={"b1": outcome}).outcomes
+    assert answer == ("requeued" if outcome == "crashed" else "ok")
+    assert case.redis.zrange(f"{PREFIX}wait", 0, -1) == []
+
+
+def test_a_job_loses_its_keys_though_a_waiting_run_was_deleted(redis_server: RedisServer) -> None:
+    case = Case(redis_server)
+    case.install({"t": {"cap": 1, "keyed": True}})
+    for id in ("a1", "a2", "a3"):
+        case.come(id, "t", key="a")
+    case.redis.delete(f"{PREFIX}r:a2")
+    case.install({"t": {"cap": 1, "keyed": False}})
+    assert case.end("a1") == ["a3"]
+
+
+def test_a_dependent_that_was_deleted_does_not_keep_its_dependency_from_ending(redis_server: RedisServer) -> None:
+    case = Case(redis_server)
+    case.install({"d": {"cap": 1}, "e": {"blocks": ["d"], "deps": [{"job": "d"}]}})
+    assert [case.come("d1", "d"), case.come("e1", "e"), case.come("d2", "d", priority=3)] == ["start", "wait", "wait"]
+    case.redis.delete(f"{PREFIX}r:e1")
+    assert case.end("d1") == ["d2"]
+
+
+def test_runs_are_recovered_though_the_set_of_them_was_deleted(case: Case) -> None:
+    case.register("w2")
+    assert case.turn(worker="w2", come=[arrival("b1", "bad")]).answers[0].what == "start"
+    case.redis.delete(f"{PREFIX}wr:w2")
+    assert case.ledger.beat("w2", 30_000, [("b1", case.fences["b1"])]) == []
+    assert case.dies("w2").recovered == 1
 
 
 @pytest.mark.parametrize("record", ["w:w2", "wr:w2", "w:w1", "wr:w1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from typing import Any
@@ -398,9 +399,10 @@ def test_a_waiting_run_whose_job_is_gone(desk: Desk):
     desk.come("a1", "a")
     desk.come("a2", "a")
     desk.redis.delete(f"{PREFIX}j:a")
-    assert desk.why("a2", "run") == ("unknown_job", "a")
+    assert desk.why("a2", "run") == ("disabled_by_person", "a")
     [wait] = desk.status()["waits"]
-    assert wait["reason"] == ["depends", "a", "unknown"]
+    assert wait["reason"][0] == "disabled"
+    assert json.loads(wait["reason"][1])["by"] == "ledger", "until its policy is installed again"
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1", "1e300", "1.5", "x"])

@@ -16,9 +16,17 @@ if known[2] and known[2] ~= G.epoch then return redis.error_reply('NEWEPOCH ' ..
 -- The end of one that departs is fixed.
 if known[3] ~= 'departing' then call('ZADD', P .. 'ws', int(G.clk + tonumber(ARGV[2])), worker) end
 call('HSET', P .. 'w:' .. worker, 'beat', int(NOW))
-local void = { int(NOW) }
+local void, has = { int(NOW) }, {}
 for i = 3, #ARGV, 2 do
   local r = load_run(ARGV[i])
-  if not r or r.fence ~= tonumber(ARGV[i + 1]) then void[#void + 1] = ARGV[i] end
+  if not r or r.fence ~= tonumber(ARGV[i + 1]) then
+    void[#void + 1] = ARGV[i]
+  elseif r.st == 'running' and r.own == worker then
+    has[#has + 1] = r.id
+  end
+end
+-- Should the set of its runs have been lost: without it nobody would recover them.
+if call('SCARD', P .. 'wr:' .. worker) < #has then
+  for _, id in ipairs(has) do call('SADD', P .. 'wr:' .. worker, id) end
 end
 return void

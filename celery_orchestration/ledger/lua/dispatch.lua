@@ -71,8 +71,7 @@ local function judge(f)
     return late and { 'missed' } or { 'skipped', f.refused }
   end
   local j = job(f.job)
-  if not j then return unknown(f.job) end
-  if j.hash == 'gone' then return { 'unknown' } end
+  if not j or j.hash == 'gone' then return { 'unknown' } end
   look_around(j, f.key)
   local why = not late and keeps_from_firing(j, e, f)
   local remembered = call('EXISTS', P .. 'r:' .. f.id, P .. 'd:' .. f.id) > 0

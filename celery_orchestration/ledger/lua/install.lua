@@ -39,8 +39,10 @@ local function relane(j, keyed)
         for i = 1, key == '' and 0 or #e, 2 do
           call('ZADD', lane_of(j, '', jd), e[i + 1], e[i])
           local r = load_run(e[i])
-          r.key = ''
-          save_run(r)
+          if r then
+            r.key = ''
+            save_run(r)
+          end
         end
         if key ~= '' then call('DEL', lane_of(j, key, jd)) end
       end
@@ -99,6 +101,13 @@ local function join_groups(j)
   end
 end
 
+-- It was disabled only because its record was lost; unless somebody had disabled it before.
+local function enable_again(j)
+  if call('SISMEMBER', P .. 'off', j.name) == 1 then return end
+  call('HDEL', P .. 'j:' .. j.name, 'off')
+  j.off = nil
+end
+
 local relaned = {}
 for name, p in pairs(wanted) do
   local j = job(name)
@@ -117,7 +126,7 @@ for name, p in pairs(wanted) do
     end
     if #p.depd == 0 then call('DEL', P .. 'sq:' .. name) end
     save_policy(name, p)
-    if j and j.hash == 'corrupt' then call('HDEL', P .. 'j:' .. name, 'off') end
+    if j and j.hash == 'corrupt' then enable_again(j) end
     call('SADD', P .. 'jobs', name)
     j = job(name)
     affects(j)
@@ -133,6 +142,7 @@ for _, name in ipairs(unwanted) do
   if j then
     affects(j)
     leave_groups(j)
+    if j.hash == 'corrupt' then enable_again(j) end
     if j.n == 0 and j.busy == 0 and j.w == 0 and j.z == 0 and not j.off and call('ZCARD', P .. 'dj:' .. name) == 0 then
       call('DEL', P .. 'j:' .. name, P .. 'ob:' .. name, P .. 'h:' .. name, P .. 'sq:' .. name)
       call('ZREM', P .. 'cool', name)

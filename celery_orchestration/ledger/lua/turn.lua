@@ -109,7 +109,8 @@ local function known(r, done, a, gn, name)
     return { 'drop', r.st }
   end
   if r.st == 'running' then
-    if r.behind and load_run(r.id, 'x:').a >= a then return { 'drop', 'superseded' } end
+    local x = following(r)
+    if x and x.a >= a then return { 'drop', 'superseded' } end
     return nil, r, true
   end
   if r.st == 'ending' then return { 'drop', 'ending' } end
@@ -127,7 +128,7 @@ end
 local function admit(arrival)
   local a, name, ex, message = arrival.a, arrival.job, arrival.ex, arrival.message
   local j = job(name)
-  if not j then return unknown(name) end
+  if not j then return { 'unknown' } end
   local id, found, done = run_of(arrival.id, arrival.pub, arrival.any)
   if full and not (arrival.gn and found) then return { 'full' } end
   local answer, before_it, running = known(found, done, a, arrival.gn, name)

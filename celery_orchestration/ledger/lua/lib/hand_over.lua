@@ -78,7 +78,9 @@ local function best_after(best)
           local rank = math.min(h.rank, d.br - 0.5)
           local first = not best or rank < best.rank or rank == best.rank and h.rank < best.own
           if first and (h.jd or not unmet(j, h.rank)) and not barred(j, h.rank, d.name) then
-            local queue = open_set(name, destination(load_run(h.id)))
+            local r = load_run(h.id)
+            if not r then strike(j, h) end
+            local queue = r and open_set(name, destination(r))
             local place = queue and place_for(name, queue)
             if place then best = { rank = rank, own = h.rank, name = name, queue = queue, place = place } end
           end
@@ -139,6 +141,10 @@ local function keep_free(here)
   local all, first = call('HRANDFIELD', P .. 'alone', MOST_ALONE, 'WITHVALUES'), nil
   for i = 1, #all, 2 do
     local r = load_run(all[i])
+    if not r then
+      call('HDEL', P .. 'alone', all[i])
+      G.alone, G.dirty = G.alone - 1, true
+    end
     if r and (not first or r.rank < first.rank) and not is_promised(all[i], all[i + 1]) and not closed(job(r.job), r)
       and served_here(r.job, destination(r)) then
       first = r

@@ -190,11 +190,22 @@ local function ending(r, why)
   save_run(r)
 end
 
+-- The higher attempt that waits for r, or nil: there is none, or its record is gone.
+local function following(r)
+  local x = r.behind and load_run(r.id, 'x:') or nil
+  if r.behind and not x then
+    audit('ledger', 'lost', r.id, r.job)
+    call('ZREM', P .. 'wait', r.id)
+    r.behind = nil
+  end
+  return x
+end
+
 -- r is over and its record gone: if a higher attempt waited for it, that goes to the gate. `sd`: the run as a whole
 -- still counts as started.
 local function promote(r, sd)
-  if not r.behind then return end
-  local x = load_run(r.id, 'x:')
+  local x = following(r)
+  if not x then return end
   call('RENAME', P .. 'x:' .. r.id, P .. 'r:' .. r.id)
   local j = job(x.job)
   if not j then
@@ -282,7 +293,7 @@ local function recover(j, r, counted, begun)
     refresh(j)
     return 'failed'
   end
-  if r.behind then
+  if following(r) then
     give_way(j, r)
     refresh(j)
     return 'superseded'
@@ -330,6 +341,7 @@ local function settle(id, fence, outcome, note, trace, ran, ago, after)
   call('SREM', P .. 'wr:' .. r.own, id)
   no_longer_alone(r)
   free(j, r.key)
+  following(r)
   if outcome == 'retry' then
     if r.behind then
       give_way(j, r)

@@ -55,7 +55,8 @@
 --   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, service, mode, lease (ms), since, beat (ms), done,
 --                          failed (runs that ended there), alone (the run it is kept free for); state: draining (hands
 --                          in its runs), departing (and is about to end its process); epoch (the last in which it
---                          claimed its runs); no:<verb>, reply:<verb>: the last call
+--                          claimed its runs); strays: how far it has looked through astray; no:<verb>, reply:<verb>: the
+--                          last call
 --   wr:<worker>      set   its running runs
 --   wn               hash  worker name -> worker, the latest that registered
 --   gone             list  workers that died (JSON), the latest first; bounded
@@ -148,7 +149,7 @@ end
 
 local function set_aside(key, why)
   note_bad(key, why)
-  call('RENAME', P .. key, P .. 'bad:' .. key)
+  if call('EXISTS', P .. key) == 1 then call('RENAME', P .. key, P .. 'bad:' .. key) end
   audit('ledger', 'corrupt', key, why)
 end
 
@@ -233,6 +234,7 @@ local function job(name)
   local v = redis.pcall('HMGET', P .. 'j:' .. name, 'p', 's', 'blk', 'off')
   if v.err then return restore(name, v.err) end
   if not v[1] then
+    if call('HEXISTS', P .. 'installed', name) == 1 then return restore(name, 'it is gone') end
     J[name] = false
     return nil
   end
@@ -258,12 +260,6 @@ local function save_policy(name, p)
     p.fmax, p.cool, p.drop, p.groups))
   call('HSET', P .. 'installed', name, p.hash)
   J[name] = nil
-end
-
--- Nothing is known of this job. If it had been installed its record is gone: then it has to be installed again.
-local function unknown(name)
-  if call('HDEL', P .. 'installed', name) == 1 then call('HDEL', P .. 'g', 'releases') end
-  return { 'unknown' }
 end
 
 local function flush()
@@ -397,7 +393,7 @@ local function noted(r, field)
   return { at = at, what = what, more = more }
 end
 
--- A job whose record could not be read begins anew: nothing of it starts until whoever sweeps next has installed its
+-- A job whose record is gone, or could not be read, begins anew: nothing of it starts until whoever sweeps next has installed its
 -- policy again. What can be told from its runs and its history is.
 restore = function(name, why)
   set_aside('j:' .. name, why)
