@@ -83,6 +83,9 @@ class EpochMachine(LedgerMachine):
         self.model.closed = True
         told = {name: self.announce(worker, self.epochs[name]) for name, worker in sorted(workers.items())}
         if what != "restarted":
+            # What was kept may be of other policies.
+            for run in self.model.runs.values():
+                run.first = run.first and self.model.has_dependents(run.job)
             assert self.ledger.install("release", self.model.cap, documents(self.model.jobs))
             self.model.forget_first()
         for name in sorted(workers):
