@@ -63,6 +63,7 @@ __all__ = [
     "Sweep",
     "Turn",
     "UnknownWorker",
+    "Waiting",
 ]
 
 
@@ -151,6 +152,19 @@ class Stray:
     message: bytes
     publication: str = ""
     anonymous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A run that waits, for Celery's remote control."""
+
+    id: str
+    job: str
+    #: waiting, later.
+    state: str
+    eta_ms: int | None
+    #: The beginning of its message; empty if that is too large.
+    message: bytes
 
 
 @dataclass(slots=True)
@@ -767,6 +781,16 @@ class Ledger:
     def find(self, word: str, letters: bool, least: int, most_running: int, most: int) -> list[str]:
         """Ids of runs, or of dead letters, that are this or, at `least` so long, begin with it."""
         return [_text(one) for one in self._call("find", (word, int(letters), least, most_running, most))]
+
+    def inspect(
+        self, worker: str, which: str, most: int, largest: int, beginning: int, ids: Sequence[str] = ()
+    ) -> list[Waiting]:
+        """What this worker reports to Celery's remote control; see ``lua/inspect.lua``."""
+        found = self._call("inspect", (worker, which, most, largest, beginning, *ids))
+        return [
+            Waiting(_text(id), keys.decode_job(_text(job)), _text(state), int(eta) if eta else None, message)
+            for id, job, state, eta, message in found
+        ]
 
     def graph(self) -> dict[str, Any]:
         """See ``lua/graph.lua``."""

@@ -38,6 +38,7 @@ from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import MultiChannelPoller
 from kombu.transport.redis import QoS as RedisQoS
 from kombu.transport.redis import Transport as RedisTransport
+from kombu.utils.functional import maybe_list
 from kombu.utils.limits import TokenBucket
 
 from celery_orchestration.errors import ConfigurationError
@@ -83,7 +84,7 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     handler = _source(Consumer.create_task_handler)
     for name in ("on_unknown_task", "on_invalid_task", "on_decode_error"):
         yield f"no Consumer.{name}", f"self.{name}" in handler
-    for name in ("revoke", "active_queues"):
+    for name in ("revoke", "active_queues", "scheduled", "reserved", "query_task"):
         yield f"no control command {name}", callable(control.Panel.data.get(name))
     for name in ("add_task_queue", "cancel_task_queue"):
         yield f"no Consumer.{name}", f"consumer.{name}" in _source(control)
@@ -567,6 +568,34 @@ def show_more_queues(more: Callable[[Any], list[dict[str, Any]]]) -> None:
 
     with_more.more = more  # type: ignore[attr-defined]
     control.Panel.data["active_queues"] = with_more
+
+
+def report_waiting(reports: Callable[[Any], Any]) -> None:
+    """`reports(consumer)` (or None) adds to what ``inspect scheduled``, ``reserved`` and ``query_task`` answer."""
+    if hasattr(control.Panel.data["scheduled"], "reports"):
+        control.Panel.data["scheduled"].reports = reports
+        return
+    scheduled, reserved, query_task = (control.Panel.data[name] for name in ("scheduled", "reserved", "query_task"))
+
+    def more_of(state: Any) -> Any:
+        return with_scheduled.reports(state.consumer)  # type: ignore[attr-defined]
+
+    def with_scheduled(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        more = more_of(state)
+        return [*scheduled(state, **kwargs), *(more.scheduled() if more else ())]
+
+    def with_reserved(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        more = more_of(state)
+        return [*reserved(state, **kwargs), *(more.reserved() if more else ())]
+
+    def with_query_task(state: Any, ids: Any, **kwargs: Any) -> dict[str, Any]:
+        more, asked = more_of(state), [one for one in maybe_list(ids) or () if isinstance(one, str)]
+        return {**(more.query(asked) if more else {}), **query_task(state, ids, **kwargs)}
+
+    with_scheduled.reports = reports  # type: ignore[attr-defined]
+    control.Panel.data.update(scheduled=with_scheduled, reserved=with_reserved, query_task=with_query_task)
+    aliases = {"dump_schedule": with_scheduled, "dump_reserved": with_reserved}
+    control.Panel.data.update({name: command for name, command in aliases.items() if name in control.Panel.data})
 
 
 def fetch_only_while(channel: Any, wanted: Callable[[], bool]) -> None:

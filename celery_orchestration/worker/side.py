@@ -33,6 +33,7 @@ from celery_orchestration.worker.line import Line
 from celery_orchestration.worker.loop import DirectLoop, HubLoop
 from celery_orchestration.worker.member import Member
 from celery_orchestration.worker.publisher import Publisher
+from celery_orchestration.worker.reports import Reports
 from celery_orchestration.worker.request import OrchestratedRequest, gates
 from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots
 from celery_orchestration.worker.strays import Strays
@@ -51,6 +52,7 @@ class WorkerSide(Member):
     watch: Watch
     drain: Drain
     strays: Strays
+    reports: Reports
 
     def __init__(self, controller: Any) -> None:
         super().__init__(controller.app)
@@ -187,6 +189,7 @@ class WorkerSide(Member):
         self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
         self.watch = Watch(self)
         self.strays = Strays(self, self._loop)
+        self.reports = Reports(self)
         self.drain = Drain(self)
         internals.before_cold_shutdown(controller, self._cold_shutdown)
         internals.guard_flush(pool, self.gate.in_pool, self._flushed)
@@ -194,6 +197,7 @@ class WorkerSide(Member):
         internals.before_beginning(controller, self.consuming.may_begin)
         internals.say_nothing_of_returned(queues.is_granted)
         internals.show_more_queues(lambda consumer: gates[consumer.hostname]._side.consuming.active_queues())
+        internals.report_waiting(lambda consumer: (gate := gates.get(consumer.hostname)) and gate._side.reports)
         internals.hear_revokes(lambda consumer, *what: gates[consumer.hostname].revoked(*what))
 
     def _flushed(self, lost: list[OrchestratedRequest]) -> None:

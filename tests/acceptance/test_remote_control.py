@@ -6,12 +6,14 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from support.history import History
 from support.invariants import status_of, waiting
+from support.proxy import DroppingProxy
 from support.wait import stays, until
 from support.workers import Broker, WorkerProcess
 
@@ -100,6 +102,52 @@ def test_quorum_queues_are_quorum_queues_throughout(
     assert {queue["name"] for queue in queues} == expected
     assert all(queue["queue_arguments"] == {"x-queue-type": "quorum"} for queue in queues)
     assert "direct exchange" not in process.log()
+
+
+# -- runs
+
+
+def test_inspect_tells_of_runs_that_wait_in_the_ledger(
+    redis_broker: Broker,
+    proxy: DroppingProxy,
+    worker: StartWorker,
+    load_app: LoadApp,
+    history: History,
+    tmp_path: Path,
+) -> None:
+    """Each of them by one worker, in Celery's own form; and a slow Redis does not keep Celery's own answer back."""
+    env = {"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)}
+    workers = [worker(redis_broker, APP, name=name, concurrency=1, env=env) for name in ("one", "two")]
+    jobs = load_app(redis_broker, APP)
+    running = jobs.exclusive.delay(until=str(tmp_path / "go"))
+    until(history.started)
+    held = jobs.exclusive.apply_async(args=(0, "held"))
+    later = jobs.free.apply_async(kwargs={"note": "later"}, countdown=600)
+    until(lambda: (status_of(jobs.app).waiting, status_of(jobs.app).later) == (1, 1))
+    inspect = jobs.app.control.inspect(timeout=5)
+
+    def told(answers: dict[str, list[Any]] | None) -> list[Any]:
+        assert set(answers or {}) == {process.hostname for process in workers}
+        return [one for found in (answers or {}).values() for one in found]
+
+    [info] = told(inspect.reserved())
+    assert (info["id"], info["name"], info["args"]) == (held.id, jobs.exclusive.name, "(0, 'held')")
+    assert info["delivery_info"]["routing_key"] == "celery"
+    [scheduled] = told(inspect.scheduled())
+    assert scheduled["request"]["id"] == later.id
+    assert 500 < datetime.fromisoformat(scheduled["eta"]).timestamp() - time.time() < 600
+    asked = inspect.query_task([held.id, later.id, running.id, "none"])
+    states = [(id, state) for found in asked.values() for id, (state, _) in found.items()]
+    assert sorted(states) == sorted([(held.id, "reserved"), (later.id, "scheduled"), (running.id, "active")])
+
+    proxy.delay(2)
+    until(lambda: told(inspect.reserved()) == [])
+    assert [info["id"] for info in told(inspect.active())] == [running.id]
+    proxy.delay(0)
+    until(lambda: [info["id"] for info in told(inspect.reserved())] == [held.id])
+    (tmp_path / "go").touch()
+    assert held.get(timeout=20) == "held"
+    until(lambda: told(inspect.reserved()) == [])
 
 
 # -- events

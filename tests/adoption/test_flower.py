@@ -97,6 +97,12 @@ def test_flower_shows_a_waiting_run_as_received(flower, runs):
     until(lambda: flower.state(runs["waiting"]) == "RECEIVED", PATIENCE, poll=0.5)
 
 
+def test_flower_shows_waiting_runs_as_reserved_and_those_that_are_not_due_as_scheduled(flower, runs):
+    shown = flower.worker()
+    assert runs["waiting"] in ids(shown["reserved"])
+    assert ids(shown["scheduled"]) == {runs["later"]}
+
+
 def test_a_waiting_run_that_is_revoked_in_flower_ends(flower, proj, runs):
     flower.post(f"/api/task/revoke/{runs['revoked']}")
     until(lambda: flower.state(runs["revoked"]) == "REVOKED", PATIENCE, poll=0.5)

@@ -34,7 +34,7 @@ RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
 #: Verbs that no worker calls in the course of its work: test_ledger.py calls them twice.
 ELSEWHERE = {"status", "explain", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
 ELSEWHERE |= {"release", "released", "note", "retrying", "over", "claim", "health", "members", "find", "graph", "jobs"}
-ELSEWHERE |= {"installed"}
+ELSEWHERE |= {"installed", "inspect"}
 #: It comes while releases differ: test_releases.py.
 ELSEWHERE |= {"stray", "unstarted"}
 #: They come when the ledger is emptied: test_ledger_trouble.py.

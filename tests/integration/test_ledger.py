@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from celery_orchestration.ledger import (
     Stray,
     Turn,
     UnknownWorker,
+    Waiting,
     keys,
 )
 from celery_orchestration.ledger.scripts import script, verbs
@@ -183,6 +185,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR091
 def call_other_verbs(shop: Shop) -> None:
     stray = shop.ledger.stray("w1", [Stray("s", 0, "unknown", 1, "", None, "q", "", b"s")])
     assert (stray, shop.ledger.unstarted("unknown", "wait", 0, 10)[1]) == ((["nobody"], []), [])
+    assert shop.ledger.inspect("w1", "wait", 10, 100, 10) == []
     term = shop.ledger.lead("s1", "s1@host", 10_000, "").term
     assert shop.ledger.schedule("me", "add", "two", "", ("one", "one", "every 5 s", "{}")) == "ok"
     adoption = Adoption("two", "two", "one", "one", "every 5 s", "people", None)
@@ -811,7 +814,7 @@ def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
         shop.end(f"{job} {key} 2")
     left = {key.removeprefix(PREFIX).partition(":")[0] for key in shop.redis.keys("*")}
     kept = {"d", "g", "h", "j", "jobs", "live", "rel", "relseq", "rj", "slots", "sr", "w", "wn", "ws"}
-    assert left == {"installed", "services", *kept}
+    assert left == {"installed", "names", "services", *kept}
 
 
 class TestDeadLetters:
@@ -946,3 +949,58 @@ class TestNotes:
         fence = self.start(shop)
         shop.ledger.over(Over("a", fence, "too late", failed=False))
         self.again(shop)
+
+
+class TestInspect:
+    """Waiting runs for Celery's remote control: bounded, and each told to one worker."""
+
+    @pytest.fixture
+    def shop(self, shop: Shop) -> Shop:
+        shop.install({"one": {"cap": 1}})
+        assert shop.come("running", "one") == "start"
+        return shop
+
+    def told(self, shop: Shop, *workers: str, which: str = "wait", ids: tuple[str, ...] = ()) -> dict[str, list[str]]:
+        """What each of them reports."""
+        return {w: [run.id for run in shop.ledger.inspect(w, which, 100, 1000, 1000, ids)] for w in workers}
+
+    def wait(self, shop: Shop, id: str, queue: str = "q") -> None:
+        assert shop.turn(come=[replace(arrival(id, "one"), queue=queue)]).answers[0].what == "wait"
+
+    def test_a_run_is_told_to_the_first_worker_by_name_that_serves_its_queue(self, shop: Shop) -> None:
+        shop.register("w2", queues=("images", "q"))
+        shop.register("w0", queues=("other",))
+        self.wait(shop, "a")
+        self.wait(shop, "b", "images")
+        self.wait(shop, "c", "nobody's")
+        assert self.told(shop, "w0", "w1", "w2") == {"w0": ["c"], "w1": ["a"], "w2": ["b"]}
+        assert self.told(shop, "w0", "w1", "w2", which="ids", ids=("a", "none", "running", "c")) == {
+            "w0": ["c"], "w1": ["a"], "w2": []
+        }  # fmt: skip
+
+    def test_workers_that_stop_or_are_silent_report_nothing_while_there_are_others(self, shop: Shop) -> None:
+        self.wait(shop, "a")
+        shop.register("w2")
+        shop.ledger.drain("w1")
+        assert self.told(shop, "w1", "w2") == {"w1": [], "w2": ["a"]}
+        shop.redis.hset(f"{PREFIX}w:w2", "beat", 1)
+        assert self.told(shop, "w1", "w2") == {"w1": ["a"], "w2": []}, "the last that lives, though it stops"
+        shop.ledger.leave("w1")
+        shop.register("w2")
+        assert self.told(shop, "w1", "w2") == {"w1": [], "w2": ["a"]}
+
+    def test_runs_that_are_not_due_yet_are_told_apart(self, shop: Shop) -> None:
+        at = int(time.time() * 1000) + 60_000
+        shop.turn(come=[replace(arrival("later", "one"), eta_ms=at)])
+        self.wait(shop, "now")
+        assert shop.ledger.inspect("w1", "later", 100, 1000, 1000) == [Waiting("later", "one", "later", at, b"later")]
+        assert shop.ledger.inspect("w1", "wait", 100, 1000, 1000) == [Waiting("now", "one", "waiting", None, b"now")]
+        assert self.told(shop, "w1", which="ids", ids=("later", "now")) == {"w1": ["later", "now"]}
+
+    def test_the_answer_is_bounded(self, shop: Shop) -> None:
+        for n in range(5):
+            self.wait(shop, f"run{n}")
+        found = shop.ledger.inspect("w1", "wait", 3, 1000, 2)
+        assert [(run.id, run.message) for run in found] == [("run0", b"ru"), ("run1", b"ru"), ("run2", b"ru")]
+        assert len(shop.ledger.inspect("w1", "ids", 3, 1000, 2, [f"run{n}" for n in range(5)])) == 3
+        assert {run.message for run in shop.ledger.inspect("w1", "wait", 5, 3, 2)} == {b""}, "larger than may be read"

@@ -30,7 +30,7 @@ from support.wait import until
 
 #: Keys (head of lua/lib/records.lua) that are not about a run that has not ended: configuration and history.
 CONFIGURATION = ("g", "jobs", "groups", "live", "rel", "relseq", "slots", "ws", "wn", "dead", "gone", "audit")
-CONFIGURATION += ("services", "stopped", "leads")
+CONFIGURATION += ("services", "stopped", "leads", "names")
 CONFIGURATION += ("installed", "entries", "added", "changed", "lead", "bad", "off", "resting", "decided")
 CONFIGURATION_OF = ("j", "rj", "sr", "w", "ob", "d", "h", "dl", "dj", "e", "p")
 

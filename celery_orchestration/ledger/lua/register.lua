@@ -43,6 +43,7 @@ call('HSET', P .. 'w:' .. worker, 'name', name, 'host', ARGV[3], 'pid', ARGV[4],
   'queues', queues, 'rel', release, 'service', ARGV[22] or '', 'mode', ARGV[9], 'lease', ARGV[10], 'since', int(NOW), 'beat', int(NOW),
   'epoch', (told == '' or told == G.epoch or old_epoch == G.epoch) and G.epoch or '')
 call('HSET', P .. 'wn', name, worker)
+if ARGV[6] ~= 'beat' then call('ZADD', P .. 'names', 0, name) end
 call('ZADD', P .. 'ws', int(G.clk + lease), worker)
 add_slots(queues, tonumber(ARGV[5]), release)
 count_worker(release, ARGV[6], 1)

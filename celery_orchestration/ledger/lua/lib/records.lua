@@ -58,7 +58,7 @@
 --                          claimed its runs); strays: how far it has looked through astray; no:<verb>, reply:<verb>: the
 --                          last call
 --   wr:<worker>      set   its running runs
---   wn               hash  worker name -> worker, the latest that registered
+--   wn               hash  worker name -> worker, the latest that registered; names zset: those of workers, in order
 --   gone             list  workers that died (JSON), the latest first; bounded
 --   h:<job>          list  runs that ended (JSON), the latest first; bounded
 --   dl:<id>          hash  a dead letter. s, m: as of the run; i: what happened (JSON)

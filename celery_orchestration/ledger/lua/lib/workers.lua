@@ -66,7 +66,10 @@ local function remove_worker(worker)
   local name, kind, release = unpack(call('HMGET', P .. 'w:' .. worker, 'name', 'kind', 'rel'))
   take_slots(worker)
   if release then count_worker(release, kind or '', -1) end
-  if name and call('HGET', P .. 'wn', name) == worker then call('HDEL', P .. 'wn', name) end
+  if name and call('HGET', P .. 'wn', name) == worker then
+    call('HDEL', P .. 'wn', name)
+    call('ZREM', P .. 'names', name)
+  end
   call('ZREM', P .. 'ws', worker)
   call('DEL', P .. 'w:' .. worker, P .. 'wr:' .. worker)
   return name, kind

@@ -1,0 +1,97 @@
+"""``celery inspect scheduled``, ``reserved`` and ``query_task`` tell of runs that wait in the ledger, too.
+
+The ledger says which of them this worker is to report: every worker is asked, and each run is reported by one. Remote
+control is answered in the worker's event loop, which must not wait for a slow Redis: a thread asks, and what it does
+not get in time is left out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.log import get_logger
+
+from celery_orchestration.envelope import Envelope
+from celery_orchestration.errors import LedgerError
+from celery_orchestration.ledger import Waiting
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.side import WorkerSide
+
+logger = get_logger(__name__)
+
+#: How many runs of each kind are told, by all workers together.
+MOST_RUNS = 100
+#: Seconds that the event loop waits; who asks waits for a second, as a rule.
+LONGEST_WAIT = 0.5
+#: Bytes. Of a larger message only its task is told; of others the headers are read, which come first.
+LARGEST_MESSAGE, HEADERS = 64 * 1024, 16 * 1024
+
+
+class Reports:
+    def __init__(self, side: WorkerSide) -> None:
+        self._side = side
+        self._ledger = side.ledger.line()
+        self._free = threading.Lock()
+
+    def scheduled(self) -> list[dict[str, Any]]:
+        """Runs that are not due yet, as ``inspect scheduled`` shows requests."""
+        return [self._scheduled(run) for run in self._ask("later")]
+
+    def reserved(self) -> list[dict[str, Any]]:
+        """Runs that wait, as ``inspect reserved`` shows requests."""
+        return [self._info(run) for run in self._ask("wait")]
+
+    def query(self, ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Those of the runs that wait, as ``inspect query_task`` shows requests."""
+        states = {"waiting": "reserved", "later": "scheduled"}
+        found = [(states[run.state], self._info(run)) for run in self._ask("ids", ids[:MOST_RUNS])]
+        return {info["id"]: (state, info) for state, info in found}
+
+    def _ask(self, which: str, ids: Sequence[str] = ()) -> list[Waiting]:
+        if self._side.line.down or not self._free.acquire(blocking=False):
+            return []  # the ledger does not answer, or has not answered the last question yet
+        answer: list[Waiting] = []
+        done = threading.Event()
+
+        def ask() -> None:
+            try:
+                found = self._ledger.inspect(self._side.worker, which, MOST_RUNS, LARGEST_MESSAGE, HEADERS, ids)
+                answer.extend(found)
+            except LedgerError as exc:
+                logger.warning("Waiting runs are missing in an answer to `celery inspect`: %s", exc)
+            finally:
+                self._free.release()
+                done.set()
+
+        threading.Thread(target=ask, name="orchestration-inspect", daemon=True).start()
+        return answer if done.wait(LONGEST_WAIT) else []
+
+    def _scheduled(self, run: Waiting) -> dict[str, Any]:
+        info = self._info(run)
+        eta = datetime.fromtimestamp((run.eta_ms or 0) / 1000, timezone.utc).astimezone(self._side.app.timezone)
+        return {"eta": eta.isoformat(), "priority": info["delivery_info"]["priority"] or 0, "request": info}
+
+    def _info(self, run: Waiting) -> dict[str, Any]:
+        """As Celery's ``Request.info()``. Arguments as text: what a message contains is not unpacked here."""
+        try:
+            envelope = Envelope.unpack(run.message)
+            headers, properties = envelope.headers, envelope.properties
+            place = {"exchange": envelope.exchange, "routing_key": envelope.routing_key}
+        except Exception:  # too large, or cut off
+            headers, properties, place = {}, {}, {"exchange": "", "routing_key": ""}
+        return {
+            "id": run.id,
+            "name": run.job,
+            "args": headers.get("argsrepr"),
+            "kwargs": headers.get("kwargsrepr"),
+            "type": run.job,
+            "hostname": self._side.controller.hostname,
+            "time_start": None,
+            "acknowledged": True,
+            "delivery_info": {**place, "priority": properties.get("priority"), "redelivered": False},
+            "worker_pid": None,
+        }
