@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds between looks at whether the broker has a queue that we would serve. RabbitMQ logs an error for each that it
-#: does not have.
-LOOK_EVERY, LOOK_EVERY_AMQP = 5.0, 60.0
+#: Seconds between looks at whether the broker has a queue that we would serve. Who sends the first run there tells all
+#: workers (:func:`.queues.announce`), so this is for those that did not hear it. RabbitMQ logs an error for each queue
+#: that it does not have: there we look when a connection is made, and rarely after that.
+LOOK_EVERY, LOOK_EVERY_AMQP = 5.0, 600.0
 #: Seconds for which a store that was open is taken to be open still.
 CONFIRMED_SECONDS = 2.0
 

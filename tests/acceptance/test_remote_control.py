@@ -78,9 +78,8 @@ def test_a_queue_that_gets_its_first_run_later_is_served(
     process = worker(broker, APP)
     assert early.get(timeout=30) == "early"
     until(lambda: "default.critical" in served(jobs))
-    if broker.name == "redis":  # RabbitMQ is asked once a minute only
-        later = jobs.free.apply_async(kwargs={"note": "later"}, priority="normal")
-        assert later.get(timeout=30) == "later"
+    later = jobs.free.apply_async(kwargs={"note": "later"}, priority="normal")
+    assert later.get(timeout=30) == "later"
     process.wait_for_log("Queue default.critical has come into use")
 
 
