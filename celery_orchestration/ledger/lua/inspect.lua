@@ -10,27 +10,36 @@
 -- Called again: the same, as far as nothing changed.
 
 -- Who reports is chosen among so many workers, the first by name: others have nothing to look for.
-local MOST_WORKERS = 20
+local MOST_WORKERS = 50
 local me, which, most, largest, beginning = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 
 local workers, asks = {}, false
 for _, name in ipairs(call('ZRANGE', P .. 'names', 0, MOST_WORKERS - 1)) do
   local worker = call('HGET', P .. 'wn', name) or ''
-  local v = redis.pcall('HMGET', P .. 'w:' .. worker, 'queues', 'state', 'kind', 'beat', 'lease')
+  local v = redis.pcall('HMGET', P .. 'w:' .. worker, 'queues', 'state', 'kind', 'beat', 'lease', 'rel')
   if not v.err and v[1] and NOW - (tonumber(v[4]) or 0) <= (tonumber(v[5]) or 0) / 2 then
     local queues = {}
     for _, queue in ipairs(cjson.decode(v[1])) do queues[queue] = true end
     -- One that is stopping may be gone before it answers; solo answers only between its tasks.
-    workers[#workers + 1] = { id = worker, queues = queues, ready = not v[2] and v[3] ~= 'solo' }
+    workers[#workers + 1] = { id = worker, queues = queues, ready = not v[2] and v[3] ~= 'solo',
+      release = v[6] or '' }
     asks = asks or worker == me
   end
 end
 if not asks then return {} end
 
+-- Whoever has the job comes first: other services share the ledger, and their workers are not asked together with ours.
+local known = {}
+local function has_job(one, name)
+  local of = one.release .. '\n' .. name
+  if known[of] == nil then known[of] = call('SISMEMBER', P .. 'rj:' .. one.release, name) == 1 end
+  return known[of]
+end
+
 local function reporter(r)
   local queue, found, best = destination(r), nil, 0
   for _, one in ipairs(workers) do
-    local fit = (one.ready and 3 or 1) + (one.queues[queue] and 1 or 0)
+    local fit = 1 + (has_job(one, r.job) and 4 or 0) + (one.ready and 2 or 0) + (one.queues[queue] and 1 or 0)
     if fit > best then found, best = one.id, fit end
   end
   return found
