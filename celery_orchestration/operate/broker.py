@@ -138,6 +138,16 @@ def answers(app: Celery, command: str, destination: Collection[str] | None = Non
     return Answers({name: reply for one in list(replies) for name, reply in one.items()}, problem)
 
 
+def held(app: Celery, how: str, workers: Collection[str] | None = None) -> dict[str, tuple[str, str]]:
+    """Runs that workers have and that the ledger may not have heard of, in order: job and worker of each. `how`:
+    ``fetched`` (no slot is free there) or ``rate_limited``."""
+    return {
+        str(run["id"]): (str(run["job"]), worker)
+        for worker, reply in answers(app, commands.INSPECT, workers).replies.items()
+        for run in (reply.get(how) or () if isinstance(reply, Mapping) else ())
+    }
+
+
 def kind(app: Celery) -> str:
     """Of the broker: redis, amqp or another that kombu has; '' if its address cannot be read. Does not connect."""
     try:

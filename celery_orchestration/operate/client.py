@@ -128,9 +128,18 @@ class Orchestration:
 
         told = broker.depths(self._app, [queue.name for queue in status.queues], self._store_names())
         counted = [queue.model_copy(update={"depth": told.messages[queue.name]}) for queue in status.queues]
-        workers = [one.model_copy(update={"fetched": told.fetched.get(one.name)}) for one in status.workers]
+        fetched = told.fetched if broker.kind(self._app) == "redis" else self._count_fetched(status)
+        workers = [one.model_copy(update={"fetched": fetched.get(one.name)}) for one in status.workers]
         problems = [*status.problems, *([told.problem] if told.problem else [])]
         return status.model_copy(update={"queues": counted, "workers": workers, "problems": problems})
+
+    def _count_fetched(self, status: Status) -> dict[str, int]:
+        """Where the broker does not tell what workers have fetched, they do."""
+        from celery_orchestration.operate import broker  # noqa: PLC0415
+
+        told = broker.answers(self._app, commands.INSPECT, [one.name for one in status.workers if one.state != "dead"])
+        answered = {name: reply for name, reply in told.replies.items() if isinstance(reply, Mapping)}
+        return {name: len(reply["fetched"]) for name, reply in answered.items() if "fetched" in reply}
 
     def _store_names(self) -> Names:
         from celery_orchestration.worker.fetch.stores import Names  # noqa: PLC0415
@@ -183,6 +192,8 @@ class Orchestration:
         found = self._ask(lambda: self._ledger.find(word, dead, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
         if ended and len(word) >= SHORTEST_ID and found != [word]:
             found = list(dict.fromkeys([*found, *self._ended_like(word)]))
+        if not found and not dead and len(word) >= SHORTEST_ID:
+            found = [id for id in self._fetched() if id.startswith(word)]
         if not found or word != id_or_prefix:
             raise UnknownRun(
                 f"there is no dead letter {show(id_or_prefix)}"
@@ -278,6 +289,9 @@ class Orchestration:
         """
         state, grants = self._ask(lambda: self._ledger.cancel_by_hand(me(), run_id))
         self._hand_over(grants)
+        if not state and run_id in self._fetched():
+            self._revoke(run_id, "", terminate=False)
+            return Cancelled(run_id=run_id, called_off=True, terminated=False, state="fetched")
         if not state:
             raise UnknownRun(f"there is no run {show(run_id)}, or it is over")
         called_off = state in ("waiting", "later", "granted", "queued")
@@ -285,12 +299,22 @@ class Orchestration:
             self._have_swept()
         terminated = terminate and not called_off
         if terminated:
-            self._ask(lambda: self._ledger.note(me(), "cancel", run_id, "terminated"))
-            try:
-                self._app.control.revoke(run_id, terminate=True)
-            except _UNREACHABLE as exc:
-                raise BrokerUnavailable(f"{self._broker()} does not take it, the run goes on: {exc}") from exc
+            self._revoke(run_id, "terminated", terminate=True)
         return Cancelled(run_id=run_id, called_off=called_off, terminated=terminated, state=state)
+
+    def _revoke(self, run_id: str, note: str, terminate: bool) -> None:
+        self._ask(lambda: self._ledger.note(me(), "cancel", run_id, note))
+        try:
+            self._app.control.revoke(run_id, terminate=terminate)
+        except _UNREACHABLE as exc:
+            raise BrokerUnavailable(f"{self._broker()} does not take it, the run goes on: {exc}") from exc
+
+    def _fetched(self) -> dict[str, tuple[str, str]]:
+        """Runs that wait for a slot in the worker that has fetched them: the ledger has not heard of them."""
+        from celery_orchestration.operate import broker  # noqa: PLC0415
+
+        workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        return broker.held(self._app, "fetched", workers)
 
     def unstarted(self, job: str, state: str | None = None) -> list[str]:
         """Ids of the runs of a job that have not started. `state`: only those that wait (``waiting``), or only those

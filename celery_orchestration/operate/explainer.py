@@ -8,9 +8,9 @@ from typing import Any
 
 from celery import Celery
 
-from celery_orchestration import commands, graph, queues
+from celery_orchestration import graph, queues
 from celery_orchestration.errors import ConfigurationError, UnknownJob
-from celery_orchestration.ledger import Ledger
+from celery_orchestration.ledger import BEAT, Ledger
 from celery_orchestration.ledger.keys import decode_job, text
 from celery_orchestration.operate import broker, code, explain, options, reading
 from celery_orchestration.operate.clock import clock, took, when
@@ -25,6 +25,7 @@ from celery_orchestration.task import SCHEDULER, owner_of, read_settings
 
 #: Where the ledger knows of nothing that keeps a run from running.
 _MAY_BE_LIMITED = ("handed_over", "not_asked_for", "running", "scheduled")
+_MAY_BE_FETCHED = ("not_asked_for", "scheduled")
 
 
 class Explainer:
@@ -66,6 +67,8 @@ class Explainer:
         cause, job = finder.root(chain), chain[0].job
         if len(chain) == 1 and cause.code in _MAY_BE_LIMITED:
             cause = self._rate_limit(job, run) or cause
+        if len(chain) == 1 and run is None and cause.code in _MAY_BE_FETCHED:
+            cause = self._slot_there(job) or cause
         return Explanation(
             about=about,
             job=job,
@@ -137,12 +140,23 @@ class Explainer:
         """Runs that workers hold back by Celery's ``rate_limit``, in order: job and worker of each."""
         if not any(map(self._limited, self._jobs)):
             return {}
-        told = broker.answers(self._app, commands.INSPECT).replies.items()
-        return {
-            str(run["id"]): (str(run["job"]), worker)
-            for worker, reply in told
-            for run in (reply.get("rate_limited") or () if isinstance(reply, Mapping) else ())
-        }
+        return broker.held(self._app, "rate_limited")
+
+    @cached_property
+    def _fetched(self) -> dict[str, tuple[str, str]]:
+        """Runs that wait for a slot in the worker that has fetched them: job and worker of each."""
+        workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        return broker.held(self._app, "fetched", workers)
+
+    def _slot_there(self, job: str, run: str | None = None) -> Cause | None:
+        """If workers have fetched the run, or runs of the job, and have no free slot."""
+        found = [id for id, (of, _) in self._fetched.items() if of == job and run in (None, id)]
+        if not found:
+            return None
+        worker = self._fetched[found[0]][1]
+        more = f", as do {len(found) - 1} more" if len(found) > 1 else ""
+        text = f"run {found[0]} was fetched by {worker}, and waits for a free slot there{more}"
+        return Cause(code="fetched", job=job, text=text)
 
     def _rate_limit(self, job: str, run: str | None = None) -> Cause | None:
         """If Celery's rate limit holds the run back, or runs of the job."""
@@ -194,12 +208,13 @@ class Explainer:
 
     def _one_held(self, about: str) -> str | None:
         """By the beginning of its id, too."""
-        found = [id for id in self._held if id == about or (len(about) >= SHORTEST_ID and id.startswith(about))]
+        held = (*self._held, *self._fetched)
+        found = [id for id in held if id == about or (len(about) >= SHORTEST_ID and id.startswith(about))]
         return found[0] if len(found) == 1 or about in found[:1] else None
 
     def _explained_held(self, run: str, now: int) -> Explanation:
-        job, _ = self._held[run]
-        cause = self._rate_limit(job, run)
+        job, _ = self._held.get(run) or self._fetched[run]
+        cause = self._rate_limit(job, run) or self._slot_there(job, run)
         assert cause is not None
         return Explanation(
             about=f"run {run}",

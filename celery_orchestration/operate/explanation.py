@@ -27,6 +27,7 @@ Code = Literal[
     "entry_paused",
     "epoch",
     "failed",
+    "fetched",
     "global_cap",
     "handed_over",
     "never_ran",

@@ -37,7 +37,9 @@ class Cancelled(Model):
     run_id: str = Field(description="the run")
     called_off: bool = Field(description="it waited, and ends as revoked")
     terminated: bool = Field(description="it was running, and its worker is told to end it")
-    state: RunState = Field(description="in which it was found")
+    state: RunState | Literal["fetched"] = Field(
+        description="in which it was found; fetched: it waited for a slot in the worker that had fetched it"
+    )
 
 
 class CancelledRuns(Model):
@@ -217,7 +219,8 @@ class WorkerStatus(Model):
     fetched: int | None = Field(
         default=None,
         description="messages that it has fetched from a Redis broker and not acknowledged: those that have not begun, "
-        "and runs with acks_late. None: nobody could be asked, or it fetches in another way",
+        "and runs with acks_late. From another broker: runs of jobs that wait for a slot there, up to 1,000. None: it "
+        "does not tell",
     )
     done: int = Field(description="runs that ended there, without those that are tried again")
     failed: int = Field(description="of these, the ones that failed for good")

@@ -235,6 +235,10 @@ class Gate:
         found = internals.rate_limited(self._consumer)
         return (request for request in found if isinstance(request, OrchestratedRequest))
 
+    def fetched(self) -> Iterator[OrchestratedRequest]:
+        """Runs whose message is here and that wait for a slot: the ledger has not heard of them."""
+        return (entry.request for entry in sorted(self._reserved) if entry.request.fence is None)
+
     def has_set_aside(self, request: Any) -> bool:
         """Whether a request is kept here without waiting for a slot: the ledger cannot take it in for now."""
         if not isinstance(request, OrchestratedRequest) or request.fence is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from celery_orchestration.worker.request import OrchestratedRequest
     from celery_orchestration.worker.side import WorkerSide
 
-#: How many runs that a rate limit holds back are told.
+#: How many runs that a rate limit holds back are told, and how many that wait for a slot.
 MOST_LIMITED = 1000
 
 
@@ -72,6 +72,8 @@ def _told(side: WorkerSide) -> dict[str, Any]:
         "runs": [_run(run) for run in list(gate.runs.values())],
         #: Held back by Celery's ``rate_limit``: the ledger has not heard of them, or takes them for running.
         "rate_limited": [{"id": run.run_id, "job": run.name} for run in islice(gate.rate_limited(), MOST_LIMITED)],
+        #: They wait for a slot here: the ledger has not heard of them.
+        "fetched": [{"id": run.id, "job": run.name} for run in islice(gate.fetched(), MOST_LIMITED)],
         "queues": list(here.queues),
         "lease_seconds": side.settings.lease_seconds,
         #: None: no heartbeat has reached the ledger yet.

@@ -198,6 +198,32 @@ def test_without_a_terminal_the_status_is_printed_again_and_again(stage):
     assert found[0].at < found[1].at
 
 
+def test_runs_that_a_busy_worker_has_fetched_can_be_seen_and_called_off(
+    stage_on: Callable[..., Stage], rabbitmq_broker: Broker
+) -> None:
+    stage = stage_on(rabbitmq_broker)
+    process = stage.worker(concurrency=1)
+    client, job = Orchestration(stage.app), stage.jobs.free.name
+    first = stage.send(stage.jobs.held_free, "first")
+    stage.started(first)
+    unwanted, *others = [stage.send(stage.jobs.free) for _ in range(3)]
+    until(lambda: [one.fetched for one in client.status().workers] == [3], 30, "all are fetched")
+    for about in (unwanted.id, unwanted.id[:8]):
+        found = client.explain(client.find_run(about))
+        assert (found.root.code, found.job, found.run) == ("fetched", job, unwanted.id)
+        assert f"was fetched by {process.hostname}, and waits for a free slot there" in found.root.text
+    found = client.explain(job)
+    assert found.root.code == "fetched"
+    assert found.root.text.endswith("as do 2 more")
+    assert client.cancel(unwanted.id).state == "fetched"
+    stage.release("first")
+    for result in others:
+        result.get(timeout=30)
+    until(lambda: unwanted.state == "REVOKED", 20)
+    assert stage.starts(unwanted) == []
+    client.close()
+
+
 def test_explain_knows_runs_that_a_rate_limit_holds_back(stage_on: Callable[..., Stage], redis_broker: Broker) -> None:
     stage = stage_on(redis_broker, "support.apps.configured")
     stage.worker()

@@ -295,6 +295,14 @@ def test_prefetch(multiplier, strict, options, state, mend):
     assert (found.state, found.mend) == (state, mend and f"app.conf.{mend}")
 
 
+def test_strict_priority_is_not_said_to_fetch_nothing_ahead_where_it_does():
+    strict = Settings(strict_priority=True)
+    assert "nothing is fetched that no slot is free for" in one(fetch.prefetch, settings=strict).found
+    elsewhere = one(fetch.prefetch, settings=strict, broker_is_redis=False).found
+    assert "nothing is fetched" not in elsewhere
+    assert "one message more than it has slots from each queue" in elsewhere
+
+
 @pytest.mark.parametrize(
     ("more", "state", "words"),
     [

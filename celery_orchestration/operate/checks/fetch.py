@@ -98,12 +98,19 @@ def prefetch(facts: Facts) -> Iterator[Check]:
             "app.conf.worker_prefetch_multiplier = 1",
         )
         return
+    if facts.settings.strict_priority and facts.broker_is_redis:
+        yield about.fine("under orchestration_strict_priority nothing is fetched that no slot is free for")
+        return
+    if facts.settings.strict_priority:
+        yield about.fine(
+            "under orchestration_strict_priority a worker starts the highest of what it has fetched first. From a "
+            "broker other than Redis it fetches up to one message more than it has slots from each queue: while it is "
+            "busy they wait there, even if another worker is idle"
+        )
+        return
     if reliable(facts):
         seconds = facts.settings.read_ahead_seconds
         yield about.fine(f"a worker fetches only what its slots are expected to take within {seconds:g} s")
-        return
-    if facts.settings.strict_priority:
-        yield about.fine("under orchestration_strict_priority nothing is fetched that no slot is free for")
         return
     ranks: dict[str, set[int]] = defaultdict(set)
     for job in facts.jobs.values():
