@@ -8,7 +8,7 @@ PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
 ADOPTION_ARGS ?= --numprocesses 4 --dist loadfile
 
 COMPAT_TESTS := $(addprefix tests/,unit/test_fetch_amount.py unit/test_limits.py unit/test_deadline.py unit/test_loop.py \
-	integration/test_fetch_scripts.py acceptance/test_fetch.py acceptance/test_gate.py acceptance/test_outcomes.py)
+	integration/test_fetch_scripts.py integration/test_fetch_idle.py acceptance/test_fetch.py acceptance/test_gate.py acceptance/test_outcomes.py)
 # The lowest versions that pyproject.toml allows, as "celery==5.5.*".
 OLDEST := $(shell sed -nE 's/^ *"(celery|kombu|redis)>=([0-9.]+).*/\1==\2.*/p' pyproject.toml)
 

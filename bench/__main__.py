@@ -1,4 +1,4 @@
-"""``python -m bench [--quick] [--only a,b,c,d,e,f,g,j] [--rounds N] [--tasks N] [--variants plain,job]``"""
+"""``python -m bench [--quick] [--only a,b,c,d,e,f,g,i,j,k] [--rounds N] [--tasks N] [--variants plain,job]``"""
 
 from __future__ import annotations
 
@@ -9,12 +9,26 @@ import signal
 import sys
 from typing import Any
 
-from bench import PROJECT, exclusive, figures, ledger, look, plugin, report, scale, schedule, throughput, times
+from bench import (
+    PROJECT,
+    exclusive,
+    figures,
+    idle,
+    kills,
+    ledger,
+    look,
+    plugin,
+    report,
+    scale,
+    schedule,
+    throughput,
+    times,
+)
 from bench.stage import FULL, QUICK, Size, Stage, machine, stage
 
 PARTS = {
     **{"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times"},
-    **{"e": "schedule", "f": "plugin", "g": "look", "j": "scale"},
+    **{"e": "schedule", "f": "plugin", "g": "look", "i": "idle", "j": "scale", "k": "kills"},
 }
 
 
@@ -43,12 +57,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--only",
         type=parts,
         default=list(PARTS),
-        metavar="a,b,c,d,e,f,g,j",
+        metavar="a,b,c,d,e,f,g,i,j,k",
         help="a: throughput, b: exclusive runs, c: ledger, d: times, e: schedule, f: plugin, g: commands of operators, "
-        "j: a large installation, simulated",
+        "i: idle workers, j: a large installation, simulated, k: workers that are killed",
     )
     parser.add_argument("--rounds", type=positive, help="rounds of each part")
     parser.add_argument("--tasks", type=positive, help="tasks of each throughput measurement")
+    parser.add_argument("--kills", type=positive, help="workers that are killed, of each execution pool")
     parser.add_argument("--variants", type=variants, help="of the throughput: " + ",".join(_names()))
     return parser.parse_args(argv)
 
@@ -80,7 +95,7 @@ def positive(text: str) -> int:
 
 def size_of(arguments: argparse.Namespace) -> Size:
     size = QUICK if arguments.quick else FULL
-    chosen = {"rounds": arguments.rounds, "tasks": arguments.tasks}
+    chosen = {"rounds": arguments.rounds, "tasks": arguments.tasks, "kills": arguments.kills}
     if arguments.rounds:
         size = dataclasses.replace(size, schedule=dataclasses.replace(size.schedule, rounds=arguments.rounds))
     return dataclasses.replace(size, **{name: value for name, value in chosen.items() if value})
@@ -105,8 +120,12 @@ def run(where: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
         results["plugin"] = plugin.measure(where)
     if "g" in arguments.only:
         results["look"] = look.measure(where)
+    if "i" in arguments.only:
+        results["idle"] = idle.measure(where)
     if "j" in arguments.only:
         results["scale"] = scale.measure(where)
+    if "k" in arguments.only:
+        results["kills"] = kills.measure(where)
     results["problems"] = where.problems
     return results
 

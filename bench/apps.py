@@ -2,7 +2,8 @@
 
 ``plain``, ``singleton``, ``job``: one empty task. ``beside``: the plain one in an app that also has jobs.
 ``exclusive``: a job that runs alone. ``recipes``: the same by hand, with a Redis lock. ``later``: a job with a time, as
-``plain`` has a task. ``fires``: a job that a schedule fires; BENCH_SCHEDULE says how the entries of any app are due.
+``plain`` has a task. ``killed``: a job among plain tasks, for workers that are killed. ``fires``: a job that a schedule
+fires; BENCH_SCHEDULE says how the entries of any app are due.
 """
 
 from __future__ import annotations
@@ -84,6 +85,25 @@ if KIND in ("plain", "later"):
         if not self.request.retries:
             raise self.retry((batch, time.monotonic_ns(), index), countdown=1)
         note(batch, sent, time.monotonic_ns(), index)
+
+
+def work(index: int) -> None:
+    note("began", index, time.monotonic_ns())
+    time.sleep(5 * RUN_SECONDS)
+    note("ended", index, time.monotonic_ns())
+
+
+@app.task(name="bench.late", acks_late=True)
+def late(index: int) -> None:
+    work(index)
+
+
+if KIND == "killed":
+    from celery_orchestration import OrchestratedTask as base  # type: ignore[no-redef]
+
+    @app.task(name="bench.late_job", base=base, on_crash="requeue")
+    def late_job(index: int) -> None:
+        work(index)
 
 
 if KIND in ("beside", "exclusive"):

@@ -36,7 +36,9 @@ def goals(results: dict[str, Any]) -> list[Goal]:
         *_schedule(results.get("schedule", {})),
         *_plugin(results.get("plugin", {})),
         *_look(results.get("look", {})),
+        *_idle(results.get("idle", {})),
         *_scale(results.get("scale", {})),
+        *_kills(results.get("kills", {})),
     ]
 
 
@@ -168,6 +170,29 @@ def _scale(part: dict[str, Any]) -> list[Goal]:
             *("j", all_died, f"{recovered:,} in {death['seconds']:.1f} s", "all within 10 s (two sweeps)"),
             recovered == runs and death["seconds"] <= 10,
         ),
+    ]
+
+
+def _idle(part: dict[str, Any]) -> list[Goal]:
+    if not part:
+        return []
+    ours = part["reliable"]
+    looks, share = ours["commands"], ours["share"]
+    return [
+        Goal("i", "100 idle workers at 50 messages a second: Redis", f"{share:.1%}", "< 10 %", share < 0.1),
+        Goal("i", "an idle worker's commands a second: no polling", f"{looks:.2f}", "< 5", looks < 5),
+    ]
+
+
+def _kills(part: dict[str, Any]) -> list[Goal]:
+    pools = part.get("killed", {}).get("pools", {}).values()
+    if not pools:
+        return []
+    killed = sum(one["kills"] for one in pools)
+    lost, late = (sum(one[what] for one in pools) for what in ("lost", "late"))
+    return [
+        Goal("k", f"messages lost by {killed} kills under load", str(lost), "0", lost == 0),
+        Goal("k", "the same: later than lease + sweep + 1 s", str(late), "0", late == 0),
     ]
 
 

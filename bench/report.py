@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import figures
+from bench import figures, kills
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,12 @@ def sheets(results: dict[str, Any]) -> list[Sheet]:
         found.append(_plugin(results["plugin"], results["size"]))
     if "look" in results:
         found.append(_look(results["look"], results["size"]))
+    if "idle" in results:
+        found.append(_idle(results["idle"]))
     if "scale" in results:
         found += _scale(results["scale"])
+    if "kills" in results:
+        found.append(_kills(results["kills"]))
     goals = figures.goals(results)
     if goals:
         rows = [(goal.part, goal.what, goal.found, goal.must, goal.verdict) for goal in goals]
@@ -254,6 +258,33 @@ def _scale(part: dict[str, Any]) -> list[Sheet]:
             [(name, f"{rate:,}") for name, rate in part["ceilings"].items()],
         ),
     ]
+
+
+def _idle(part: dict[str, Any]) -> Sheet:
+    rows = [
+        (one["title"], f"{one['commands']:.2f}", f"{one['resting']:.1%}", f"{one['share']:.1%}")
+        for one in part.values()
+    ]
+    rate = min(one["rate"] for one in part.values())
+    columns = ("", "commands a second each", "Redis, of a core", f"at {rate:.0f} messages a second")
+    return Sheet("(i) 100 idle workers, by their consuming connections", columns, rows)
+
+
+def _kills(part: dict[str, Any]) -> Sheet:
+    rows = []
+    for one in part.values():
+        for pool, found in one["pools"].items():
+            counts = (str(found[name]) for name in ("kills", "sent", "lost", "stuck", "late"))
+            rows.append((f"{one['title']}, {pool}", *counts, f"{found['latest']:.1f}"))
+    return Sheet(
+        "(k) Workers are killed under load",
+        ("", "kills", "messages", "have not run", "of these stuck for an hour", "late", "longest wait, s"),
+        rows,
+        (
+            f"Late: later than {kills.back_after():g} s (lease, sweep and a second). Stuck: written down, "
+            "and back after visibility_timeout; the others that have not run are gone for good.",
+        ),
+    )
 
 
 def _lateness(spread: dict[str, float] | None) -> str:

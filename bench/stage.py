@@ -60,12 +60,15 @@ class Size:
     schedule: ScheduleSize
     #: (f): of each command.
     plugin_rounds: int
+    #: (k): workers that are killed, of each execution pool. (i): seconds.
+    kills: int
+    idle_seconds: int
 
 
 _WAITING = (10, 10_000, 100_000)
 _HELD = 1000
-FULL = Size(9, 5000, 200, _WAITING, 1000, 20_000, _HELD, 200, 10_000, 60, 15, ScheduleSize(3, 3, 20, 5, 3), 31)
-QUICK = Size(1, 1500, 100, _WAITING, 300, 5_000, _HELD, 50, 2_000, 15, 4, ScheduleSize(1, 1, 8, 2, 1), 5)
+FULL = Size(9, 5000, 200, _WAITING, 1000, 20_000, _HELD, 200, 10_000, 60, 15, ScheduleSize(3, 3, 20, 5, 3), 31, 100, 20)
+QUICK = Size(1, 1500, 100, _WAITING, 300, 5_000, _HELD, 50, 2_000, 15, 4, ScheduleSize(1, 1, 8, 2, 1), 5, 2, 8)
 
 
 @dataclass

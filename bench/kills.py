@@ -1,0 +1,160 @@
+"""(k) What is lost when workers are killed.
+
+There is always something to fetch while workers are started and, a random moment later, killed (SIGKILL, all their
+processes), several at a time; two workers are left alone. Prefork, threads and solo, everything at its default: a lease
+of 30 s, a sweep every 5 s, a ``visibility_timeout`` of an hour. With this package every second message is a job's, the
+others are plain tasks'; next to it plain tasks on stock Celery. All acknowledge late, as at-least-once needs it.
+
+Lost: had not run to its end when nothing had happened for a while; with this package for longer than a message takes to
+come back. Of stock Celery's these are told apart by whether they are at least written down, to come back after the
+``visibility_timeout``. Late: began more than a lease, a sweep and a second after it was sent, or twice or more that if
+it began several times in vain.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+
+from bench.stage import Stage, client
+from celery_orchestration.policy import Settings
+from support.servers import RedisServer
+from support.workers import WorkerProcess
+
+VARIANTS = (("plain", "plain Celery"), ("killed", "with this package"))
+POOLS = ("prefork", "threads", "solo")
+#: Messages in the queue, workers that are killed side by side, and workers that are not, with their slots.
+BACKLOG, AT_ONCE, SPARED = 20, 3, (2, 2)
+#: Most seconds that a worker lives after it is ready.
+LIFE = 1.5
+
+
+@dataclass
+class Message:
+    sent: float
+    begun: list[float] = field(default_factory=list)
+    ended: int = 0
+
+
+def measure(stage: Stage) -> dict[str, Any]:
+    results = {}
+    for name, title in VARIANTS:
+        results[name] = {"title": title, "pools": {pool: _kill(stage, name, pool) for pool in POOLS}}
+    return results
+
+
+def _kill(stage: Stage, name: str, pool: str) -> dict[str, Any]:
+    kills = stage.size.kills
+    trace = stage.directory / f"kills-{name}-{pool}.trace"
+    with stage.redis() as server, client(server.url(0)) as app, redis.Redis.from_url(server.url(0)) as looking:
+        spared = [_worker(stage, name, server, trace, slots=slots) for slots in SPARED]
+        try:
+            for worker in spared:
+                worker.start()
+            for worker in spared:
+                worker.wait_ready(60)
+            sent = _send_meanwhile(app, looking, name, lambda: _one_life(stage, name, server, trace, pool), kills)
+            _wait(trace, looking, len(sent), back_after() + 30 if name == "killed" else 15)
+        finally:
+            for worker in spared:
+                worker.cleanup()
+        found = _summary(sent, trace, kills, int(looking.hlen("unacked")))
+    stage.say(
+        f"kills: {name:6} {pool:7} {kills} kills, {found['sent']} messages: {found['lost']} not run "
+        f"({found['stuck']} of them for an hour), {found['late']} late; the latest after {found['latest']:.1f} s"
+    )
+    return found
+
+
+def back_after() -> float:
+    """Within so many seconds after a kill everything is back."""
+    settings = Settings()
+    return settings.lease_seconds + settings.sweep_seconds + 1
+
+
+def _worker(
+    stage: Stage, name: str, server: RedisServer, trace: Path, pool: str = "prefork", slots: int = 4
+) -> WorkerProcess:
+    url = server.url(0)
+    return WorkerProcess(
+        "bench.apps",
+        broker_url=url,
+        backend_url="",
+        directory=stage.directory,
+        name=name,
+        pool=pool,
+        concurrency=slots,
+        loglevel="INFO",
+        env={"BENCH_APP": name, "BENCH_BROKER": url, "BENCH_TRACE": str(trace)},
+    )
+
+
+def _one_life(stage: Stage, name: str, server: RedisServer, trace: Path, pool: str) -> None:
+    worker = _worker(stage, name, server, trace, pool)
+    try:
+        worker.start()
+        worker.wait_ready(120)
+        time.sleep(random.uniform(0, LIFE))
+        worker.kill()
+    finally:
+        worker.cleanup()
+
+
+def _send_meanwhile(app: Celery, looking: redis.Redis, name: str, life: Any, kills: int) -> dict[int, float]:
+    """Sends until all kills are done. Returns when each message was sent, by its index."""
+    tasks = ("bench.late", "bench.late_job") if name == "killed" else ("bench.late",)
+    sent: dict[int, float] = {}
+    with ThreadPoolExecutor(AT_ONCE) as lives, app.producer_or_acquire() as producer:
+        going = [lives.submit(life) for _ in range(kills)]
+        while not all(one.done() for one in going):
+            for _ in range(BACKLOG - int(looking.llen("celery"))):
+                index = len(sent)
+                sent[index] = time.monotonic()
+                app.send_task(tasks[index % len(tasks)], (index,), producer=producer, ignore_result=True)
+            time.sleep(0.01)
+        for one in going:
+            one.result()
+    return sent
+
+
+def _wait(trace: Path, looking: redis.Redis, count: int, quiet: float) -> None:
+    """Until all have run, or nothing has happened for so many seconds."""
+    ended, since = -1, time.monotonic()
+    while time.monotonic() - since < quiet and ended < count:
+        found = sum(message.ended > 0 for message in _read(trace, {}).values())
+        if found != ended or looking.llen("celery"):
+            ended, since = found, time.monotonic()
+        time.sleep(0.5)
+
+
+def _read(trace: Path, sent: dict[int, float]) -> dict[int, Message]:
+    found: dict[int, Message] = defaultdict(lambda: Message(0.0), {index: Message(at) for index, at in sent.items()})
+    for line in trace.read_text().splitlines() if trace.exists() else ():
+        what, index, at = line.split()
+        if what == "began":
+            found[int(index)].begun.append(int(at) / 1e9)
+        else:
+            found[int(index)].ended += 1
+    return found
+
+
+def _summary(sent: dict[int, float], trace: Path, kills: int, unacked: int) -> dict[str, Any]:
+    messages = list(_read(trace, sent).values())
+    lost = [one for one in messages if not one.ended]
+    waited = [(one.begun[-1] - one.sent, len(one.begun)) for one in messages if one.ended]
+    return {
+        "kills": kills,
+        "sent": len(sent),
+        "lost": len(lost),
+        "stuck": min(unacked, len(lost)),
+        "late": sum(seconds > back_after() * max(1, begun - 1) for seconds, begun in waited),
+        "latest": max((seconds for seconds, _ in waited), default=0.0),
+    }
