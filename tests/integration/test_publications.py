@@ -237,3 +237,16 @@ class TestEpochs:
         assert shop.end("a") == ["a~2"]
         shop.end("a~2")
         assert not left_over(shop)
+
+    def test_one_that_the_worker_had_before_goes_back(self, shop: Shop):
+        """The ledger had forgotten that it ended, and that the next publication got its id."""
+        starts(shop, call("1"))
+        epoch = shop.register("w1").epoch
+        claims = [Claim(call("2"), str(int(shop.fences["a"]) + 1))]
+        found = shop.ledger.claim("w1", epoch, [], claims)
+        assert (found.answers, found.returned) == (["ok"], 1)
+        assert shop.turn(ends={"a": "succeeded"}).outcomes == ["refused"], "nobody has the first one"
+        shop.fences["a"] = claims[0].fence
+        assert shop.end("a") == ["a~1"]
+        shop.end("a~1")
+        assert not left_over(shop)

@@ -572,9 +572,9 @@ class Model:
             run.state, run.dest = "waiting", None
             self.comes_first(run)
 
-    def return_all_but(self, worker: str, has: set[str]) -> int:
-        """What was running there and is not."""
-        gone = [run for run in self.runs.values() if run.worker == worker and run.id not in has]
+    def return_all_but(self, worker: str, has: set[tuple[str, str]]) -> int:
+        """What was running there and is not. `has`: ids and publications."""
+        gone = [run for run in self.runs.values() if run.worker == worker and (run.id, run.publication) not in has]
         for run in gone:
             if self.recover(run, counted="") == "dead":
                 run.state, run.why = "ending", "crashed"

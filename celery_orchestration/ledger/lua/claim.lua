@@ -106,25 +106,28 @@ for _ = 1, tonumber(ARGV[3]) do
   at = at + 7
 end
 
-local answers, has = {}, {}
+-- Before the claims: one of another publication of the same task id may be in the way of theirs.
+local publications, back = {}, 0
 for i = 1, tonumber(ARGV[at]) do
   local v = at + 14 * i - 13
-  local id = ARGV[v]
-  has[id] = true
-  answers[i] = claim(id, tonumber(ARGV[v + 1]), ARGV[v + 2], ARGV[v + 3], tonumber(ARGV[v + 4]), tonumber(ARGV[v + 6]),
-    ARGV[v + 7], ARGV[v + 8], ARGV[v + 9], string.sub(ARGV[v + 11], 2), tonumber(ARGV[v + 12]), ARGV[v + 13])
+  publications[ARGV[v]] = string.sub(ARGV[v + 11], 2)
 end
-
-local back = 0
 for _, id in ipairs(call('SMEMBERS', P .. 'wr:' .. worker)) do
-  local r = not has[id] and load_run(id)
-  if r and r.st == 'running' and r.own == worker then
+  local r = load_run(id)
+  if not r or r.st ~= 'running' or r.own ~= worker then
+    call('SREM', P .. 'wr:' .. worker, id)
+  elseif publications[id] ~= r.pub then
     -- It may have run. A sweep tells Celery of one that must not run again.
     if recover(job(r.job), r, false, true) == 'dead' then ending(r, 'crashed') end
     back = back + 1
-  elseif not has[id] then
-    call('SREM', P .. 'wr:' .. worker, id)
   end
+end
+
+local answers = {}
+for i = 1, tonumber(ARGV[at]) do
+  local v = at + 14 * i - 13
+  answers[i] = claim(ARGV[v], tonumber(ARGV[v + 1]), ARGV[v + 2], ARGV[v + 3], tonumber(ARGV[v + 4]), tonumber(ARGV[v + 6]),
+    ARGV[v + 7], ARGV[v + 8], ARGV[v + 9], string.sub(ARGV[v + 11], 2), tonumber(ARGV[v + 12]), ARGV[v + 13])
 end
 
 call('HSET', P .. 'w:' .. worker, 'epoch', epoch)
