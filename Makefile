@@ -19,17 +19,17 @@ help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
 		do printf '%-16s %s\n' "$$target" "$$text"; done
 
-test: $(VENV)/.with-test  ## Run all tests
+test: $(VENV)/.with-test  ## Run all tests but those of the next targets
 	$(BIN)/python -m pytest -m "not promises" $(PYTEST_ARGS)
 
 promises: $(VENV)/.with-test  ## Run the tests that take the real time of the default settings
-	$(BIN)/python -m pytest -m promises $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/acceptance tests/faults -m promises $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.with-test  ## Run the tests that are not slow
 	$(BIN)/python -m pytest -m "not slow and not promises" $(PYTEST_ARGS)
 
 faults: $(VENV)/.with-test  ## Run the tests of kills, outages and restarts, and of every kind of broker
-	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/faults -m "not promises" $(PYTEST_ARGS)
 
 compat: .venv-oldest/.made .venv-newest/.made  ## Test it on the oldest and newest Celery, kombu and redis-py that are supported
 	.venv-oldest/bin/python -m pytest $(COMPAT_TESTS) -m "not slow and not promises" $(PYTEST_ARGS)
