@@ -393,8 +393,8 @@ def test_a_waiting_run_that_was_revoked_by_a_stamp_does_not_start(stage):
 
 
 def test_a_run_that_is_revoked_before_it_is_asked_about_does_not_start(stage):
-    """It is in the worker's memory: all slots are busy."""
-    busy = stage.worker(concurrency=1)
+    """It is in the worker's memory: all slots are busy, and Celery fetches more than they can take."""
+    busy = stage.worker(concurrency=1, env={"CELERY_ORCHESTRATION_FETCH": "celery"})
     blocker = stage.send(stage.jobs.held_free, "blocker")
     stage.started(blocker)
     kept = stage.jobs.kind("job").kept

@@ -47,13 +47,15 @@ def held_once(self: Task, name: str) -> Any:
 
 @job(on_lease_lost="stop", max_recoveries=0)
 def holds_interpreter(self: Task, name: str) -> Any:
-    """The first time nothing else of its process gets a turn, its threads included."""
-    first = Path(os.environ["TEST_SCRATCH"]) / f"{name}.first"
+    """The first time, once told so, nothing else of its process gets a turn, its threads included."""
+    first, told = (Path(os.environ["TEST_SCRATCH"]) / f"{name}.{what}" for what in ("first", "hold"))
     if first.exists():
         return hold(self, name)
     first.touch()
-    sys.setswitchinterval(1000)
     with recorded(self, note=name):
+        while not told.exists():
+            time.sleep(0.01)
+        sys.setswitchinterval(1000)
         while True:
             pass
 
