@@ -88,6 +88,10 @@ class ReliableChannel:
         self._asked_for = 0
         self._inbox: deque[tuple[str, bytes]] = deque()
         self._acks: deque[str] = deque()
+        #: Acknowledgements that were sent on the link and not answered yet.
+        self._sent_acks: deque[list[str]] = deque()
+        #: Whether messages could not be given back: they would lie in the store for as long as it is open.
+        self._is_stuck = False
         self._without_acks: set[str] = set()
         self._look_at = 0.0
         self._sent_at = 0.0
@@ -151,6 +155,8 @@ class ReliableChannel:
         """Sends what there is to send: acknowledgements, and a question for messages."""
         if self._inbox:
             self._deliver_all()
+        if self._is_stuck:
+            raise ConnectionError("messages could not be given back")
         link = self._link
         if link is None:
             if not self._fetcher.registered:
@@ -326,17 +332,33 @@ class ReliableChannel:
 
     def _send_acks(self, link: Link) -> None:
         fields = self._take_acks()
-        self._sent_at = monotonic() if not link.waits else self._sent_at
-        link.call(_ignore, "HDEL", self._names.store(self._store), *fields)
+        if fields:
+            self._sent_at = monotonic() if not link.waits else self._sent_at
+            self._sent_acks.append(fields)
+            link.call(self._acknowledged, "HDEL", self._names.store(self._store), *fields)
+
+    def _acknowledged(self, reply: Any) -> None:
+        if isinstance(reply, Exception):
+            raise ConnectionError(f"the broker refuses acknowledgements: {reply}")
+        self._sent_acks.popleft()
+
+    def _take_unanswered_acks(self) -> list[str]:
+        """The link may have failed: these may or may not have reached Redis. To acknowledge again does no harm."""
+        return [*(field for fields in self._sent_acks for field in fields), *self._take_acks()]
 
     def give_back(self, fields: list[str], *, last: bool = False) -> None:
         if os.getpid() == self._pid and self._store and fields:
-            self.stores.give_back(self._store, fields, last=last)
+            try:
+                self.stores.give_back(self._store, fields, last=last)
+            except (RedisError, OSError):
+                self._is_stuck = True
+                raise
 
     def stop_looking(self) -> None:
         """The event loop ends: acknowledgements are made at once."""
         if self._link is not None:
             self.connection.cycle.stop_ticking()  # type: ignore[attr-defined]
+            self._acks.extend(self._take_unanswered_acks())
             self._acknowledge_now()
 
     def give_back_all_but(self, kept: set[str]) -> None:
@@ -361,6 +383,7 @@ class ReliableChannel:
             return
         link, self._link = self._link, None
         store, self._store = self._store, ""
+        self._is_stuck = False
         fetcher: Fetcher | None = getattr(self.connection, "fetcher", None)  # type: ignore[attr-defined]
         if link is not None:
             link.close()
@@ -369,12 +392,15 @@ class ReliableChannel:
         fetcher.coming -= self._asked_for
         self._asked_for = 0
         self._inbox.clear()
+        fields = self._take_unanswered_acks()
+        self._sent_acks.clear()
         try:
-            fields = self._take_acks()
             if fields:
                 self.stores.acknowledge(store, fields)
             self.stores.end(store)
         except (RedisError, OSError) as exc:
+            if fields:
+                fetcher.acknowledged[store] = fields
             logger.warning("Messages that were fetched are still in store %s: %r; they go back later", store, exc)
         finally:
             fetcher.open.discard(store)

@@ -27,6 +27,8 @@ class Fetcher:
         self.registered = False
         #: The stores that this process has open.
         self.open: set[str] = set()
+        #: What was acknowledged in stores that could not be ended: they are ended later, without these messages.
+        self.acknowledged: dict[str, list[str]] = {}
         #: Whether a request is kept here without waiting for a slot.
         self.is_set_aside: Callable[[Any], bool] = lambda request: False
         self._read_ahead = read_ahead

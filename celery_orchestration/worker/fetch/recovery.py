@@ -72,7 +72,11 @@ class Recovery(threading.Thread):
                 self._give_back(stores, store)
 
     def _give_back(self, stores: Stores, store: Store) -> None:
+        acknowledged = self._fetcher.acknowledged if self._fetcher is not None else {}
+        if store.id in acknowledged:
+            stores.acknowledge(store.id, acknowledged[store.id])
         moved = stores.end(store.id)
+        acknowledged.pop(store.id, None)
         if moved and store.worker != self._member.worker:
             logger.warning("%d messages that %s had fetched and not begun go back to their queues", moved, store.name)
 

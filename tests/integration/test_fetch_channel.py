@@ -1,0 +1,127 @@
+"""A channel with a store, in kombu's event loop, when its connection fails. A real Redis."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Producer, Queue
+from kombu.asynchronous import Hub
+
+from celery_orchestration.worker.fetch.fetcher import Fetcher
+from celery_orchestration.worker.fetch.recovery import Recovery
+from celery_orchestration.worker.fetch.stores import Names, Stores
+from celery_orchestration.worker.fetch.transport import make_reliable
+from support.wait import until
+
+NAMES = Names.of("shop")
+
+
+class Worker:
+    def __init__(self, url):
+        self.fetcher = Fetcher("w1", "w1@host", NAMES, 1.0, lambda: 4)
+        self.fetcher.registered = True
+        self.connection = make_reliable(Connection(url), self.fetcher)
+        self.hub = Hub()
+        self.connection.register_with_event_loop(self.hub)
+        self.received = []
+        self.consumer = Consumer(self.connection, [Queue("celery")], on_message=self.received.append)
+        self.consumer.consume()
+
+    def turn(self):
+        self.hub.call_later(0.05, lambda: None)
+        self.hub.run_once()
+
+    def receive(self, count):
+        def received():
+            self.turn()
+            return len(self.received) >= count
+
+        until(received)
+
+    def close(self):
+        self.connection.close()
+        self.hub.close()
+
+
+@pytest.fixture
+def client(redis_server):
+    return redis.Redis(port=redis_server.port)
+
+
+@pytest.fixture
+def worker(redis_server):
+    url = f"redis://127.0.0.1:{redis_server.port}/0"
+    worker = Worker(url)
+    with Connection(url) as connection:
+        for number in range(3):
+            Producer(connection).publish({"number": number}, routing_key="celery")
+    worker.receive(3)
+    yield worker
+    worker.close()
+
+
+def queued(client):
+    return [json.loads(raw) for raw in client.lrange("celery", 0, -1)]
+
+
+def test_what_was_acknowledged_does_not_come_back_if_the_connection_is_lost_with_the_acknowledgement(worker, client):
+    client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+    for message in worker.received[:2]:
+        message.ack()
+    worker.turn()  # sent, and not carried out
+    client.client_kill_filter(_type="normal", skipme=True)
+    client.client_unpause()
+    worker.connection.close()
+    assert len(queued(client)) == 1
+    assert Stores(client, NAMES).all() == []
+
+
+def test_what_was_acknowledged_does_not_come_back_if_redis_could_not_be_told_until_later(worker, client):
+    client.execute_command("ACL", "SETUSER", "default", "-hdel")
+    for message in worker.received[:2]:
+        message.ack()
+    with pytest.raises(worker.connection.connection_errors):
+        until(worker.turn)
+    worker.connection.close()
+    assert (queued(client), len(Stores(client, NAMES).all())) == ([], 1)
+
+    client.execute_command("ACL", "SETUSER", "default", "+hdel")
+    url = f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}/0"
+    member = SimpleNamespace(
+        worker="w1",
+        store_names=NAMES,
+        app=SimpleNamespace(connection_for_read=lambda: Connection(url)),
+        ledger=SimpleNamespace(line=lambda: None),
+    )
+    recovery = Recovery(member, worker.fetcher)
+    recovery._look()
+    recovery._disconnect()
+    assert len(queued(client)) == 1
+    assert Stores(client, NAMES).all() == []
+
+
+def test_acknowledgements_under_way_are_not_given_back_by_a_worker_that_stops(worker, client):
+    client.execute_command("CLIENT", "PAUSE", 2_000, "WRITE")
+    for message in worker.received[:2]:
+        message.ack()
+    worker.turn()
+    client.client_kill_filter(_type="normal", skipme=True)
+    client.client_unpause()
+    channel = worker.consumer.channel
+    channel.stop_looking()
+    channel.give_back_all_but(set())
+    assert len(queued(client)) == 1
+
+
+def test_a_channel_that_could_not_give_a_message_back_connects_again(worker, client):
+    client.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+    with pytest.raises(redis.RedisError):
+        worker.received[0].requeue()
+    client.execute_command("ACL", "SETUSER", "default", "+evalsha", "+eval")
+    with pytest.raises(worker.connection.connection_errors):
+        until(worker.turn)
+    worker.connection.close()
+    assert len(queued(client)) == 3
