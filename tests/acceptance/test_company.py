@@ -36,7 +36,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_request_and_a_strategy_of_a_companys_own_work_and_go_through_the_gate(
     redis_broker: Broker, worker: StartWorker, load_app: LoadApp, history: History, seen: Path, tmp_path: Path
 ) -> None:
-    process = worker(redis_broker, APP, concurrency=4, env={"TEST_SEEN": str(seen)})
+    process = worker(redis_broker, APP, concurrency=2 * len(BASES), env={"TEST_SEEN": str(seen)})
     tasks = load_app(redis_broker, APP).app.tasks
     app = tasks["company.plain"].app
     gate = tmp_path / "go"

@@ -89,6 +89,7 @@ def test_1_a_dependency_was_disabled_by_failures(example):
     for _ in range(2):
         example.did("trigger", FETCH)
     run = example.did("trigger", PROCESS)["run_id"]
+    until(lambda: example.explain(PROCESS).chain[0].run, message="a worker has heard of the run", poll=0.5)
     found = example.explained(PROCESS, "disabled_by_failures")
     assert found.root.job == FETCH
     assert "2 failures in a row, the last: ConnectionError: /nowhere/data.csv cannot be reached" in found.root.text
