@@ -459,11 +459,12 @@ def refused(stage: ScheduleStage, **options: Any) -> str:
 
 
 def test_the_ledger_of_another_app_is_refused(scheduled: Scheduled):
-    stage = scheduled(jobs={"tick": EVERY_SECOND}, conf={"orchestration_namespace": "ours"})
+    stage = scheduled(jobs={"tick": EVERY_SECOND})
     stage.beat()
     until(lambda: stage.ledger.hget(f"{stage.prefix}g", "owner"))
-    line = refused(stage, env={"TEST_MAIN": "another"})
-    assert "belongs to the app 'scheduled'" in line
+    stage.ledger.hset(f"{stage.prefix}g", "owner", "another")
+    line = refused(stage)
+    assert "belongs to the app 'another'" in line
     assert "orchestration_namespace" in line
 
 
