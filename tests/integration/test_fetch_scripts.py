@@ -187,6 +187,18 @@ def test_six_sweepers_at_once_move_each_message_once(redis_server, client, store
         client.delete("celery")
 
 
+def test_what_cannot_go_back_to_its_list_stays_in_the_store(client, stores):
+    send(client, "q", "one")
+    send(client, "r", "two")
+    fetch(client, 2, "q", "r")
+    client.set("q", "somebody else's")
+    assert stores.end("s1") == 1
+    assert bodies(client, "r") == ["two"]
+    client.delete("q")
+    assert stores.give_back("s1") == 1
+    assert bodies(client, "q") == ["one"]
+
+
 def test_a_fetch_under_way_while_a_store_is_given_back_loses_nothing(redis_server, client, stores):
     names = [f"{n:04}" for n in range(2000)]
     send(client, "celery", *names)

@@ -35,6 +35,8 @@ logger = get_logger(__name__)
 
 #: Seconds after which a channel looks although it heard nothing, and where it cannot hear.
 LOOK_ANYWAY, POLL = 5.0, 0.1
+#: Errors of a Redis that fails over, restarts or cannot write for now: the worker connects again.
+PASSING = ("READONLY", "NOREPLICAS", "MISCONF", "LOADING", "MASTERDOWN")
 #: Seconds that a channel which came too late waits at most before it looks again: at first, and in the end.
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.002, 0.2
 #: Most messages that channels which take no tasks fetch at once.
@@ -252,6 +254,8 @@ class ReliableChannel:
                 "it had fetched and not begun is back in its queue. It connects to the broker again"
             )
             raise ConnectionError("the store is sealed")
+        if str(error).startswith(PASSING):
+            raise ConnectionError(str(error))
         raise ResponseError(str(error))
 
     def _listen(self, link: Link) -> None:
