@@ -88,6 +88,12 @@ class Keeper(Lease):
             self._side.fetcher.registered = True
         self._side.in_loop(self._side.gate.open)
 
+    def _ledger_is_away(self) -> None:
+        """Plain tasks do not need the ledger: they are fetched although it does not know this worker yet. Nobody can
+        ask it for dead workers meanwhile either."""
+        if self._side.fetcher is not None:
+            self._side.fetcher.registered = True
+
     def _epoch_began(self, epoch: str) -> None:
         """The line claims what we run, before its next turn: here is one."""
         if self._side.epoch.can_claim(epoch):

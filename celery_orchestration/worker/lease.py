@@ -71,6 +71,8 @@ class Lease(threading.Thread, ABC):
 
     def _has_swept(self, swept: Sweep) -> None: ...
 
+    def _ledger_is_away(self) -> None: ...
+
     def _before(self) -> None:
         """Of each round, once it is registered."""
 
@@ -117,6 +119,7 @@ class Lease(threading.Thread, ABC):
                 return
             except LedgerError as exc:
                 self.trouble = str(exc)
+                self._ledger_is_away()
                 self._patience.trouble(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
                 continue
             except Exception:

@@ -20,7 +20,9 @@ Why nothing is lost or taken from under the living:
    message has deleted it from the store in the same script, so several may try.
 3. A worker registers with the ledger before it opens a store. Others read the list of stores first, and ask the ledger
    afterwards whether it still lists their workers; it does not answer while a new epoch has not opened. So a store
-   whose worker is not listed belongs to one that stopped or lost its lease.
+   whose worker is not listed belongs to one that stopped or lost its lease. The exception: a worker that starts while
+   the ledger is away opens a store all the same, for its plain tasks. Should another one ask the ledger before it has
+   registered, its messages go back once too often (see 4): tasks with ``acks_late`` that it runs may run again.
 4. A worker that finds its store sealed stood still, or was cut off, for longer than its lease. It treats that like a
    lost connection: it drops the requests it has not begun, whose messages are back in their queues, and opens another.
 """

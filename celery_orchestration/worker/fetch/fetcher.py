@@ -23,7 +23,7 @@ class Fetcher:
         self.worker = worker
         self.name = name
         self.names = names
-        #: Whether the ledger knows this worker: before, no store is opened.
+        #: Whether the ledger knows this worker, or does not answer: before, no store is opened.
         self.registered = False
         #: The stores that this process has open.
         self.open: set[str] = set()
@@ -64,7 +64,7 @@ class Fetcher:
 
     def received(self, request: Any) -> None:
         """Celery made a request of a message."""
-        self._durations.came(request.name)
+        self._durations.came(request.type)
         self._watched.append(request)
 
     def requests(self) -> list[Any]:
@@ -77,7 +77,7 @@ class Fetcher:
         now = time.time()
         running, waiting = [], []
         for request in list(state.reserved_requests):
-            typical = self._durations.typical(request.name)
+            typical = self._durations.typical(request.type)
             if request.time_start is not None and request in state.active_requests:
                 left = typical - (now - request.time_start)
                 running.append(left if left > 0 else self._read_ahead)  # late already: nobody knows
@@ -98,5 +98,5 @@ class Fetcher:
             if request in state.reserved_requests:
                 watched.append(request)
             elif request.time_start is not None:
-                self._durations.ran(request.name, max(0.0, now - request.time_start))
+                self._durations.ran(request.type, max(0.0, now - request.time_start))
         self._watched = watched
