@@ -324,7 +324,7 @@ def test_a_chord_of_which_a_member_ends_before_it_starts_fails(stage, how):
         if kind == "plain":
             unstarted.set(countdown=0.5)
         if how == "expired":
-            unstarted.set(expires=0.3)
+            unstarted.set(expires=3 if kind == "job" else 0.3)
         first = send(stage, running) if kind == "job" else None
         if first is not None:
             stage.started(first)
@@ -432,8 +432,9 @@ def test_a_waiting_run_that_expires_ends_then(stage_on, broker):
     kept = stage.jobs.kind("job").kept
     running = send(stage, kept.s("running"))
     stage.started(running)
-    expired = send(stage, kept.s("expired"), expires=0.3)
-    in_time = send(stage, kept.s("in time"), expires=60)
+    in_time = send(stage, kept.s("in time"), expires=600)
+    stage.wait_waiting(1)
+    expired = send(stage, kept.s("expired"), expires=3)
     stage.wait_waiting(2)
     with pytest.raises(TaskRevokedError, match="expired"):
         expired.get(timeout=30)

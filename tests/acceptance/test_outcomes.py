@@ -268,13 +268,13 @@ class TestDeadLetters:
             site.orchestration.requeue("nothing")
 
     def test_what_was_revoked_gets_a_new_id_and_what_had_expired_none(self, site: Site) -> None:
-        result = site.jobs.stubborn.apply_async(("late",), expires=1, countdown=0.1)
+        result = site.jobs.stubborn.apply_async(("late",), expires=5, countdown=0.1)
         with pytest.raises(LookupError):
             result.get(timeout=30)
         until(lambda: site.orchestration.status().dead_letters == 1)
         result.revoke()
         until(lambda: site.orchestration.dead_letter(result.id).revoked)
-        until(lambda: time.time() > site.orchestration.dead_letter(result.id).arrived.timestamp() + 1.2)
+        until(lambda: time.time() > site.orchestration.dead_letter(result.id).arrived.timestamp() + 5.2)
         (site.scratch / "mended").touch()
         (new,) = site.orchestration.requeue(job=f"{APP}.stubborn").runs.values()
         assert new != result.id

@@ -379,7 +379,7 @@ def mixed_work(stage: Stage) -> dict[str, list[Any]]:
     blocker = stage.send(jobs.held, "blocker")
     for result in (long, blocker):
         stage.started(result)
-    revoked, expired = stage.send(jobs.held, "revoked"), stage.send(jobs.held, "expired", expires=1)
+    revoked, expired = stage.send(jobs.held, "revoked"), stage.send(jobs.held, "expired", expires=3)
     dependents = [stage.send(jobs.process) for _ in range(6)]
     stage.wait_waiting(8)
     revoked.revoke()
