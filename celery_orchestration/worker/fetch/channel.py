@@ -38,7 +38,9 @@ LOOK_ANYWAY, POLL = 5.0, 0.1
 #: Errors of a Redis that fails over, restarts or cannot write for now: the worker connects again.
 PASSING = ("READONLY", "NOREPLICAS", "MISCONF", "LOADING", "MASTERDOWN")
 #: Seconds that a channel which came too late waits at most before it looks again: at first, and in the end.
-FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.002, 0.2
+FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.002, 0.1
+#: Seconds after which it is forgotten that it came too late: where messages are rare, nobody waits for one.
+FORGET_MISSES = 1.0
 #: Most messages that channels which take no tasks fetch at once.
 MOST_OTHERS = 16
 #: Seconds for a call on a store, unless the transport options say otherwise.
@@ -97,7 +99,10 @@ class ReliableChannel:
         self._without_acks: set[str] = set()
         self._look_at = 0.0
         self._sent_at = 0.0
+        #: How often in a row it was told of a message and came too late, and when it was last.
         self._misses = 0
+        self._missed_at = 0.0
+        self._was_told = False
         self._keys: list[str] = []
         #: Whether it fetches into a store: it has a consumer that acknowledges.
         self.is_reliable = False
@@ -237,8 +242,10 @@ class ReliableChannel:
         if found:
             self._last_number = number_of(self._inbox[-1][0])
             self._misses = 0
-        else:
+        elif self._was_told:
             self._misses += 1
+            self._missed_at = monotonic()
+        self._was_told = False
         if len(found) == wanted:
             self._look_at = 0.0
         elif link.tracks:
@@ -271,9 +278,12 @@ class ReliableChannel:
         self._look_at = monotonic() + (self._back_off() if reply else LOOK_ANYWAY)
 
     def _invalidated(self) -> None:
+        self._was_told = True
         self._look_at = monotonic() + self._back_off()
 
     def _back_off(self) -> float:
+        if monotonic() - self._missed_at > FORGET_MISSES:
+            self._misses = 0
         if not self._misses:
             return 0.0
         return random.uniform(0, min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2 ** min(self._misses, 16)))
