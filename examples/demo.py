@@ -1,217 +1,220 @@
-"""``make demo``: the pipeline at work by its schedule, on a Redis, a worker and two schedulers of its own.
+"""``make demo``: ``orchestration up`` on the pipeline, while this script breaks things and says what comes of it.
 
-It lets time pass twenty times as fast, shows live what is fired, who runs, who waits and why, asks for a few runs more,
-kills the scheduler that leads and all processes of the worker's pool, and ends after half a minute with a summary of
-what happened. Everything that it says was seen; if something is not as it should be it ends with 1. Nothing is left
-behind.
+It lets time pass twenty times as fast, asks for runs that have to wait, kills a worker's process in the middle of a
+run, a whole worker, and the scheduler, disables a job and enables it again. Everything that it says was seen. It ends
+by itself within a minute, with 0, or with 1 if something was not as it should be. Nothing is left behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.text import Text
 
-from celery_orchestration.cli.show.status import render
-from celery_orchestration.operate import Status
-from examples.fires import Record, account
-from examples.stage import JOBS, Scheduler, Stage, stage, wait_until
+from examples.stage import JOBS, free_port
 
 PACE = 20
-#: Seconds until the leader is killed, the pool's processes are, the schedulers are stopped; most for all of it.
-KILL_LEADER, KILL_POOL, STOP, LONGEST = 11.0, 17.0, 26.0, 60.0
-#: Seconds that the schedulers are stopped later if nothing could be killed yet.
-PATIENCE = 15.0
+#: Seconds for anything to happen.
+PATIENCE = 30.0
+#: Lines of the log that tell the story: the others would hide it.
+TOLD = re.compile(r"^up |^pools |ready\.|Scheduler: Sending due task|This scheduler leads|ERROR|CRITICAL")
 
-console = Console()
-
-
-@dataclass
-class Takeover:
-    """The scheduler that led was killed."""
-
-    killed: Scheduler
-    at: float
-    by: Scheduler | None = None
-    after: float = 0.0
+console = Console(highlight=False)
 
 
-@dataclass
+class Up:
+    """``celery -A examples.pipeline orchestration up``; its log is shown as far as it tells the story."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "examples.pipeline", "orchestration", "up"]
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            [*command, "--data", str(folder / "data")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # Workers that are killed leave a directory behind there.
+            env={**os.environ, "TMPDIR": str(folder)},
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if TOLD.search(line):
+                console.print(Text(f"    {line.rstrip()[:150]}", style="dim"), soft_wrap=True)
+
+    def has_said(self, words: str, since: int = 0) -> bool:
+        if self._process.poll() is not None:
+            sys.exit("\n".join(["up has ended:", *self.lines[-20:]]))
+        return any(re.search(words, line) for line in self.lines[since:])
+
+    def processes(self, *words: str) -> list[int]:
+        """Those below it, the oldest first, with these words in their command lines."""
+        found, looked_at = [], [self._process.pid]
+        while looked_at:
+            pid = looked_at.pop(0)
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                looked_at += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+                if all(word in command for word in words):
+                    found.append(pid)
+        return found
+
+    def press_ctrl_c(self) -> int:
+        self._process.send_signal(signal.SIGINT)
+        return self._process.wait(PATIENCE)
+
+    def end(self) -> None:
+        """However this script ends. What up has started ends by itself then."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
+        self._process.kill()
+        self._process.wait()
+
+
 class Demo:
-    stage: Stage
-    live: Live
-    began: float = field(default_factory=time.monotonic)
-    #: Runs that were asked for by hand.
-    by_hand: dict[str, str] = field(default_factory=dict)
-    #: Runs that waited: of which job, and how long so far.
-    waits: dict[str, tuple[str, float]] = field(default_factory=dict)
-    first_due: dict[str, int] = field(default_factory=dict)
-    takeover: Takeover | None = None
-    pool_killed: str = ""
-    stopping: bool = False
+    def __init__(self, up: Up) -> None:
+        from celery_orchestration import Orchestration  # noqa: PLC0415
+        from examples import pipeline  # noqa: PLC0415
+
+        self.up, self.pipeline = up, pipeline
+        self.orchestration = Orchestration(pipeline.app)
+        self.began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        console.print(Text(f"{time.monotonic() - self.began:5.1f} s  {text}", style="bold"), soft_wrap=True)
+
+    def wait(self, what: str, condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                sys.exit(f"this should have been within {seconds:g} s: {what}")
+            self.up.has_said("")  # it lives
+            time.sleep(0.05)
+        return found
+
+    def name(self, job: str) -> str:
+        return f"{self.pipeline.__name__}.{job}"
+
+    def runs(self, job: str, state: str) -> list[Any]:
+        status = self.orchestration.status(depths=False)
+        found = status.runs if state != "waiting" else status.waits
+        return [run for run in found if run.job == self.name(job) and run.state == state]
+
+    def ended(self, run_id: str) -> Any:
+        return next((one for one in self.history() if one.id == run_id), None)
+
+    def history(self) -> list[Any]:
+        return [one for job in JOBS for one in self.orchestration.history(self.name(job))]
+
+    # -- the acts
 
     def play(self) -> None:
-        """Until all is over."""
-        self._ask_for("process_data")
-        while self.now < LONGEST:
-            self._listen()
-            status = self.stage.orchestration.status()
-            self._look(status)
-            self._act(status)
-            self.live.update(Group(Text(), render(status)), refresh=True)
-            if self.stopping and self.stage.is_idle() and not any(one.alive for one in self.stage.schedulers):
-                return
-            time.sleep(0.1)
+        self.start()
+        self.wait_at_the_gate()
+        self.kill_a_process()
+        self.kill_the_worker()
+        self.kill_the_scheduler()
+        self.disable_a_job()
+        self.stop()
 
-    @property
-    def now(self) -> float:
-        return time.monotonic() - self.began
+    def start(self) -> None:
+        self.say("one command starts a Redis, a scheduler and a worker; jobs run by their schedule")
+        self.wait("a worker is ready", lambda: self.up.has_said(r"^default-1 .* ready\."))
+        self.wait("fetch_data runs", lambda: self.runs("fetch_data", "running"))
 
-    def note(self, text: str) -> None:
-        self.live.console.print(Text(f"{self.now:5.1f} s  {text}", style="dim"), soft_wrap=True)
+    def wait_at_the_gate(self) -> None:
+        self.say("process_data depends on fetch_data: asked for now, it waits, and takes no slot meanwhile")
+        wanted = self.orchestration.trigger(self.name("process_data")).run_id
+        waits = self.wait("process_data waits", lambda: self.runs("process_data", "waiting"))
+        self.say(f"process_data waits: {waits[0].reason}")
+        self.wait("process_data has run", lambda: self.ended(wanted))
+        self.say("fetch_data has succeeded, and process_data ran at once")
 
-    # -- seeing
+    def kill_a_process(self) -> None:
+        run = self.wait("fetch_data runs", lambda: self.young("fetch_data"))
+        self.say("fetch_data runs: the processes of its worker are killed in the middle of it")
+        for pid in self.up.processes(" worker ", "default-1")[1:]:
+            os.kill(pid, signal.SIGKILL)
+        found = self.wait("it has run again", lambda: self.ended(run.id))
+        if found.outcome != "succeeded" or not found.recoveries:
+            sys.exit(f"this should not be: {found}")
+        self.say(f"its worker noticed, started new processes, and the run has {found.outcome} in its second try")
 
-    def _listen(self) -> None:
-        for scheduler in self.stage.schedulers:
-            for text in scheduler.said():
-                fire = re.match(r"Scheduler: Sending due task \S+ \(\S+\.(\w+)\)", text)
-                if fire or text.startswith(("Scheduler:", "This scheduler", "Standing by")):
-                    self.note(f"{scheduler.name}: {'fires ' + fire[1] if fire else text}")
-        takeover, leader = self.takeover, self.stage.leader
-        if takeover and not takeover.by and leader:
-            takeover.by, takeover.after = leader, (leader.leads or 0.0) - takeover.at
-            self.note(f"{leader.name} has taken over, {takeover.after:.1f} s after {takeover.killed.name} was killed")
-            takeover.killed.start()
-            self.note(f"{takeover.killed.name} is started again")
+    def kill_the_worker(self) -> None:
+        # What it had begun would be back after its lease of 30 s: too long for a demo.
+        self.wait("nothing runs", lambda: not self.orchestration.status(depths=False).runs)
+        since = len(self.up.lines)
+        self.say("the whole worker is killed with SIGKILL")
+        os.kill(self.up.processes(" worker ", "default-1")[0], signal.SIGKILL)
+        self.wait("another one is ready", lambda: self.up.has_said(r"^default-1 .* ready\.", since))
+        self.say("its supervisor has started another one on its place")
 
-    def _look(self, status: Status) -> None:
-        for run in status.waits:
-            job = run.job.rpartition(".")[2]
-            if run.id not in self.waits:
-                self.note(f"{job} waits: {run.reason}")
-            self.waits[run.id] = (job, run.seconds)
-        if not self.first_due:
-            self.first_due = self.stage.first_due()
+    def kill_the_scheduler(self) -> None:
+        since = len(self.up.lines)
+        self.say("the scheduler is killed with SIGKILL")
+        os.kill(self.up.processes(" beat ")[0], signal.SIGKILL)
+        self.wait("it leads again", lambda: self.up.has_said(r"^scheduler .*This scheduler leads", since))
+        self.say("it was started again; the ledger knows what was fired, so that nothing is fired twice or forgotten")
 
-    # -- acting
+    def disable_a_job(self) -> None:
+        cleanup = self.name("cleanup")
+        self.say("somebody disables cleanup; a run that is asked for is held")
+        self.orchestration.disable(cleanup, "stocktaking")
+        wanted = self.orchestration.trigger(cleanup).run_id
+        waits = self.wait("cleanup waits", lambda: self.runs("cleanup", "waiting"))
+        self.say(f"cleanup waits: {waits[0].reason}")
+        self.orchestration.enable(cleanup)
+        found = self.wait("cleanup has run", lambda: self.ended(wanted))
+        self.say(f"enabled again, it has {found.outcome}")
 
-    def _act(self, status: Status) -> None:
-        running = {run.job.rpartition(".")[2]: run for run in status.runs if run.state == "running"}
-        wanted = 1 if self.now < KILL_POOL else 2
-        if "process_data" in running and not self.stopping and [*self.by_hand.values()].count("cleanup") < wanted:
-            self._ask_for("cleanup")
-        if self.takeover is None and self.now > KILL_LEADER and self._is_nearly_due():
-            self._kill_leader()
-        if not self.pool_killed and self.now > KILL_POOL and "fetch_data" in running:
-            self._kill_pool("fetch_data", running["fetch_data"].seconds)
-        # A busy machine may have missed the moment to kill something: another one comes.
-        all_done = self.now > STOP and self.pool_killed and self.takeover
-        if (all_done or self.now > STOP + PATIENCE) and not self.stopping:
-            self.stopping = True
-            self.note("both schedulers are told to stop")
-            for scheduler in self.stage.schedulers:
-                scheduler.signal(signal.SIGTERM)
+    def stop(self) -> None:
+        failed = [one for one in self.history() if one.outcome in ("failed", "dead")]
+        self.orchestration.close()
+        self.say("Ctrl-C: everything drains and ends")
+        status = self.up.press_ctrl_c()
+        if status or failed:
+            sys.exit(f"this should not be: up ended with {status}, failed runs: {failed}")
+        self.say("Redis, scheduler and worker have ended, nothing is left behind")
 
-    def _ask_for(self, job: str) -> None:
-        found = self.stage.orchestration.trigger(self.stage.name_of(job))
-        self.by_hand[found.run_id] = job
-        self.note(f"asked for {job}")
-
-    def _is_nearly_due(self) -> bool:
-        """So that something is due while nobody leads."""
-        until = int(self.stage.entries()["fetch_data"]["next"]) / 1000 - time.time()
-        return 0.05 < until < 0.4
-
-    def _kill_leader(self) -> None:
-        leader = self.stage.leader
-        if leader is not None:
-            self.takeover = Takeover(leader, time.time())
-            leader.signal(signal.SIGKILL)
-            leader.wait(10)
-            self.note(f"{leader.name}, which leads, is killed with SIGKILL")
-
-    def _kill_pool(self, job: str, seconds: float) -> None:
-        children = self.stage.worker.children()
-        if children and seconds < 1:  # it takes 1.5 s
-            self.pool_killed = job
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-            self.note("every pool process of the worker is killed with SIGKILL")
+    def young(self, job: str) -> Any:
+        """A run of it that has only just begun: it takes 1.5 s."""
+        return next((run for run in self.runs(job, "running") if run.seconds < 0.7), None)
 
 
-def summary(demo: Demo) -> list[str]:
-    """Says what happened; returns what should not have."""
-    wrong: list[str] = []
-    history, entries = demo.stage.history(), demo.stage.entries()
-    console.print()
-    console.print("[bold]summary[/bold]")
-    for job in JOBS:
-        found = account(demo.first_due[job], int(entries[job]["last"]), demo.stage.every(job), history[job])
-        wrong += [f"{job}, {problem}" for problem in found.problems]
-        say(f"{job}: {found}" + ("; none lost, none twice" if found.due and not found.problems else ""))
-        by_hand = [id for id, name in demo.by_hand.items() if name == job]
-        waited = [seconds for name, seconds in demo.waits.values() if name == job]
-        longest = f", the longest for {max(waited):.1f} s" if waited else ""
-        say(f"{' ' * len(job)}  {len(by_hand)} asked for by hand; {len(waited)} runs waited{longest}")
-        ended = {record.id for record in history[job] if record.outcome == "succeeded"}
-        wrong += [f"{job} {id}, asked for by hand, did not succeed" for id in by_hand if id not in ended]
-        wrong += [f"{job} {one.id} was {one.outcome}" for one in history[job] if one.is_run and one.id not in ended]
-    if not demo.waits:
-        wrong.append("no run waited")
-    wrong += _takeover(demo, history)
-    again = sum(record.recoveries > 0 for records in history.values() for record in records)
-    if demo.pool_killed and again:
-        say(f"processes killed while {demo.pool_killed} ran: started again {again}")
-    else:
-        wrong.append("no run was started again after its process was killed")
-    for what, count in demo.stage.together().items():
-        say(f"{what} at the same time: {count} times")
-        wrong += [f"{what} were at the same time"] if count else []
-    return wrong
-
-
-def _takeover(demo: Demo, history: Mapping[str, Sequence[Record]]) -> list[str]:
-    takeover = demo.takeover
-    if takeover is None or takeover.by is None:
-        return ["nobody took over from a scheduler that was killed"]
-    since, until = takeover.at * 1000, (takeover.at + takeover.after) * 1000
-    late = [r.arrived - r.due for records in history.values() for r in records if r.due and since <= r.due <= until]
-    up_to = f", made up to {max(late) / 1000:.1f} s late" if late else ""
-    say(f"the leading scheduler killed: the other one led {takeover.after:.1f} s later")
-    say(f"  {len(late)} fires were due meanwhile{up_to}")
-    return []
-
-
-def say(text: str) -> None:
-    console.print(Text(f"  {text}"), soft_wrap=True)
+@contextlib.contextmanager
+def everything() -> Iterator[Up]:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    with tempfile.TemporaryDirectory(prefix="orchestration-") as scratch:
+        os.environ |= {"PIPELINE_REDIS": f"redis://127.0.0.1:{free_port()}/0", "PIPELINE_PACE": f"{PACE:g}"}
+        up = Up(Path(scratch))
+        try:
+            yield up
+        finally:
+            up.end()
 
 
 def main() -> None:
-    with stage(PACE) as set_up:
-        console.print(f"Redis on port {set_up.port}; starting [bold]celery -A examples.pipeline worker[/bold] …")
-        set_up.start_worker()
-        console.print("and twice [bold]celery -A examples.pipeline beat[/bold] …")
-        for scheduler in set_up.schedulers:
-            scheduler.start()
-            scheduler.wait_for("beat: Starting...")
-        with Live(console=console, auto_refresh=False, transient=False) as live:
-            demo = Demo(set_up, live)
-            demo.play()
-        wait_until("Celery's events have come", set_up.is_all_seen, 10)
-        wrong = summary(demo) if demo.stopping and set_up.is_idle() else ["it did not come to its end"]
-        set_up.timeline.stopped = True
-    console.print("Redis, worker and schedulers are stopped, nothing is left behind.")
-    if wrong:
-        sys.exit("\n".join(["this should not be:", *wrong]))
+    console.print("celery -A examples.pipeline orchestration up", style="bold")
+    with everything() as up:
+        Demo(up).play()
 
 
 if __name__ == "__main__":

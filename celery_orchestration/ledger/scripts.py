@@ -1,7 +1,15 @@
-"""The verbs of the ledger as Redis scripts.
+"""The verbs of the ledger as they are loaded into Redis.
 
-``lua/<verb>.lua`` names the libraries it uses on its first line; they are put in front of it. Redis 6.2 has no
-functions, so each verb is a script of its own, known by its digest.
+``lua/<verb>.lua`` names the libraries that it uses on its first line. From the same files come, for Redis 7 and later,
+functions (:func:`library`): Redis builds them once, and a call runs only the verb. For Redis 6.2, and wherever
+functions are not allowed, each verb is a script with its libraries in front (:func:`script`): Redis builds all of that
+anew in every call, which takes about a third longer.
+
+The text of a verb must therefore not keep anything from one call to the next. The libraries set what belongs to one
+call in functions given to ``on_call``, which run at the beginning of each.
+
+Verbs that use the same libraries, or some of them, share one library of functions; all of them together would have more
+local variables than Lua allows.
 """
 
 import hashlib
@@ -10,6 +18,21 @@ from functools import cache
 from importlib.resources import files
 
 _LUA = files(__package__) / "lua"
+LIBRARY_PREFIX = "celery_orchestration_"
+
+_SCRIPT = "local function on_call(set_up) set_up() end"
+_LIBRARY = """\
+local KEYS, ARGV
+local SET_UPS = {}
+local function on_call(set_up) SET_UPS[#SET_UPS + 1] = set_up end
+"""
+_VERB = """\
+redis.register_function('%s', function(keys, args)
+KEYS, ARGV = keys, args
+for i = 1, #SET_UPS do SET_UPS[i]() end
+%s
+end)
+"""
 
 
 @dataclass(frozen=True)
@@ -17,19 +40,70 @@ class Script:
     verb: str
     text: str
     sha: str
+    #: Its name in the library. Releases with other texts have other names: they work side by side.
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class Library:
+    name: str
+    text: str
 
 
 @cache
 def script(verb: str) -> Script:
-    body = (_LUA / f"{verb}.lua").read_text()
-    first, _, _ = body.partition("\n")
-    marker, _, libraries = first.partition("uses:")
-    if marker.strip() != "--":
-        raise ValueError(f"{verb}.lua must say which libraries it uses on its first line")
-    parts = [(_LUA / "lib" / f"{name}.lua").read_text() for name in libraries.split()]
-    text = "\n".join([*parts, body])
-    return Script(verb, text, hashlib.sha1(text.encode()).hexdigest())
+    # The verb is a function in its script as well: Lua allows so many local variables in each.
+    text = "\n".join([_SCRIPT, _libraries_text(_uses(verb)), "return (function()", _text(verb), "end)()"])
+    return Script(verb, text, hashlib.sha1(text.encode()).hexdigest(), f"{verb}_{_digest(_home(verb))}")
+
+
+def library(verb: str) -> Library:
+    """The one that has this verb."""
+    return _library(_home(verb))
 
 
 def verbs() -> list[str]:
     return sorted(p.name.removesuffix(".lua") for p in _LUA.iterdir() if p.name.endswith(".lua"))
+
+
+@cache
+def _library(home: tuple[str, ...]) -> Library:
+    digest = _digest(home)
+    functions = [_VERB % (f"{verb}_{digest}", _text(verb)) for verb in _inhabitants(home)]
+    name = f"{LIBRARY_PREFIX}{digest}"
+    return Library(name, "\n".join([f"#!lua name={name}", _LIBRARY, _libraries_text(home), *functions]))
+
+
+@cache
+def _home(verb: str) -> tuple[str, ...]:
+    """The libraries of the library of functions that it is in: those that it uses, and maybe more."""
+    able = (uses for uses in map(_uses, verbs()) if set(uses) >= set(_uses(verb)))
+    return max(able, key=lambda uses: (len(uses), uses))
+
+
+def _inhabitants(home: tuple[str, ...]) -> list[str]:
+    return [verb for verb in verbs() if _home(verb) == home]
+
+
+@cache
+def _digest(home: tuple[str, ...]) -> str:
+    texts = [_libraries_text(home), *map(_text, _inhabitants(home))]
+    return hashlib.sha1("\n".join(texts).encode()).hexdigest()[:12]
+
+
+def _libraries_text(names: tuple[str, ...]) -> str:
+    return "\n".join((_LUA / "lib" / f"{name}.lua").read_text() for name in names)
+
+
+@cache
+def _text(verb: str) -> str:
+    return (_LUA / f"{verb}.lua").read_text()
+
+
+@cache
+def _uses(verb: str) -> tuple[str, ...]:
+    first, _, _ = _text(verb).partition("\n")
+    marker, _, libraries = first.partition("uses:")
+    if marker.strip() != "--":
+        raise ValueError(f"{verb}.lua must say which libraries it uses on its first line")
+    return tuple(libraries.split())

@@ -1,6 +1,6 @@
-"""One connection to Redis that calls scripts.
+"""One connection to Redis that calls the ledger's verbs: as functions where Redis has them, else as scripts.
 
-A call can be made in two halves, :meth:`Wire.send` and :meth:`Wire.receive`, by who waits for the socket himself.
+A call can be made in two halves, :meth:`Wire.send` and :meth:`Wire.receive`, by callers that poll the socket.
 
 It works on redis-py's connection, without its client: with hiredis a call costs half the processor time, and this is
 done once for every run. A wire belongs to one thread. Whatever goes wrong with the connection is a
@@ -11,6 +11,7 @@ import os
 import re
 import select
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.connection import ConnectionPool
@@ -28,12 +29,28 @@ from redis.exceptions import (
 )
 
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
-from celery_orchestration.ledger.scripts import Script
+from celery_orchestration.ledger.scripts import LIBRARY_PREFIX, Script, library, verbs
 
 Argument = bytes | str | int | float
 #: Replies that say "not now" rather than "no". Redis 6.2 puts text of its own before the code of an error in a script.
 _PASSING = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, AuthenticationError, OutOfMemoryError)
 _PASSING_CODES = re.compile(r"(?:^|: -)(?:MASTERDOWN|CLUSTERDOWN|TRYAGAIN|OOM|MISCONF|NOREPLICAS|READONLY)\b")
+
+
+#: Redis has no functions, or does not let this user call them: what it says then. (redis-py removes the code ERR.)
+_NO_FUNCTIONS = re.compile(r"unknown command|'fcall'", re.IGNORECASE)
+_NOT_LOADED, _LOADED_BY_ANOTHER = "Function not found", "already exists"
+#: Libraries of other releases that are left in Redis. Deleting one that is in use does no harm: it is loaded again.
+_MOST_LIBRARIES = 32
+
+
+class NotAsFunction(LedgerError):
+    """Redis did not run the function: the verb has to be called again, in one piece."""
+
+    def __init__(self, why: str) -> None:
+        """`why`: full | missing | refused"""
+        super().__init__(f"Redis did not run a function: {why}")
+        self.why = why
 
 
 class Wire:
@@ -43,12 +60,50 @@ class Wire:
         self._pid = os.getpid()
         #: Until the caller unsets it: the connection is new, and may be to another Redis.
         self.fresh = True
+        #: Whether verbs are called as functions, and whether the last command was such a call.
+        self._functions = self._asked_function = True
 
     def call(self, script: Script, prefix: str, args: Sequence[Argument]) -> Any:
+        for _ in range(2):  # the first may find that the functions have to be loaded
+            if self._functions:
+                try:
+                    return self.command("FCALL", script.function, 1, prefix, *args)
+                except NotAsFunction as exc:
+                    if not self._load_after(exc.why, script.verb):
+                        break
         try:
             return self.command("EVALSHA", script.sha, 1, prefix, *args)
         except NoScriptError:
             return self.command("EVAL", script.text, 1, prefix, *args)  # which makes it known, too
+
+    def _load_after(self, why: str, verb: str) -> bool:
+        """Loads the functions if they were missing. If that was not it, the verb is called as a script: this time if
+        Redis is full, because a script decides by itself what it may still do then; else from now on."""
+        if why == "missing":
+            why = self._load(verb)
+        self._functions = why != "refused"
+        return why == "loaded"
+
+    def _load(self, verb: str) -> str:
+        """loaded | full | refused"""
+        try:
+            self.command("FUNCTION", "LOAD", library(verb).text)
+        except LedgerUnavailable as exc:
+            if isinstance(exc.__cause__, OutOfMemoryError):
+                return "full"
+            raise
+        except LedgerError as exc:
+            return "loaded" if _LOADED_BY_ANOTHER in str(exc) else "refused"
+        with suppress(LedgerError):
+            self._delete_others()
+        return "loaded"
+
+    def _delete_others(self) -> None:
+        found = self.command("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY_PREFIX + "*")
+        ours = {library(verb).name for verb in verbs()}
+        others = [name for name in map(_name_of, found) if name not in ours]
+        for name in others[_MOST_LIBRARIES:]:
+            self.command("FUNCTION", "DELETE", name)
 
     def command(self, *args: Argument) -> Any:
         try:
@@ -61,11 +116,13 @@ class Wire:
             raise
 
     def send(self, script: Script, prefix: str, args: Sequence[Argument]) -> None:
-        self._send(("EVALSHA", script.sha, 1, prefix, *args))
+        how = ("FCALL", script.function) if self._functions else ("EVALSHA", script.sha)
+        self._send((*how, 1, prefix, *args))
 
     def _send(self, args: Sequence[Argument]) -> None:
         try:
             connection = self._connected()
+            self._asked_function = args[0] == "FCALL"
             connection.send_packed_command(connection.pack_command(*args), check_health=False)
         except (UnicodeError, DataError) as exc:
             raise LedgerError(f"{type(exc).__name__}: {exc}") from exc  # what cannot be sent is nothing that passes
@@ -74,12 +131,14 @@ class Wire:
             raise LedgerUnavailable(f"{type(exc).__name__}: {exc}") from exc
 
     def receive(self) -> Any:
-        """:class:`NoScriptError` is left to the caller, who knows the script."""
+        """:class:`NoScriptError` and :class:`NotAsFunction` are left to the caller, who knows the verb."""
         try:
             return self._connected().read_response()
         except NoScriptError:
             raise
         except ResponseError as exc:
+            if self._asked_function and (why := _why_not_run(exc)):
+                raise NotAsFunction(why) from exc
             if isinstance(exc, _PASSING) or _PASSING_CODES.search(str(exc)):
                 self.close()
                 raise LedgerUnavailable(f"{type(exc).__name__}: {exc}") from exc
@@ -119,3 +178,19 @@ class Wire:
         self.fresh = True
         if connection is not None and self._pid == os.getpid():
             connection.disconnect()
+
+
+def _why_not_run(exc: ResponseError) -> str:
+    """Why a function was not even begun; '' if it was."""
+    if isinstance(exc, OutOfMemoryError):
+        return "full"
+    if str(exc).startswith(_NOT_LOADED):
+        return "missing"
+    return "refused" if _NO_FUNCTIONS.search(str(exc)) else ""
+
+
+def _name_of(described: Any) -> str:
+    """Of one library, from FUNCTION LIST: a map, or with the older protocol names and values by turns."""
+    if not isinstance(described, dict):
+        described = dict(zip(described[::2], described[1::2], strict=True))
+    return str(described[b"library_name"], "utf-8")

@@ -1,4 +1,4 @@
--- uses: records gate room life entries term full
+-- uses: records statistics gate room life entries term full
 --
 -- adopt: a leader tells which entries there are, and hears how far they are. One that is new, or whose schedule the code
 -- has changed, begins now: its first due time comes after that. One that people added and that the code has now is the

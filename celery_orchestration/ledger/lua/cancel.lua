@@ -1,4 +1,4 @@
--- uses: records session gate room life entries hand_over full
+-- uses: records statistics session gate room life entries hand_over full
 --
 -- cancel: runs that have not started end as revoked. A running one is left alone; a dead letter is remembered as revoked.
 --

@@ -1,4 +1,4 @@
--- uses: records gate room life entries hand_over full
+-- uses: records statistics gate room life entries hand_over full
 --
 -- claim: in a new epoch a worker tells what it runs. That is running, with the very fence it has, even beyond caps,
 -- unless the ledger knows better. What the ledger takes for running there and is not, goes back to its queue.
@@ -8,7 +8,7 @@
 --         traceback or '', how long its code ran (ms) or '', how long ago that ended (ms)
 --         (those that the ledger forgot are taken again)
 --       count of runs, then for each: id, attempt, job, room key, priority, '', expires (ms) or '', own queue,
---         granted queue or '', message, '', '=' and publication, fence, task id
+--         granted queue or '', message, '', '=' and publication, '', fence, task id
 -- Returns  { { of each run: ok | void (ended, superseded, or started elsewhere since) | unknown (no policy) },
 --            count of outcomes taken again, count of runs that go back to their queue,
 --            { jobs that failures disabled: {name, why} } }
@@ -109,7 +109,7 @@ end
 -- Before the claims: one of another publication of the same task id may be in the way of theirs.
 local publications, back = {}, 0
 for i = 1, tonumber(ARGV[at]) do
-  local v = at + 14 * i - 13
+  local v = at + 15 * i - 14
   publications[ARGV[v]] = string.sub(ARGV[v + 11], 2)
 end
 for _, id in ipairs(call('SMEMBERS', P .. 'wr:' .. worker)) do
@@ -125,9 +125,9 @@ end
 
 local answers = {}
 for i = 1, tonumber(ARGV[at]) do
-  local v = at + 14 * i - 13
+  local v = at + 15 * i - 14
   answers[i] = claim(ARGV[v], tonumber(ARGV[v + 1]), ARGV[v + 2], ARGV[v + 3], tonumber(ARGV[v + 4]), tonumber(ARGV[v + 6]),
-    ARGV[v + 7], ARGV[v + 8], ARGV[v + 9], string.sub(ARGV[v + 11], 2), tonumber(ARGV[v + 12]), ARGV[v + 13])
+    ARGV[v + 7], ARGV[v + 8], ARGV[v + 9], string.sub(ARGV[v + 11], 2), tonumber(ARGV[v + 13]), ARGV[v + 14])
 end
 
 call('HSET', P .. 'w:' .. worker, 'epoch', epoch)

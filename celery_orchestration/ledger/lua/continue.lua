@@ -1,4 +1,4 @@
--- uses: records gate room life entries term hand_over full
+-- uses: records statistics gate room life entries term hand_over full
 --
 -- continue: continuous entries begin, and go on if their chain of runs broke: cancelled by hand, forgotten, dropped. A run
 -- that is put off for much longer than the pause between two runs is brought forward: Redis's clock was set back, or the

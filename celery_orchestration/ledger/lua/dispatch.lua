@@ -1,4 +1,4 @@
--- uses: records gate room life entries term hand_over due full
+-- uses: records statistics gate room life entries term hand_over due full
 --
 -- dispatch: fires that are due. Each becomes one run, whatever happens: it is named by its entry, the generation of that and
 -- its due time, and a due time not after the entry's last one is refused. Whether it makes a run at all (catch_up, overlap,

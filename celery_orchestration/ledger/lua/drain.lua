@@ -1,4 +1,4 @@
--- uses: records gate room life entries hand_over workers full
+-- uses: records statistics gate room life entries hand_over workers full
 --
 -- drain: a worker begins to stop. It shows as draining, its slots count no more, and what was to be handed over to it goes
 -- elsewhere where that can be. What it runs goes on; should its lease run out, that is not counted as a crash of its runs.

@@ -1,4 +1,4 @@
--- uses: records gate room life identity entries hand_over full
+-- uses: records statistics gate room life identity entries hand_over full
 --
 -- finish: Celery knows that these runs ended; their records go.
 -- Either an ending was carried out, or a worker found the message of a run that had not started, or of its next

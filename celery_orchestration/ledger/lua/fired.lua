@@ -1,4 +1,4 @@
--- uses: records gate room life entries full
+-- uses: records statistics gate room life entries full
 --
 -- fired: fires of tasks that are no jobs of ours are in the broker now.
 --

@@ -1,4 +1,4 @@
--- uses: records gate room life entries hand_over workers full
+-- uses: records statistics gate room life entries hand_over workers full
 --
 -- install: puts the merged policies of all releases in force into effect, a part of them in each call. Jobs that nobody defines
 -- or refers to any more and that have no runs go away.
@@ -144,6 +144,7 @@ for _, name in ipairs(unwanted) do
     leave_groups(j)
     if j.hash == 'corrupt' then enable_again(j) end
     if j.n == 0 and j.busy == 0 and j.w == 0 and j.z == 0 and not j.off and call('ZCARD', P .. 'dj:' .. name) == 0 then
+      STATS.forget(name)
       call('DEL', P .. 'j:' .. name, P .. 'ob:' .. name, P .. 'h:' .. name, P .. 'sq:' .. name)
       call('ZREM', P .. 'cool', name)
       call('SREM', P .. 'jobs', name)

@@ -1,4 +1,4 @@
--- uses: records gate room life entries hand_over workers full
+-- uses: records statistics gate room life entries hand_over workers full
 --
 -- leave: a worker stops in good order. Runs it still has go back to their queue (on_crash 'fail': they have failed); that is
 -- no crash of theirs.

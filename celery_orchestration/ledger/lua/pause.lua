@@ -1,4 +1,4 @@
--- uses: records gate room life entries hand_over full
+-- uses: records statistics gate room life entries hand_over full
 --
 -- pause: a person stops the gate for all jobs, or opens it again. What runs goes on.
 --

@@ -1,4 +1,4 @@
--- uses: records full
+-- uses: records statistics full
 --
 -- published: granted runs are in the broker now.
 --

@@ -1,4 +1,4 @@
--- uses: records gate room life full
+-- uses: records statistics gate room life full
 --
 -- purge: dead letters go.
 --

@@ -1,4 +1,4 @@
--- uses: records gate room life workers full epoch
+-- uses: records statistics gate room life workers full epoch
 --
 -- register: a worker process announces itself, or announces itself again after its lease was lost or in a new epoch.
 --

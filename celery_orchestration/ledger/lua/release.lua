@@ -1,4 +1,4 @@
--- uses: records gate room life full
+-- uses: records statistics gate room life full
 --
 -- release: everything that waits now is to be published past the ledger, some at a time: the way out. A run that is
 -- released is no longer the gate's; its message stays here until it was published (verb released), or, should that not

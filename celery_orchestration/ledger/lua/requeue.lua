@@ -1,4 +1,4 @@
--- uses: records gate room life entries hand_over full
+-- uses: records statistics gate room life entries hand_over full
 --
 -- requeue: a dead letter becomes a run again, from the beginning. Or it, or a run that waits, becomes one of another job: that
 -- waits for a worker that has this job to take its message in.

@@ -1,7 +1,8 @@
--- uses: records gate room life entries full
+-- uses: records statistics gate room life entries full
 --
--- restore: the ledger was emptied, and a member tells what had been decided before: the pause, disabled jobs, entries that
--- people added or paused. Only until the gate opens. Of what several members tell, the one that knew the latest decision
+-- restore: the ledger was emptied, or lacks what was decided last, because it failed over to a replica that was behind. A
+-- member tells what had been decided before: the pause, disabled jobs, entries that people added or paused. What was undone
+-- and is still there after a failover stays: people undo it again. Only until the gate opens. Of what several members tell, the one that knew the latest decision
 -- counts; what people decided since the ledger was emptied comes before all of them.
 --
 -- ARGV  name of the member, epoch, and what decisions told last: the number, the document (JSON)
@@ -11,6 +12,8 @@ local who, epoch, number = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if epoch ~= G.epoch or G.clk >= G.opens then return 0 end
 local before = tonumber(call('HGET', P .. 'g', 'restored') or nil)
 if before and before >= number then return 0 end -- somebody knew as much, or more
+local why, had = unpack(call('HMGET', P .. 'g', 'why', 'had'))
+if why == 'moved' and (tonumber(had or nil) or 0) >= number then return 0 end -- nothing was forgotten
 make_way()
 for key, kind in pairs({ decided = 'hash', off = 'set', added = 'set', resting = 'set', entries = 'zset', changed = 'zset' }) do
   see_to(key, kind)

@@ -1,4 +1,4 @@
--- uses: records gate room life entries term full
+-- uses: records statistics gate room life entries term full
 --
 -- schedule: a person changes the schedule.
 --

@@ -1,4 +1,4 @@
--- uses: records gate room life identity entries hand_over full
+-- uses: records statistics gate room life identity entries hand_over full
 --
 -- stray: messages came to a worker that lacks their jobs. Each waits here for a worker that has its job; a run that was handed
 -- over waits again. One of a job that no live release has, and that the ledger knows nothing of, becomes a dead letter.

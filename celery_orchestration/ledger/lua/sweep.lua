@@ -1,4 +1,4 @@
--- uses: records session gate room life entries hand_over due workers full epoch
+-- uses: records statistics session gate room life entries hand_over due workers full epoch clock
 --
 -- sweep: what nobody else notices. Advances the ledger clock, takes the runs of workers whose lease ran out, does what is
 -- due, grants again what was granted and got lost, and hands over. Any worker may call it at any time.
@@ -13,9 +13,6 @@
 --            { messages that came to workers without their job, for the caller to take in } }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
---
--- The ledger clock only advances here, by at most two intervals: time during which Redis was down, or by which its clock
--- jumped, does not end a lease.
 
 local RELEASED_MS = 60000
 -- How often the workers are counted anew, should a record have vanished: that looks at all of them.
@@ -29,10 +26,7 @@ if before then return before end
 
 local more, endings, dead_names, recovered, retries = false, {}, {}, 0, {}
 
-local swept = tonumber(call('HGET', P .. 'g', 'swept')) or NOW
-local passed = math.max(0, math.min(NOW - swept, 2 * interval))
-G.clk = G.clk + passed
-call('HSET', P .. 'g', 'clk', int(G.clk), 'swept', int(NOW))
+advance_clock(interval)
 
 local left = limit -- of the runs that may be taken in this call
 local late_workers = call('ZRANGEBYSCORE', P .. 'ws', '-inf', '(' .. int(G.clk), 'LIMIT', 0, limit)

@@ -1,4 +1,4 @@
--- uses: records gate room life entries hand_over full
+-- uses: records statistics gate room life entries hand_over full
 --
 -- switch: a person turns a job on or off. On: its failures are forgotten, and what was held goes, in rank order.
 --

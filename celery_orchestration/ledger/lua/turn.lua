@@ -1,4 +1,4 @@
--- uses: records session gate room life identity entries hand_over due full
+-- uses: records statistics session gate room life identity entries hand_over due full
 --
 -- turn: one round trip of a worker. Records the outcomes of runs that ended, does what is due, hands over the room that is
 -- free, and asks the gate for runs that arrived, in this order, so that a run never waits for one that is over.
@@ -10,7 +10,8 @@
 --                  | crashed (its process died) | interrupted (it had begun, and was stopped) | returned (never begun)
 --       count of arrivals, then for each: id, attempt, job, room key, priority, grant number or '', expires (ms) or '',
 --         own queue, granted queue or '', message, not before (ms) or '' (one with a time comes without a slot),
---         '=' and its publication, or '*' and one if it may be of any that is known (lib/identity.lua)
+--         '=' and its publication, or '*' and one if it may be of any that is known (lib/identity.lua), how long it was in
+--         its queue (ms) or ''
 -- Returns  { runs that wait, more (1: call again, there is more to hand over),
 --            { outcome's answer: ok | refused (void fence, nothing changed) | requeued | superseded | dead },
 --            { arrival's answer: {start, fence, run id} | {start, fence, run id, reason...} (observe: would have waited)
@@ -19,7 +20,9 @@
 --                              | {kept} (this worker is kept free for another run: ask again) },
 --            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} },
 --            { jobs that failures disabled: {name, why} }, { endings: {id, why} to carry out },
---            ms until something is due, or -1 }
+--            ms until something is due, or -1,
+--            { of each run that starts, has waited and is traced: {run id, JSON [{kind: gate | delay | hand_over, from, to (ms),
+--              why: words, by: {id, fence, trace} of the run that it waited for}]} } }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 
@@ -45,11 +48,11 @@ for i = 1, tonumber(ARGV[5]) do
   at = at + 7
 end
 for i = 1, tonumber(ARGV[at]) do
-  local v = at + 12 * i - 11
+  local v = at + 13 * i - 12
   arrivals[i] = { id = ARGV[v], a = tonumber(ARGV[v + 1]), job = ARGV[v + 2], key = ARGV[v + 3],
     priority = tonumber(ARGV[v + 4]), gn = tonumber(ARGV[v + 5]), ex = tonumber(ARGV[v + 6]), q = ARGV[v + 7],
     gq = ARGV[v + 8], message = ARGV[v + 9], eta = tonumber(ARGV[v + 10]),
-    pub = string.sub(ARGV[v + 11], 2), any = string.sub(ARGV[v + 11], 1, 1) == '*' }
+    pub = string.sub(ARGV[v + 11], 2), any = string.sub(ARGV[v + 11], 1, 1) == '*', queued = tonumber(ARGV[v + 12]) }
 end
 
 local function rank_of(arrival, seq)
@@ -81,7 +84,7 @@ end
 local endings, more_due, woken = {}, false, 0
 if G.next and G.next <= NOW then endings, more_due, woken = wake(64) end
 if (G.alone > 0 or SESSION.alone) and not observe then try_alone() end
-if #settled > 0 or HAND.here.free > 0 or woken > 0 then pump(16) end
+if #settled > 0 or HAND.here.free > 0 or woken > 0 or call('EXISTS', P .. 'unseen') == 1 then pump(16) end
 
 -- What the ledger knows of this run already (its record, or the attempt that ended). Returns an answer if that decides,
 -- else nil and what the new attempt inherits from the one before.
@@ -133,6 +136,7 @@ local function admit(arrival)
   if full and not (arrival.gn and found) then return { 'full' } end
   local answer, before_it, running = known(found, done, a, arrival.gn, name)
   if answer then return answer end
+  if arrival.queued then STATS.observe(j, 'queue', arrival.queued) end
   local r = { id = id, job = name, key = j.keyed and arrival.key or '', a = a, rank = rank_of(arrival, next_seq()),
     rec = 0, tries = 0, ex = ex, q = arrival.q, gq = arrival.gq, enq = NOW, eta = arrival.eta,
     pub = found and found.pub or arrival.pub, tid = id ~= arrival.id and arrival.id or nil }
@@ -152,6 +156,7 @@ local function admit(arrival)
   end
   r.sd = before_it and before_it.job == name and before_it.sd or false
   if r.eta then
+    STATS.waits(r, nil, nil, message)
     put_off(j, r, message)
     if before_it and not r.sd then refresh_dependents(j) end -- the attempt before it may have kept them waiting
     return { 'wait' }
@@ -172,7 +177,9 @@ local function admit(arrival)
     call('HINCRBY', P .. 'ob:' .. name, in_words(reason), 1)
     return { 'start', int(r.fence), id, unpack(reason) }
   end
-  r.wf = r.wf or in_words(reason)
+  local words = in_words(reason)
+  r.wf = r.wf or words
+  STATS.waits(r, reason, words, message)
   enqueue(j, r, message)
   refresh(j)
   return { 'wait' }
@@ -194,6 +201,6 @@ if waiting > 0 and #arrivals > 0 then
 end
 flush()
 local reply = remember({ waiting, (HAND.more or more_due) and 1 or 0, settled, admitted, HAND.grants, HAND.starts, DISABLED,
-  endings, G.next and math.max(0, G.next - NOW) or -1 }, DONE, FAILED)
+  endings, G.next and math.max(0, G.next - NOW) or -1, STATS.told }, DONE, FAILED)
 local starts = starts_with_messages(reply[6])
-return { reply[1], reply[2], reply[3], reply[4], reply[5], starts, reply[7], reply[8], reply[9] }
+return { reply[1], reply[2], reply[3], reply[4], reply[5], starts, reply[7], reply[8], reply[9], reply[10] }

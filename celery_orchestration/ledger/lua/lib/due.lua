@@ -20,7 +20,10 @@ local function come_due(r)
     call_off(j, r, 'skipped')
     return { r.id, 'skipped' }
   end
-  r.wf = r.wf or in_words(closed(j, r))
+  local reason = closed(j, r)
+  local words = in_words(reason)
+  r.wf = r.wf or words
+  STATS.waits(r, reason, words)
   enqueue(j, r)
   refresh(j)
 end

@@ -62,6 +62,12 @@ local function note_fire(e, due, next_due, how, run, missed)
   call('HINCRBY', key, COUNTED[how], 1)
   if missed and missed > 0 then call('HINCRBY', key, 'misses', missed) end
   if run then call('HSET', key, 'run', run) end
+  local j = e.job and job(e.job)
+  if j then
+    STATS.count(j, STATS.FIRES[how])
+    if missed and missed > 0 then STATS.count(j, 'fires_missed', missed) end
+    if how == 'fired' and not e.cont then STATS.observe(j, 'lateness', NOW - due) end
+  end
   e.last, e.at, e.how, e.run = due, due, how, run or e.run
 end
 
@@ -84,10 +90,13 @@ local function fire(j, e, due, r, message)
   r.key, r.pub = j.keyed and r.key or '', ''
   r.rank = (3 - r.prio) * CLASS + next_seq()
   if r.eta and r.eta > NOW then
+    STATS.waits(r, nil, nil, message)
     put_off(j, r, message)
     return
   end
-  r.wf = in_words(closed(j, r))
+  local reason = closed(j, r)
+  r.wf = in_words(reason)
+  STATS.waits(r, reason, r.wf, message)
   enqueue(j, r, message)
   refresh(j)
 end

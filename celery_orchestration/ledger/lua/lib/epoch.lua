@@ -5,8 +5,9 @@
 -- until it has, no worker's turn, heartbeat or sweep is taken: NEWEPOCH.
 -- An epoch is named by the tick at which it began, so that epochs rise, and can be compared with fences.
 --
---   In g:  epoch; before: the epoch before it (none: the ledger was new); why: emptied | moved; turned, opens: ledger
---   clock at its beginning, and until which nothing starts; server: which Redis this is
+--   In g:  epoch; before: the epoch before it (none: the ledger was new); why: emptied | moved; had (moved): the number
+--   of the last decision that it knew; turned, opens: ledger clock at its beginning, and until which nothing starts;
+--   server: which Redis this is
 
 -- This process of Redis, and the history of writes that it continues; nil where INFO is forbidden.
 -- The id of the history also changes, with nothing lost, when the first replica comes or the last one is gone for
@@ -36,6 +37,12 @@ local function declare(why, before, lease)
   local run, replid = server()
   call('HSET', P .. 'g', 'epoch', G.epoch, 'before', before, 'why', why, 'turned', int(G.clk), 'opens', int(G.opens),
     'tick', int(G.tick), 'server', run and run .. ' ' .. replid or '')
+  if why == 'moved' then
+    -- Members that know of later decisions than this ledger restore them; what was restored in an epoch before is no matter.
+    call('HDEL', P .. 'g', 'restored', 'left_out')
+    call('HSET', P .. 'g', 'had', call('HGET', P .. 'g', 'decisions') or '0')
+    call('DEL', P .. 'decided')
+  end
   -- The last heartbeats may be forgotten, too.
   for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
     local own = tonumber(call('HGET', P .. 'w:' .. worker, 'lease')) or lease

@@ -126,7 +126,9 @@ local function head(j)
 end
 
 -- How many jobs of a group hold room; read once a call.
-local HELD = {}
+local HELD
+
+on_call(function() HELD = {} end)
 
 local function held(group)
   HELD[group] = HELD[group] or call('SCARD', P .. 'held:' .. group)
@@ -190,7 +192,9 @@ end
 
 -- Releases of the live workers that serve a queue, or nil if that is not known (a version before this counts only slots).
 -- Kept for this call.
-local RELEASES = {}
+local RELEASES
+
+on_call(function() RELEASES = {} end)
 
 local function releases_at(queue)
   if RELEASES[queue] == nil then
@@ -293,11 +297,24 @@ local function reopen_group(group, j)
   if name then reopen(job(name)) end
 end
 
+-- Very many jobs may depend on one: so many are looked at when it begins or ends, as many again by the hand-over of each
+-- call, and the rest by the next calls.
+local LOOKS = { most = 100 }
+
+on_call(function() LOOKS.left = LOOKS.most end)
+
+-- Do waiting runs of j stay because not all that depend on it were looked at? They go before its next run.
+local function holds_back(j)
+  return #j.depd > LOOKS.most and call('SISMEMBER', P .. 'after', j.name) == 1
+end
+
 -- Judges the head of j anew; tells those it conflicts with if what it bars has changed.
 refresh = function(j)
   local h = head(j)
   local br = nil
-  if h and enabled_for(j, h.id, h.rank) and (h.jd or not unmet(j, h.rank)) then br = h.rank end
+  if h and enabled_for(j, h.id, h.rank) and (h.jd or not unmet(j, h.rank)) and not holds_back(j) then
+    br = h.rank
+  end
   local changed = br ~= j.br
   if changed then
     j.br = br
@@ -315,7 +332,14 @@ refresh = function(j)
 end
 
 refresh_dependents = function(j)
-  for _, name in ipairs(with_waiters(j.depd)) do refresh(job(name)) end
+  local names = with_waiters(j.depd)
+  local now = math.min(#names, LOOKS.left)
+  LOOKS.left = LOOKS.left - now
+  for i = 1, now do refresh(job(names[i])) end
+  for from = now + 1, #names, 1000 do
+    call('SADD', P .. 'unseen', unpack(names, from, math.min(from + 999, #names)))
+  end
+  if #names > now and call('SADD', P .. 'after', j.name) == 1 then refresh(j) end
 end
 
 -- The job that blocks j, by name the first if there are several.

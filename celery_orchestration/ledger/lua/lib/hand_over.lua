@@ -5,7 +5,9 @@
 -- the caller publishes it (`grants`), as long as fewer granted runs are on their way to a queue than live workers
 -- have slots for it.
 
-local HAND = { grants = {}, starts = {}, after = {}, more = false }
+local HAND
+
+on_call(function() HAND = { grants = {}, starts = {}, after = {}, more = false, found = {} } end)
 
 -- here: { worker, free, rel, queues, spare, kept } of the calling worker, or nil. spare: a function that finds more free
 -- slots, called once, when one is needed; kept: it is kept free for one run.
@@ -66,12 +68,52 @@ local function best_open()
   return best
 end
 
+-- Looks at a part of the jobs that depend on one that began or ended, if there were too many of them. Returns whether
+-- there are more.
+local function look_at_unseen()
+  local names = call('SPOP', P .. 'unseen', LOOKS.most)
+  if #names == 0 then return false end
+  for _, name in ipairs(names) do
+    local j = job(name)
+    if j then refresh(j) end
+  end
+  if call('EXISTS', P .. 'unseen') == 1 then return true end
+  local after = call('SMEMBERS', P .. 'after')
+  call('DEL', P .. 'after')
+  for _, name in ipairs(after) do
+    local d = job(name)
+    if d then
+      refresh(d)
+      HAND.after[#HAND.after + 1] = d
+    end
+  end
+  return false
+end
+
+-- The dependents of d whose head may start but for rules 2, 3 and 5, the best first. Of very many they are found once a call,
+-- and each is used once.
+local function dependents_of(d)
+  if HAND.found[d.name] then return HAND.found[d.name] end
+  local names, found = d.depd, {}
+  for from = 1, #names, 1000 do
+    local part = { unpack(names, from, math.min(from + 999, #names)) }
+    for i, rank in ipairs(call('ZMSCORE', P .. 'bar', unpack(part))) do
+      if rank then found[#found + 1] = { name = part[i], rank = tonumber(rank) } end
+    end
+  end
+  table.sort(found, function(a, b) return a.rank < b.rank end)
+  if #names > LOOKS.most then HAND.found[d.name] = found end
+  return found
+end
+
 -- When D ends, those who wait for D are looked at before D's next run: they may pass it, and only it, in the order of
--- their own ranks.
+-- their own ranks. Of very many that cannot start now, the first ones.
 local function best_after(best)
   for _, d in ipairs(HAND.after) do
     if d.br then
-      for _, name in ipairs(with_waiters(d.depd)) do
+      local dependents = dependents_of(d)
+      for i = 1, math.min(#dependents, LOOKS.most) do
+        local name = dependents[i].name
         local j = job(name)
         local h = not is_blocked(j) and head(j)
         if h and enabled_for(j, h.id, h.rank) and not (G.paused and h.rank >= 0) then
@@ -82,7 +124,11 @@ local function best_after(best)
             if not r then strike(j, h) end
             local queue = r and open_set(name, destination(r))
             local place = queue and place_for(name, queue)
-            if place then best = { rank = rank, own = h.rank, name = name, queue = queue, place = place } end
+            if place then
+              best = { rank = rank, own = h.rank, name = name, queue = queue, place = place }
+              if #d.depd > LOOKS.most then table.remove(dependents, i) end
+              break
+            end
           end
         end
       end
@@ -93,6 +139,8 @@ end
 
 local function hand_over(limit)
   carry_on()
+  local unseen = look_at_unseen()
+  HAND.more = unseen
   for _ = 1, limit do
     if G.clk < G.opens or (G.cap and G.total >= G.cap) then return end
     local best = best_after(best_open())
@@ -103,12 +151,13 @@ local function hand_over(limit)
     if h and (h.jd or not unmet(j, h.rank)) then hand(j, h.id, best.queue, best.place) else refresh(j) end
   end
   local best = best_open()
-  HAND.more = best ~= nil and not (G.paused and best.rank >= 0)
+  HAND.more = unseen or best ~= nil and not (G.paused and best.rank >= 0)
 end
 
 -- Observe mode: everything that waits is let go, whatever the gate says, as far as there are slots for it.
 local function let_go(limit)
   carry_on()
+  look_at_unseen()
   take_from('wait', limit, 10 * limit, function(id)
     local r = load_run(id)
     local queue = r and r.st == 'waiting' and open_set(r.job, destination(r))

@@ -1,4 +1,4 @@
--- A run's life: every change of its state. Needs records, gate, room.
+-- A run's life: every change of its state. Needs records, gate, room, statistics.
 
 local GRANT_MS = 3000
 
@@ -17,6 +17,8 @@ local function start(j, r, worker, message)
   r.st = 'running'
   r.own = worker
   r.fence = tick()
+  STATS.started(j, r)
+  j.last = r.id
   r.gn, r.dest, r.tries = nil, nil, 0
   r.jd = true
   j.begun = G.tick
@@ -62,7 +64,7 @@ local function take_back(j, r)
 end
 
 -- How many runs ended and failed in this call.
-local DONE, FAILED = 0, 0
+local DONE, FAILED
 
 local function worker_name(worker)
   if not worker then return false end
@@ -71,7 +73,7 @@ local function worker_name(worker)
 end
 
 -- Runs of continuous entries that ended in this call: lib/entries.lua goes on with these.
-local CARRY_ON = {}
+local CARRY_ON
 
 -- For people: a record of the history.
 local function keep(j, fields)
@@ -88,12 +90,18 @@ local function note_down(j, r, outcome, note, started)
   keep(j, { r.id, r.a, outcome, math.min(r.enq, began or over), began or false, over, worker_name(r.own),
     r.fence and int(r.fence) or false, r.rec, r.wf or false, note and note ~= '' and note or false, r.key,
     r.ent or false, r.due or false })
-  if started then j.took = over - began end
+  STATS.count(j, outcome)
+  if started then
+    j.took = over - began
+    STATS.observe(j, 'run', j.took)
+  end
   if r.cont and outcome ~= 'requeued' and outcome ~= 'released' then CARRY_ON[#CARRY_ON + 1] = r end
 end
 
 -- Jobs that failures have disabled in this call: { name, why }.
-local DISABLED = {}
+local DISABLED
+
+on_call(function() DONE, FAILED, CARRY_ON, DISABLED = 0, 0, {}, {} end)
 
 local function cool_down(j)
   j.probe = nil
@@ -298,7 +306,10 @@ local function recover(j, r, counted, begun)
     refresh(j)
     return 'superseded'
   end
-  if counted then r.rec = r.rec + 1 end
+  if counted then
+    r.rec = r.rec + 1
+    STATS.count(j, 'recovered')
+  end
   local fails = begun and j.crash == 'fail'
   if fails or (counted and r.rec > j.recmax) then
     if counted == 'worker' and not fails and not r.al then
@@ -354,6 +365,7 @@ local function settle(id, fence, outcome, note, trace, ran, ago, after)
       after[#after + 1] = j
     else
       -- The message stays, for the case that the retry's gets lost.
+      STATS.count(j, 'retried')
       j.err = note ~= '' and note or j.err
       r.st, r.own, r.fence, r.al = 'retrying', nil, nil, nil
       save_run(r)

@@ -18,6 +18,7 @@
 --   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
 --                          off: by whom, why and since when it is disabled (JSON); seen: once no live release has it, the
 --                          latest that had it; copies: how many copies of its messages were dropped
+--                          t: what it did in the current minute (lib/statistics.lua, which describes t:, tm: and th:, too)
 --   r:<id>           hash  a run (lib/identity.lua says what its id is). s: its record, packed; m: its message, opaque;
 --                          p: its progress, o: that its time is over
 --                          while its code goes on, both packed and of the start whose fence they begin with
@@ -38,6 +39,8 @@
 --                          of the workers there lack the job: open:<queue>, a line feed, and the releases that have it
 --   opens            set   queues with a non-empty open set; ready: those of them that live workers serve
 --   stale            set   jobs to be looked at again, because other queues are served than before
+--   unseen           set   jobs to be looked at again, because a job began or ended that very many depend on
+--   after            set   those jobs: their waiting runs stay until unseen is empty
 --   later            zset  runs that are not to start before a time, by that (ms)
 --   due              zset  waiting runs that expire, by time (ms)
 --   cool             zset  jobs that failures have disabled and that get a probe run, by time (ms)
@@ -75,6 +78,11 @@
 --   off              set   jobs that are disabled; resting: entries that are paused
 --   decided          hash  what people decided while the gate was closed in a new epoch: pause | j:<job> | e:<entry> ->
 --                          people | restored (members knew it from before)
+--   sups             hash  supervisors of pools -> JSON; see lib/places.lua. Those of dead ones are kept for a while
+--   pool:<pool>      hash  wanted: how many workers it is to have, changed: since when (ms); needed: when as many were needed last
+--                          (ms); oldest: how long the oldest ready run has waited (ms); why; seen: when that was decided (ms)
+--   pl:<pool>        hash  places: number -> JSON; see lib/places.lua. No more than the pool's max
+--   pc:<pool>        list  how the number of its workers changed (JSON), the latest first; bounded
 --   audit            list  who changed what when (JSON), the latest first; bounded
 --   bad              hash  records that could not be read: key -> when and why (JSON); bad:<key>: what was in them
 --   ob:<job>         hash  observe mode: reason -> how often a run would have waited for it
@@ -84,13 +92,23 @@
 -- (somebody is publishing it past the gate).
 -- rank = (3 - priority) * 2^50 + seq: a lower one goes first. That of a forced run is below zero.
 
-local P = KEYS[1]
-local call = redis.call
-local TIME = call('TIME')
-local NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
+-- Redis loads these files once and calls their functions many times (see ledger/scripts.py): whatever belongs to one call is
+-- set by a function that is given to `on_call`.
+
+-- Filled in by lib/statistics.lua.
+local STATS = {}
+
+-- The prefix, Redis's clock (seconds and microseconds; ms), and the calling worker, filled in by lib/session.lua.
+local P, call, TIME, NOW, SESSION
 local CLASS = 1125899906842624 -- 2^50
--- The calling worker, filled in by lib/session.lua.
-local SESSION = { lease = 30000 }
+
+on_call(function()
+  P = KEYS[1]
+  call = redis.call
+  TIME = call('TIME')
+  NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
+  SESSION = { lease = 30000 }
+end)
 
 -- Lua's own tostring() keeps 14 digits of a number; ticks and ranks have more.
 local function int(x)
@@ -99,8 +117,10 @@ end
 
 -- ---------------------------------------------------------------------------------------------- globals
 
-local G = {}
-do
+local G
+
+on_call(function()
+  G = {}
   local v = call('HMGET', P .. 'g', 'tick', 'seq', 'clk', 'total', 'cap', 'paused', 'done_ms', 'next', 'alone', 'history',
     'letters', 'letters_ms', 'epoch', 'opens')
   G.tick = tonumber(v[1]) or 0
@@ -117,7 +137,7 @@ do
   G.letters_ms = tonumber(v[12]) or 1209600000
   G.epoch = v[13] or nil
   G.opens = tonumber(v[14]) or 0
-end
+end)
 
 -- Fences and the order of events: always rising, close to Redis's clock in microseconds.
 local function tick()
@@ -217,8 +237,11 @@ end
 
 -- ------------------------------------------------------------------------------------------------- jobs
 
-local J = {}
+-- The jobs that this call has read, by name; false: there is none.
+local J
 local restore
+
+on_call(function() J = {} end)
 
 -- A job, or nil if the ledger has no policy for it.
 --   cap, keyed: how many runs at once, by room key; conf: jobs it conflicts with, but for those in its groups; deps, depd: its dependencies and
@@ -227,24 +250,25 @@ local restore
 --   n: room taken; busy: runs started and not ended; w: runs in its lanes, wk: of these judged; ok, ended, good, begun:
 --   how the last run ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set
 --   it is in; fails: failures in a row, err: the last one; probe: while disabled, the run that tries whether it works
---   again, '' if one may; z: waiting runs that are in no lane; took: ms that the last run took
+--   again, '' if one may; z: waiting runs that are in no lane; took: ms that the last run took; last: the run that started
+--   last; t: its statistics of a minute, packed; sum: the same, opened and changed in this call
 local function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
-  local v = redis.pcall('HMGET', P .. 'j:' .. name, 'p', 's', 'blk', 'off')
+  local v = redis.pcall('HMGET', P .. 'j:' .. name, 'p', 's', 'blk', 'off', 't')
   if v.err then return restore(name, v.err) end
   if not v[1] then
     if call('HEXISTS', P .. 'installed', name) == 1 then return restore(name, 'it is gone') end
     J[name] = false
     return nil
   end
-  j = { name = name, blk = tonumber(v[3]) or 0, off = v[4] or nil }
+  j = { name = name, blk = tonumber(v[3]) or 0, off = v[4] or nil, t = v[5] or nil }
   local sound = false
   sound, j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax, j.cool, j.drop, j.groups =
     pcall(cmsgpack.unpack, v[1])
   if not sound or type(j.depd) ~= 'table' or not j.hash then return restore(name, 'its policy cannot be read') end
   if v[2] then
-    sound, j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took =
+    sound, j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took, j.last =
       pcall(cmsgpack.unpack, v[2])
     if not sound or type(j.wk) ~= 'number' or type(j.ok) == 'number' then return restore(name, 'its state cannot be read') end
   else
@@ -265,9 +289,13 @@ end
 local function flush()
   for name, j in pairs(J) do
     if j and j.dirty then
-      call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's',
-        cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err,
-          j.probe, j.z, j.took))
+      local s = cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err,
+        j.probe, j.z, j.took, j.last)
+      if j.sum then
+        call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's', s, 't', STATS.packed(j))
+      else
+        call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's', s)
+      end
       j.dirty = false
     end
   end
@@ -350,15 +378,18 @@ end
 --   pub: its publication; tid: its task id, if the run has an id of its own;
 --   eta: not to start before, ms; wf: what it waited for first; al: it is tried alone; ent, due, cont: the entry of the
 --   schedule that fired it, for when (ms), whether that one is continuous; stray: its message came to a worker that lacks
---   its job: it waits, in no lane, for one that takes the message in
+--   its job: it waits, in no lane, for one that takes the message in; gate_for: which rule of the gate it waits for; spent:
+--   how long it has waited since its last start (ms): { gate, delay, hand_over, traced: what a tracer wants to know }
+--   (lib/statistics.lua); was: its state as it was read
 local function load_run(id, prefix)
   local key = (prefix or 'r:') .. id
   local s = redis.pcall('HGET', P .. key, 's')
   if not s then return nil end
   local r, sound = { id = id }, false
   sound, r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd, r.ex, r.q, r.gq, r.enq,
-    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray, r.pub, r.tid = pcall(cmsgpack.unpack, s)
-  r.pub = r.pub or ''
+    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray, r.pub, r.tid,
+    r.gate_for, r.spent = pcall(cmsgpack.unpack, s)
+  r.pub, r.was = r.pub or '', r.st
   if not sound or type(r.job) ~= 'string' or type(r.q) ~= 'string' then
     set_aside(key, type(s) == 'table' and s.err or 'it cannot be read')
     return nil
@@ -366,10 +397,27 @@ local function load_run(id, prefix)
   return r
 end
 
+-- The states in which a run waits, and what of it that is.
+STATS.WAITS = { waiting = 'gate', later = 'delay', granted = 'hand_over', queued = 'hand_over' }
+
+-- The run leaves a state in which it waited.
+function STATS.spend(r)
+  local kind, ms = STATS.WAITS[r.was], NOW - r.at
+  if kind and ms > 0 then
+    local spent = r.spent or {}
+    spent[kind] = (spent[kind] or 0) + ms
+    if spent.traced then STATS.tell(spent.traced, kind, r.at) end
+    r.spent = spent
+  end
+  r.was = nil
+end
+
 local function save_run(r, prefix, message)
-  r.at = NOW
+  if r.was then STATS.spend(r) end
+  r.at, r.was = NOW, r.st
   local s = cmsgpack.pack(r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd,
-    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray, r.pub, r.tid)
+    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray, r.pub, r.tid,
+    r.gate_for, r.spent)
   if r.tid then call('SADD', P .. 'p:' .. r.tid, r.id) end
   if message then
     call('HSET', P .. (prefix or 'r:') .. r.id, 's', s, 'm', message)

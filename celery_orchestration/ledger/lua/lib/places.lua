@@ -1,0 +1,75 @@
+-- Pools: the supervisors that run their workers, and which of them holds which place. Needs records.
+--
+-- A place is held while its record is there and its lease, by the ledger clock, has not run out. A supervisor is known by its
+-- name; its session says which process of that name it is.
+
+-- A supervisor, or nil.
+--   session; host, pid; ends: of its lease (ledger clock); tables: pool -> { min, max }; report: opaque, for people
+local function supervisor(name)
+  local text = redis.pcall('HGET', P .. 'sups', name)
+  if type(text) ~= 'string' then return nil end
+  local sound, found = pcall(cjson.decode, text)
+  if not sound or type(found) ~= 'table' or type(found.tables) ~= 'table' then return nil end
+  found.name = name
+  return found
+end
+
+-- Those whose lease has not run out.
+local function supervisors()
+  local found, names = {}, redis.pcall('HKEYS', P .. 'sups')
+  for _, name in ipairs(names.err and {} or names) do
+    local one = supervisor(name)
+    if one and (tonumber(one.ends) or 0) >= G.clk then found[#found + 1] = one end
+  end
+  return found
+end
+
+-- How many workers a pool may have at most: the least that a live supervisor allows. nil: none of them has the pool.
+local function most_places(pool)
+  local most = nil
+  for _, one in ipairs(supervisors()) do
+    local row = one.tables[pool]
+    local its = type(row) == 'table' and tonumber(row.max)
+    if its and (not most or its < most) then most = its end
+  end
+  return most
+end
+
+-- A place that somebody holds, or nil.
+--   by, fence, token: its holder, and of which claim; ends: of its lease (ledger clock); since: ms; leaving: its worker is
+--   to stop; info: opaque, about its worker
+local function place(pool, number)
+  local text = redis.pcall('HGET', P .. 'pl:' .. pool, number)
+  if type(text) ~= 'string' then return nil end
+  local sound, found = pcall(cjson.decode, text)
+  if not sound or type(found) ~= 'table' or (tonumber(found.ends) or 0) < G.clk then return nil end
+  found.number = number
+  return found
+end
+
+local function save_place(pool, p)
+  call('HSET', P .. 'pl:' .. pool, p.number, cjson.encode({ by = p.by, fence = p.fence, token = p.token, ends = p.ends,
+    since = p.since, leaving = p.leaving, info = p.info }))
+end
+
+-- Those that are held, by number.
+local function places(pool)
+  local found, numbers = {}, redis.pcall('HKEYS', P .. 'pl:' .. pool)
+  for _, number in ipairs(numbers.err and {} or numbers) do found[#found + 1] = place(pool, number) end
+  table.sort(found, function(a, b) return tonumber(a.number) < tonumber(b.number) end)
+  return found
+end
+
+-- How many of them stay.
+local function count_staying(held)
+  local count = 0
+  for _, p in ipairs(held) do
+    if not p.leaving then count = count + 1 end
+  end
+  return count
+end
+
+local function wanted_of(pool)
+  local found = redis.pcall('HGET', P .. 'pool:' .. pool, 'wanted')
+  return type(found) == 'string' and tonumber(found) or nil
+end

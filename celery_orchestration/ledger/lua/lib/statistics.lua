@@ -1,0 +1,194 @@
+-- Statistics of a job: how often things happened, and how long runs waited and ran. Needs records.
+--
+-- Three sums are kept for each job. The sum of the current minute is field t of j:<job>: it is read and written together with
+-- the state of the job, so that a run costs no further command. When the first thing happens in a later minute, that sum
+-- goes into a ring of minutes (24 hours), into the sum of its hour and into the sum of all time; the sum of an hour goes
+-- into a ring of hours (30 days) in the same way. A place in a ring is written over when its time comes again, so the
+-- rings are bounded and need no TTL. Whoever reads knows by `at` whether a place is of the time that is asked for.
+--
+--   t:<job>          hash  all: the sum of all time; h: that of one hour; hour: which one. Of jobs that were deleted: t:
+--   tm:<job>:<0-23>  hash  at: an hour; then minute of it -> sum
+--   th:<job>:<0-29>  hash  at: a day; then hour of it -> sum
+--
+-- A sum is a table, packed: number of a counter -> how often, number of a bucket -> how many, number of a duration -> ms.
+-- Minutes, hours and days are counted from 1970, by Redis's clock.
+
+STATS.COUNTERS = { 'started', 'succeeded', 'failed', 'crashed', 'revoked', 'expired', 'rejected', 'ignored', 'requeued',
+  'released', 'skipped', 'retried', 'recovered', 'fires', 'fires_skipped', 'fires_missed', 'waited' }
+-- Each duration has 32 numbers: the first is its sum (ms), the next ones its buckets.
+STATS.DURATIONS = { 'run', 'queue', 'delay', 'hand_over', 'lateness' }
+-- What a run waited for at the gate: each is a duration, after those above.
+STATS.REASONS = { 'slot', 'epoch', 'paused', 'disabled', 'room', 'global', 'blocked', 'depends', 'behind', 'alone' }
+-- The upper ends of the buckets (ms); there is one more for what is longer.
+STATS.LIMITS = { 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000, 300000, 600000, 1800000, 3600000 }
+-- What becomes of a fire, and the counter of it.
+STATS.FIRES = { fired = 'fires', skipped = 'fires_skipped', missed = 'fires_missed' }
+-- Waits of one run that are told to a tracer at most.
+STATS.MOST_TOLD = 16
+-- Of the head of a message so much is searched (bytes).
+STATS.LONGEST_HEAD = 16384
+
+on_call(function() STATS.told = {} end)
+
+do
+  local number, base, gate = {}, {}, {}
+  for i = 1, #STATS.COUNTERS do number[STATS.COUNTERS[i]] = i end -- while Redis loads a library there is no ipairs
+  for i = 1, #STATS.DURATIONS do base[STATS.DURATIONS[i]] = 32 * i end
+  for i = 1, #STATS.REASONS do gate[STATS.REASONS[i]] = 32 * (#STATS.DURATIONS + i) end
+
+  local function unpacked(text)
+    local sound, found = pcall(cmsgpack.unpack, text)
+    return sound and type(found) == 'table' and found or nil
+  end
+
+  local function add(sum, more)
+    for i, n in pairs(more) do sum[i] = (sum[i] or 0) + n end
+    return sum
+  end
+
+  local function into_ring(key, at, place, sum)
+    see_to(key, 'hash')
+    if call('HGET', P .. key, 'at') ~= int(at) then call('DEL', P .. key) end
+    call('HSET', P .. key, 'at', int(at), place, cmsgpack.pack(sum))
+  end
+
+  -- The minute is over: it goes where it belongs.
+  local function close(name, minute, sum)
+    local key, hour = 't:' .. name, math.floor(minute / 60)
+    into_ring('tm:' .. name .. ':' .. hour % 24, hour, minute % 60, sum)
+    see_to(key, 'hash')
+    local v = call('HMGET', P .. key, 'all', 'h', 'hour')
+    local before, of_hour = tonumber(v[3] or nil), v[2] and unpacked(v[2]) or {}
+    if before and before ~= hour then
+      local day = math.floor(before / 24)
+      into_ring('th:' .. name .. ':' .. day % 30, day, before % 24, of_hour)
+      of_hour = {}
+    end
+    call('HSET', P .. key, 'all', cmsgpack.pack(add(v[1] and unpacked(v[1]) or {}, sum)), 'h',
+      cmsgpack.pack(add(of_hour, sum)), 'hour', int(hour))
+  end
+
+  -- What was counted so far in a minute: that, and the sum; or nil.
+  local function opened(text)
+    local sound, minute, sum = pcall(cmsgpack.unpack, text)
+    if sound and type(minute) == 'number' and type(sum) == 'table' then return minute, sum end
+    return nil
+  end
+
+  -- The sum of the current minute, to be added to. flush() writes it.
+  local function sum_of(j)
+    if not j.sum then
+      local minute, sum, now = nil, nil, math.floor(NOW / 60000)
+      if j.t then minute, sum = opened(j.t) end
+      if minute and minute ~= now then
+        close(j.name, minute, sum)
+        sum = nil
+      end
+      j.sum, j.dirty = sum or {}, true
+    end
+    return j.sum
+  end
+
+  function STATS.packed(j)
+    return cmsgpack.pack(math.floor(NOW / 60000), j.sum)
+  end
+
+  function STATS.count(j, what, by)
+    local sum, i = sum_of(j), number[what]
+    if i then sum[i] = (sum[i] or 0) + (by or 1) end
+  end
+
+  local function observe(j, first, ms)
+    local sum, limits, i = sum_of(j), STATS.LIMITS, 1
+    while limits[i] and ms > limits[i] do i = i + 1 end
+    sum[first] = (sum[first] or 0) + ms
+    sum[first + i] = (sum[first + i] or 0) + 1
+  end
+
+  function STATS.observe(j, what, ms)
+    observe(j, base[what], math.max(0, ms))
+  end
+
+  -- A run starts: its waits are over.
+  function STATS.started(j, r)
+    STATS.count(j, 'started')
+    if r.was then STATS.spend(r) end
+    local spent = r.spent
+    if spent then
+      if spent.gate then
+        STATS.count(j, 'waited')
+        observe(j, gate[r.gate_for] or gate.slot, spent.gate)
+      end
+      if spent.delay then STATS.observe(j, 'delay', spent.delay) end
+      if spent.hand_over then STATS.observe(j, 'hand_over', spent.hand_over) end
+      local log = spent.traced and spent.traced.log
+      if log then STATS.told[#STATS.told + 1] = { r.id, cjson.encode(log) } end
+    end
+    r.gate_for, r.spent = nil, nil
+  end
+
+  -- The context in which a message was sent, as OpenTelemetry writes it into the headers; nil if there is none. A message
+  -- begins with the length of its head, which is JSON (envelope.py).
+  local function trace_of(message)
+    if #message > STATS.LONGEST_HEAD then message = string.sub(message, 1, STATS.LONGEST_HEAD) end
+    if not string.find(message, 'traceparent', 1, true) then return nil end
+    local a, b, c, d = string.byte(message, 1, 4)
+    return string.match(string.sub(message, 5, 4 + ((a * 256 + b) * 256 + c) * 256 + d), '"traceparent": ?"([%x%-]+)"')
+  end
+
+  -- Which run keeps another one waiting, as far as it is known: { id, fence, context of its call }.
+  local function blocker(reason)
+    local id, fence = nil, nil
+    if reason[1] == 'behind' then
+      id = reason[3]
+    elseif reason[1] == 'room' or reason[1] == 'blocked' or reason[3] == 'busy' then
+      local k = job(reason[2])
+      if k and k.last then id, fence = k.last, k.begun and int(k.begun) end
+    end
+    local message = id and redis.pcall('HGET', P .. 'r:' .. id, 'm')
+    return id and { id = id, fence = fence, trace = type(message) == 'string' and trace_of(message) or nil } or nil
+  end
+
+  -- The run was not let in, or is put off (no reason). If its caller is traced, each of its waits is kept.
+  function STATS.waits(r, reason, words, message)
+    local traced = r.spent and r.spent.traced
+    if not traced and message and trace_of(message) then
+      traced = {}
+      r.spent = r.spent or {}
+      r.spent.traced = traced
+    end
+    if reason then
+      r.gate_for = reason[1]
+      if traced then traced.why, traced.by = words, blocker(reason) end
+    end
+  end
+
+  -- A wait that is over, for the tracer.
+  function STATS.tell(traced, kind, from)
+    local log = traced.log or {}
+    local last = log[#log]
+    traced.log = log
+    if last and last.kind == kind and last.to == from then
+      last.to = NOW
+    elseif #log < STATS.MOST_TOLD then
+      local at_gate = kind == 'gate'
+      log[#log + 1] = { kind = kind, from = from, to = NOW, why = at_gate and traced.why or nil, by = at_gate and traced.by or nil }
+    end
+  end
+
+  -- A job is deleted: its rings go, and what all jobs did together stays.
+  function STATS.forget(name)
+    local sum, v = {}, redis.pcall('HGET', P .. 't:' .. name, 'all')
+    if type(v) == 'string' then add(sum, unpacked(v) or {}) end
+    v = redis.pcall('HGET', P .. 'j:' .. name, 't')
+    if type(v) == 'string' then
+      local _, open = opened(v)
+      add(sum, open or {})
+    end
+    see_to('t:', 'hash')
+    local gone = call('HGET', P .. 't:', 'all')
+    call('HSET', P .. 't:', 'all', cmsgpack.pack(add(gone and unpacked(gone) or {}, sum)))
+    call('DEL', P .. 't:' .. name)
+    for i = 0, 29 do call('DEL', P .. 'tm:' .. name .. ':' .. i, P .. 'th:' .. name .. ':' .. i) end
+  end
+end

@@ -1,0 +1,167 @@
+"""For people who start their own workers: ``celery worker --autoscale=8,1`` by what there is to do.
+
+``app.conf.worker_autoscaler = "celery_orchestration:QueueAutoscaler"``. Celery's own autoscaler goes by what the worker
+has fetched: it grows to the maximum whenever there is anything to fetch. This one asks the same function as pools do
+(``decide``), with processes in place of workers: runs that the gate holds back ask for none, and short ones for few.
+Of what is queued, each worker that serves the queues counts its share.
+
+Looking at broker and ledger is a thread's work; the execution pool is changed where Celery changes it, in the event
+loop. While either does not answer, only what the worker has fetched counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from math import ceil
+from time import monotonic
+from typing import Any
+
+from celery.utils.log import get_logger
+from celery.worker import state
+from celery.worker.autoscale import Autoscaler
+
+from celery_orchestration import queues
+from celery_orchestration.errors import LedgerError
+from celery_orchestration.policy import Pool
+from celery_orchestration.pools.backlog import Broker
+from celery_orchestration.pools.decide import Figures, Ready, decide
+from celery_orchestration.pools.figures import Looker, PoolLook, encoded
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks, and between two decisions when messages keep coming.
+LOOK_SECONDS, DECIDE_SECONDS = 1.0, 0.1
+#: What was seen longer ago does not count.
+OLDEST_SECONDS = 10.0
+
+
+class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # How often the event loop calls it; when to shrink is up to the decision.
+        super().__init__(*args, **{**kwargs, "keepalive": LOOK_SECONDS})
+        self._needed_at: float | None = None
+        self._changed_at: float | None = None
+        self._decided_at = 0.0
+        self.reason = ""
+
+    @cached_property
+    def _side(self) -> Any:
+        """The worker's side of the orchestration; None if that is off. Bootsteps are made in any order: not before it
+        is needed."""
+        return getattr(self.worker, "orchestration", None)
+
+    @cached_property
+    def _watch(self) -> _Watch | None:
+        return _Watch(self._side, self._line) if self._side is not None else None
+
+    @cached_property
+    def _line(self) -> Pool:
+        """Of the table of pools, if this worker serves one of them; in processes instead of workers."""
+        side = self._side
+        table: Mapping[str, Pool] = side.settings.pools if side is not None else {}
+        served = side.consuming.served if side is not None else ()
+        own = next((pool for pool in map(queues.pool_of, served) if pool in table), None)
+        line = table[own] if own is not None else Pool()
+        bounds = {"min": max(0, self.min_concurrency), "max": max(1, self.max_concurrency), "concurrency": 1}
+        return line.model_copy(update={**bounds, "scale_up_at": None, "scale_down_at": None})
+
+    def _maybe_scale(self, req: Any = None) -> bool | None:
+        now = monotonic()
+        if now - self._decided_at < DECIDE_SECONDS:
+            return None
+        self._decided_at = now
+        processes = self.processes
+        found = decide(self._figures(now, processes))
+        self._needed_at, self.reason = found.needed_at, found.reason
+        if found.wanted == processes:
+            return None
+        self._changed_at = now
+        logger.info("%d processes instead of %d: %s", found.wanted, processes, found.reason)
+        if found.wanted > processes:
+            self.scale_up(found.wanted - processes)
+        else:
+            self._shrink(processes - found.wanted)
+        return True
+
+    def _figures(self, now: float, processes: int) -> Figures:
+        bounds = {
+            "min": max(0, self.min_concurrency),
+            "max": max(1, self.max_concurrency),
+        }  # remote control changes them
+        fetched = len(state.reserved_requests)
+        seen = self._watch.latest(now) if self._watch is not None else None
+        ready = _shared(seen) if seen is not None else []
+        return Figures(
+            pool=self._line.model_copy(update=bounds),
+            now=now,
+            wanted=processes,
+            ready=[*ready, *self._waiting_here(processes, seen)],
+            oldest_wait_seconds=seen.figures.oldest_wait_seconds if seen is not None else 0.0,
+            busy_slots=min(fetched, processes),
+            workers=processes,
+            needed_at=self._needed_at,
+            changed_at=self._changed_at,
+            paused=seen is not None and seen.figures.paused,
+            closed=seen is not None and seen.figures.closed,
+        )
+
+    def _waiting_here(self, processes: int, seen: PoolLook | None) -> list[Ready]:
+        """What was fetched and has no process yet, by how long each task takes here, or elsewhere."""
+        tasks = Counter(str(request.name) for request in list(state.reserved_requests))
+        share = max(0, tasks.total() - processes) / max(1, tasks.total())
+        demand = self._side.demand if self._side is not None else None
+        found = []
+        for task, count in tasks.items() if share else ():
+            seconds = demand.typical(task) if demand is not None else None
+            if seconds is None and seen is not None:
+                seconds = seen.durations.get(encoded(task))
+            found.append(Ready(task, ceil(count * share), seconds))
+        return found
+
+    def info(self) -> dict[str, Any]:
+        return {**super().info(), "reason": self.reason}
+
+
+def _shared(seen: PoolLook) -> list[Ready]:
+    """What falls to one of the workers that serve the queues."""
+    alive = len([worker for worker in seen.workers if not worker.draining and not worker.dead])
+    share = max(1, alive)
+    rooms = {job.job: None if job.room is None else ceil(job.room / share) for job in seen.figures.ready}
+    return [Ready(job.job, ceil(job.runs / share), job.seconds, rooms[job.job]) for job in seen.figures.ready]
+
+
+class _Watch:
+    """Looks at what is queued for a worker, on a thread that starts with the first question."""
+
+    def __init__(self, side: Any, line: Pool) -> None:
+        self._side, self._line = side, line
+        self._thread: threading.Thread | None = None
+        self._seen: tuple[float, PoolLook] | None = None
+
+    def latest(self, now: float) -> PoolLook | None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="orchestration-autoscaler", daemon=True)
+            self._thread.start()
+        seen = self._seen
+        return seen[1] if seen is not None and now - seen[0] < OLDEST_SECONDS else None
+
+    def _run(self) -> None:
+        side, over = self._side, threading.Event()
+        ledger, broker = side.ledger.line(), Broker(side.app)
+        looker = Looker(ledger, {})
+        while not side.stopping:
+            served = list(side.consuming.served)
+            looker.queues = {"": served}
+            try:
+                look = looker.look({"": self._line}, broker.read(served), tasks=list(state.total_count))[""]
+                self._seen = monotonic(), look
+            except LedgerError as exc:
+                logger.debug("The ledger does not tell what is queued: %s", exc)
+            except Exception as exc:
+                logger.debug("The broker does not tell what is queued: %r", exc)
+            over.wait(LOOK_SECONDS)
+        broker.close()
+        ledger.close()

@@ -1,0 +1,202 @@
+"""How many workers a pool needs. Pure: figures in, a number and the reason for it out.
+
+What counts is how long work that *may start* has to wait, not how long a queue is::
+
+    wanted slots = slots at work + ready runs * typical duration / target_wait_seconds
+
+One run never asks for more than one slot, and the runs of a job never for more than its ``max_running`` allows. A
+duration that nobody knows yet is taken for :data:`UNKNOWN_SECONDS`: that is scaling by depth. With ``scale_up_at`` only
+depth counts.
+
+More workers start at once, as many as the figures ask for. Fewer: one at a time, and only after nobody needed the last
+one for ``quiet_seconds``; so a steady load, however it is spread over the seconds, does not start and stop workers in
+turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from celery_orchestration.policy import Pool
+
+#: What a run counts as while nobody knows how long its job takes.
+UNKNOWN_SECONDS = 1.0
+#: Seconds between two steps down, and between two steps up that only follow from the wait of the oldest run.
+STEP_DOWN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Runs of one job that may start as soon as a slot is free."""
+
+    job: str
+    runs: int
+    #: How long one takes, typically. None: nobody knows yet.
+    seconds: float | None = None
+    #: How many more of them may run at once (``max_running``). None: any number.
+    room: int | None = None
+
+    def slots(self, target_seconds: float) -> float:
+        """That start all of them within the target."""
+        asked = self.runs * (UNKNOWN_SECONDS if self.seconds is None else self.seconds) / target_seconds
+        most = self.runs if self.room is None else min(self.runs, self.room)
+        return max(0.0, min(asked, most))
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one pool at one moment. Times are seconds on one clock, whichever."""
+
+    pool: Pool
+    now: float
+    #: How many workers it is to have by the last decision. None: none was made yet.
+    wanted: int | None = None
+    ready: Sequence[Ready] = ()
+    #: How long the oldest of them has waited, as far as that can be told.
+    oldest_wait_seconds: float = 0.0
+    #: Slots at work, and workers: without those that drain. They take nothing new, and are not missed.
+    busy_slots: int = 0
+    workers: int = 0
+    #: When as many workers as wanted were needed last, and when a decision last changed their number.
+    needed_at: float | None = None
+    changed_at: float | None = None
+    paused: bool = False
+    #: In a new epoch, the ledger starts nothing for one lease.
+    closed: bool = False
+    #: Why nobody knows what there is to do, if that is so.
+    unknown: str = ""
+
+    @property
+    def ready_runs(self) -> int:
+        return sum(job.runs for job in self.ready)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    wanted: int
+    #: In words, with the figures.
+    reason: str
+    #: When as many workers as wanted were needed last.
+    needed_at: float
+    #: Workers that the figures of this moment ask for.
+    needed: int = field(default=0)
+
+
+def decide(figures: Figures) -> Decision:
+    pool, now = figures.pool, figures.now
+    last_need = now if figures.needed_at is None else min(figures.needed_at, now)
+    if figures.wanted is None:
+        current, why = _between(pool, figures.workers), "the pool begins"
+    else:
+        current, why = _between(pool, figures.wanted), f"it has to be within {pool.min} and {pool.max}"
+    held_back = "everything is paused" if figures.paused else "a new epoch has not opened" if figures.closed else ""
+    held_back = held_back or figures.unknown
+    if held_back:
+        return Decision(current, held_back if current == figures.wanted else why, now, current)
+    needed, reason = _needed(figures, current)
+    if needed > current:
+        return Decision(needed, reason, now, needed)
+    if current != figures.wanted:
+        return Decision(current, f"{why}; {reason}", now, needed)
+    if needed == current or _keeps(figures, current):
+        return Decision(current, reason, now, needed)
+    quiet = now - last_need
+    stepped = figures.changed_at is None or now - figures.changed_at >= STEP_DOWN_SECONDS
+    if quiet < pool.quiet_seconds or not stepped:
+        return Decision(current, f"{reason}, for {quiet:.0f} s now", last_need, needed)
+    return Decision(current - 1, f"{reason}, for {quiet:.0f} s now: one worker less", last_need, needed)
+
+
+def _between(pool: Pool, workers: int) -> int:
+    return max(pool.min, min(pool.max, workers))
+
+
+def _needed(figures: Figures, current: int) -> tuple[int, str]:
+    """Workers by the figures of this moment, and why."""
+    pool, ready = figures.pool, figures.ready_runs
+    by_depth = pool.scale_up_at is not None
+    workers, reason = (_by_depth if by_depth else _by_duration)(figures)
+    if ready == 0:
+        # Nobody waits: whatever the slots do, another worker would have nothing to start.
+        workers = min(workers, current)
+    elif not by_depth and _waits_too_long(figures, current) and workers <= current:
+        workers = current + 1
+        reason = (
+            f"the oldest of {_runs(ready)} waits for {figures.oldest_wait_seconds:.0f} s, more than "
+            f"{pool.target_wait_seconds:g} s, and no slot is free"
+        )
+    bounded = _between(pool, max(workers, 1 if ready else 0))
+    if bounded < workers:
+        reason += f": {_workers(workers)}, and max is {pool.max}"
+    else:
+        reason += f": {_workers(bounded)}" + (f", as min is {pool.min}" if bounded > workers else "")
+    return bounded, reason
+
+
+def _by_depth(figures: Figures) -> tuple[int, str]:
+    assert figures.pool.scale_up_at is not None
+    ready, busy = figures.ready_runs, ceil(figures.busy_slots / figures.pool.slots)
+    by_depth = ceil(ready / figures.pool.scale_up_at)
+    if ready and by_depth >= busy:
+        return by_depth, f"{_runs(ready)} at {figures.pool.scale_up_at} for each worker"
+    return busy, f"{_slots(figures.busy_slots)} at work, {_runs(ready)}"
+
+
+def _by_duration(figures: Figures) -> tuple[int, str]:
+    pool, ready = figures.pool, figures.ready_runs
+    more = sum(job.slots(pool.target_wait_seconds) for job in figures.ready)
+    workers = ceil((figures.busy_slots + more) / pool.slots - 1e-9)
+    if not ready:
+        return workers, f"{_slots(figures.busy_slots)} at work, nobody waits"
+    known = [job for job in figures.ready if job.seconds is not None]
+    runs = sum(job.runs for job in known)
+    parts = []
+    if runs:
+        typical = sum(job.runs * (job.seconds or 0.0) for job in known) / runs
+        parts.append(f"{_runs(runs)} of {_duration(typical)}")
+    if ready > runs:
+        parts.append(f"{_runs(ready - runs)} of unknown duration")
+    reason = (
+        f"{_slots(figures.busy_slots)} at work and {' and '.join(parts)} within {pool.target_wait_seconds:g} s "
+        f"need {_slots(ceil(figures.busy_slots + more))}"
+    )
+    return workers, reason
+
+
+def _waits_too_long(figures: Figures, current: int) -> bool:
+    """The durations promised otherwise: they may have changed. One worker more for every target that is missed."""
+    pool = figures.pool
+    since = None if figures.changed_at is None else figures.now - figures.changed_at
+    return (
+        figures.oldest_wait_seconds > pool.target_wait_seconds
+        and figures.busy_slots >= max(1, current) * pool.slots
+        and any(job.room is None or job.room > 0 for job in figures.ready)
+        and (since is None or since >= pool.target_wait_seconds)
+    )
+
+
+def _keeps(figures: Figures, current: int) -> bool:
+    """By depth, workers stay until there is little left for each of the others."""
+    pool = figures.pool
+    if pool.scale_up_at is None:
+        return False
+    least = pool.scale_up_at / 2 if pool.scale_down_at is None else pool.scale_down_at
+    return figures.ready_runs > least * max(0, current - 1)
+
+
+def _runs(count: int) -> str:
+    return f"{count} ready {'run' if count == 1 else 'runs'}"
+
+
+def _workers(count: int) -> str:
+    return f"{count} {'worker' if count == 1 else 'workers'}"
+
+
+def _slots(count: int) -> str:
+    return f"{count} {'slot' if count == 1 else 'slots'}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,0 +1,22 @@
+-- queued: how many messages are in lists of a Redis broker, and of which tasks the next ones are. Reads only.
+--
+-- KEYS  lists of queues
+-- ARGV  how many messages of each are looked at
+-- Returns  of each list { length (-1: it is no list), id of the message that is next, or '', names of tasks ... }
+-- Called again: the same, as far as nothing was sent or taken.
+--
+-- The body of a message is encoded or quoted: nothing in it looks like a header.
+local found, most = {}, tonumber(ARGV[1])
+for i, key in ipairs(KEYS) do
+  local length = redis.pcall('LLEN', key)
+  local one = { type(length) == 'number' and length or -1, '' }
+  if one[1] > 0 then
+    local messages = redis.call('LRANGE', key, -most, -1)
+    one[2] = string.match(messages[#messages], '"id": "([^"]*)"') or ''
+    for _, message in ipairs(messages) do
+      one[#one + 1] = string.match(message, '"task": "([^"]*)"') or ''
+    end
+  end
+  found[i] = one
+end
+return found

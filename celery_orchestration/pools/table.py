@@ -1,0 +1,80 @@
+"""The table of pools: which queues each has, and what applies when machines have different tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery import Celery
+
+from celery_orchestration import queues
+from celery_orchestration.policy import Pool
+
+Table = Mapping[str, Pool]
+
+#: What counts for how many workers a pool has: the rest of a line is each machine's own.
+SHARED = ("min", "max", "concurrency", "target_wait_seconds", "scale_up_at", "scale_down_at", "quiet_seconds")
+
+
+def queues_of(app: Celery, pool: str) -> list[str]:
+    """The queues that a pool's workers serve. The default pool's also serve what workers without ``-Q`` serve."""
+    own = [queues.granted_name(pool), *queues.pool_queues(pool)]
+    if pool != queues.DEFAULT_POOL:
+        return own
+    configured = [str(getattr(queue, "name", queue)) for queue in app.conf.task_queues or ()]
+    others = [name for name in configured or [app.conf.task_default_queue] if queues.pool_of(name) is None]
+    return list(dict.fromkeys([*own, *others]))
+
+
+def arguments_of(app: Celery, pool: str) -> list[str]:
+    """Of ``celery worker``: which queues it is to serve. Whoever serves a pool has its granted queue by itself."""
+    if pool != queues.DEFAULT_POOL:
+        return ["-Q", ",".join(queues.pool_queues(pool))]
+    configured = [str(getattr(queue, "name", queue)) for queue in app.conf.task_queues or ()]
+    foreign = [name for name in configured if queues.pool_of(name) not in (None, pool)]
+    return ["-X", ",".join(foreign)] if foreign else []
+
+
+def shared(pool: Pool) -> dict[str, Any]:
+    """What other supervisors have to know of a line of the table."""
+    return {name: getattr(pool, name) for name in SHARED}
+
+
+def strictest(pool: Pool, others: Sequence[Mapping[str, Any]]) -> Pool:
+    """A pool as it is while supervisors have different lines for it: what asks for fewer workers applies.
+
+    The smallest ``max``; the largest ``min``, within that; the smallest ``concurrency`` and ``quiet_seconds``; the
+    largest ``target_wait_seconds`` and ``scale_up_at``, or durations if one scales by these.
+    """
+    lines = [shared(pool), *({**shared(pool), **other} for other in others)]
+    most = min(line["max"] for line in lines)
+    by_depth = all(line["scale_up_at"] is not None for line in lines)
+    up = max(line["scale_up_at"] for line in lines) if by_depth else None
+    down = [line["scale_down_at"] for line in lines if line["scale_down_at"] is not None]
+    return pool.model_copy(
+        update={
+            "max": most,
+            "min": min(most, max(line["min"] for line in lines)),
+            "concurrency": min(line["concurrency"] for line in lines),
+            "target_wait_seconds": max(line["target_wait_seconds"] for line in lines),
+            "quiet_seconds": min(line["quiet_seconds"] for line in lines),
+            "scale_up_at": up,
+            "scale_down_at": max(down) if by_depth and down and max(down) < (up or 0) else None,
+        }
+    )
+
+
+def differences(name: str, pool: Pool, others: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """For people: what other supervisors have otherwise. `others`: their lines for this pool, by their names."""
+    own, found = shared(pool), []
+    applies = shared(strictest(pool, list(others.values())))
+    for supervisor, line in sorted(others.items()):
+        unlike = [option for option in SHARED if option in line and line[option] != own[option]]
+        if unlike:
+            said = ", ".join(f"{option}={line[option]} there and {own[option]} here" for option in unlike)
+            applied = ", ".join(f"{option}={applies[option]}" for option in unlike)
+            found.append(
+                f"supervisor {supervisor} has another table of pools: pool {name!r} has {said}. The stricter one "
+                f"applies: {applied}. Start all supervisors with the same configuration"
+            )
+    return found

@@ -1,0 +1,260 @@
+"""Everything on one machine, in one process's care: ``celery -A shop orchestration up``.
+
+``up`` starts the services of :func:`services_of`, looks after them, merges their logs, and ends them. It leaves nothing
+behind:
+
+- The first Ctrl-C (or SIGTERM) drains: workers take nothing more and finish what they run, for ``drain_seconds`` at
+  most. The second one stops at once; what ran goes back to its queue.
+- If ``up`` itself is killed, the kernel tells scheduler and workers, which drain by themselves, and the private Redis
+  ends when the last of them has left it (``redis_keeper.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+from kombu.utils.imports import symbol_by_name
+
+from celery_orchestration.errors import Said
+from celery_orchestration.policy import Policy, Pool, Settings
+from celery_orchestration.pools.merged_log import MergedLog
+from celery_orchestration.pools.private_redis import PrivateRedis, loopback_addresses
+from celery_orchestration.pools.reload import CodeWatcher, source_directories
+from celery_orchestration.pools.run import command_to_read_again
+from celery_orchestration.pools.services import CommandService, PoolsService, RedisService, Service
+from celery_orchestration.pools.supervisor import DRAIN_SECONDS, Supervisor
+from celery_orchestration.queues import DEFAULT_POOL
+
+#: Seconds between two looks at the services.
+STEP = 0.2
+#: Seconds more than that until the Redis of a killed ``up`` ends in any case.
+REDIS_GRACE = 20.0
+#: Seconds to try the broker before anything that needs it is started.
+BROKER_SECONDS = 5.0
+
+
+#: Where the dashboard listens, and what it needs besides this package.
+DASHBOARD_PORT = 5577
+DASHBOARD_NEEDS = ("starlette", "uvicorn", "jinja2", "prometheus_client")
+
+
+class UpError(Said):
+    """``up`` cannot start; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run."""
+
+    app: Celery
+    #: As it was given with -A.
+    app_name: str
+    settings: Settings
+    jobs: Mapping[str, Policy]
+    data: Path
+    loglevel: str = "INFO"
+    reload: bool = False
+    #: Of the dashboard; None: there is to be none.
+    dashboard_port: int | None = DASHBOARD_PORT
+
+    @property
+    def drain_seconds(self) -> float:
+        chosen = self.settings.drain_seconds
+        return DRAIN_SECONDS if chosen is None else chosen
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """The app's table, or else one worker for each pool that a job names, with a slot for each processor."""
+        if self.settings.pools:
+            return dict(self.settings.pools)
+        names = [DEFAULT_POOL, *sorted({job.pool for job in self.jobs.values()} - {DEFAULT_POOL})]
+        return {name: Pool(min=1, max=1, concurrency=os.cpu_count() or 1) for name in names}
+
+
+def services_of(plan: Plan, log: MergedLog) -> list[Service]:
+    """In the order in which they are started."""
+    services = [*redis_services(plan, log), scheduler_service(plan, log), *dashboard_services(plan, log)]
+    return [*services, pools_service(plan, log)]
+
+
+def redis_services(plan: Plan, log: MergedLog) -> list[Service]:
+    grace = plan.drain_seconds + REDIS_GRACE
+    addresses = loopback_addresses(plan.app, plan.settings)
+    return [RedisService(PrivateRedis(one, plan.data, grace), log) for one in addresses]
+
+
+def scheduler_service(plan: Plan, log: MergedLog) -> Service:
+    """Always: entries may be added while it runs, and an idle one costs next to nothing."""
+    from celery.beat import PersistentScheduler  # noqa: PLC0415
+
+    command = [*celery_command(plan), "beat", "--loglevel", plan.loglevel, "--pidfile="]
+    if issubclass(symbol_by_name(plan.app.conf.beat_scheduler), PersistentScheduler):
+        command += ["--schedule", str(plan.data / "celerybeat-schedule")]  # Celery's own keeps a file
+    return CommandService("scheduler", command, log)
+
+
+def pools_service(plan: Plan, log: MergedLog) -> Service:
+    supervisor = Supervisor(
+        plan.app,
+        plan.app_name,
+        plan.pools,
+        plan.jobs,
+        log.line,
+        state_directory=plan.data,
+        worker_options=["--loglevel", plan.loglevel],
+    )
+    return PoolsService(supervisor, command_to_read_again(plan.app_name) if plan.settings.pools else ())
+
+
+def dashboard_services(plan: Plan, log: MergedLog) -> list[Service]:
+    """On loopback. On any free port, if another program has its own: the dashboard prints its address."""
+    if plan.dashboard_port is None:
+        return []
+    if any(find_spec(name) is None for name in DASHBOARD_NEEDS):
+        log.line("up", "there is no dashboard: pip install 'celery_orchestration[dashboard]', or --no-dashboard")
+        return []
+    port = plan.dashboard_port if is_free(plan.dashboard_port) else 0
+    return [
+        CommandService("dashboard", [*celery_command(plan), "orchestration", "dashboard", "--port", str(port)], log)
+    ]
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def celery_command(plan: Plan) -> list[str]:
+    return [sys.executable, "-m", "celery", "-A", plan.app_name]
+
+
+class Up:
+    """``run()`` returns the exit status when everything has ended."""
+
+    def __init__(self, plan: Plan, log: MergedLog) -> None:
+        self._plan, self._log = plan, log
+        self._services = services_of(plan, log)
+        self._started: list[Service] = []
+        self._wake = threading.Event()
+        self._signals = 0
+        self._changed: list[str] = []
+
+    def run(self) -> int:
+        before = self._take_signals()
+        watcher = self._watcher()
+        try:
+            self._start()
+            if watcher is not None:
+                watcher.start()
+            while not self._signals:
+                self._reload_if_changed()
+                self._step()
+            self._drain()
+        finally:
+            if watcher is not None:
+                watcher.stop()
+            self._stop()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        self._log.line("up", "everything has ended")
+        return 0
+
+    # -- life
+
+    def _start(self) -> None:
+        for service in self._services:
+            if self._signals:
+                return
+            if not service.is_needed_to_drain and not any(one for one in self._started if not one.is_needed_to_drain):
+                check_broker(self._plan.app)
+            self._started.append(service)
+            service.start()
+        self._say("Ctrl-C drains and ends everything")
+
+    def _step(self) -> None:
+        for service in self._started:
+            service.step()
+        self._wake.wait(STEP)
+        self._wake.clear()
+
+    def _reload_if_changed(self) -> None:
+        if self._changed:
+            changed, self._changed = self._changed, []
+            self._say(f"{'; '.join(changed)} changed: workers and scheduler are started anew")
+            for service in self._started:
+                service.reload()
+
+    def _drain(self) -> None:
+        """Until all have ended, or somebody asks for it again."""
+        workers = [one for one in reversed(self._started) if not one.is_needed_to_drain]
+        self._say(f"draining: what runs may finish, for {self._plan.drain_seconds:g} s; once more to stop at once")
+        for service in workers:
+            service.drain()
+        while self._signals < 2 and not all(one.ended for one in workers):
+            self._step()
+        if self._signals > 1:
+            self._say("stopping at once")
+
+    def _stop(self) -> None:
+        """Whatever state it is in, nothing of it is left."""
+        for needed in (False, True):
+            services = [one for one in reversed(self._started) if one.is_needed_to_drain is needed]
+            for service in services:
+                service.stop()
+            while not all(one.ended for one in services):
+                for service in services:
+                    service.step()
+                self._wake.wait(STEP)
+        self._log.finish(2.0)
+
+    # -- what comes from outside
+
+    def _take_signals(self) -> dict[signal.Signals, Any]:
+        def note(number: int, _: FrameType | None) -> None:
+            self._signals += 1
+            self._wake.set()
+
+        # SIGHUP: the terminal was closed.
+        return {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def _watcher(self) -> CodeWatcher | None:
+        if not self._plan.reload:
+            return None
+
+        def changed(files: str) -> None:
+            self._changed.append(files)
+            self._wake.set()
+
+        return CodeWatcher(source_directories(self._plan.app), changed)
+
+    def _say(self, text: str) -> None:
+        self._log.line("up", text)
+
+
+def check_broker(app: Celery) -> None:
+    """A broker that is not there is said once, before processes complain again and again."""
+    with app.connection_for_write() as connection:
+        try:
+            connection.ensure_connection(max_retries=1, timeout=BROKER_SECONDS)
+        except (OperationalError, *connection.recoverable_connection_errors) as exc:
+            where = connection.as_uri()
+            raise UpError(
+                f"the broker at {where} does not answer ({exc}): start it first, or correct broker_url"
+            ) from None

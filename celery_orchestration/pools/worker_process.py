@@ -1,0 +1,136 @@
+"""One worker process on a place: started, listened to, drained, ended.
+
+It must be started by a thread that lives as long as the supervisor: the kernel tells the worker when that thread ends
+(see ``child``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic, time
+
+from celery_orchestration.pools import child, machine
+from celery_orchestration.worker.supervised import HURRY
+
+#: Lines of its output that are kept, for whoever asks why it died.
+KEPT_LINES = 30
+#: Seconds that a worker gets to end what it runs when the time to drain is up, before it is killed.
+ENDING_SECONDS = 15.0
+
+OnLine = Callable[[str, str], None]
+
+
+class WorkerProcess:
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], nice: int, on_line: OnLine) -> None:
+        """`on_line`: gets the name and each line of its output, on a thread of its own."""
+        self.name = name
+        self.command = list(command)
+        self._on_line = on_line
+        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self.started = monotonic()
+        self.started_ms = int(time() * 1000)
+        #: When it was told to drain, by the monotonic clock; and for how long it may. None: as long as its runs take.
+        self.draining_since: float | None = None
+        self.drain_seconds: float | None = None
+        self.why_draining = ""
+        self._hurried_at: float | None = None
+        self._killed = False
+        self._process = subprocess.Popen(
+            [sys.executable, child.__file__, str(os.getpid()), str(nice), *command],
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.started_at = machine.started_at(self.pid)
+        self._reader = threading.Thread(target=self._read, name=f"output of {name}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for raw in output:
+                line = raw.decode("utf-8", "replace").rstrip("\r\n")
+                self.tail.append(line)
+                with suppress(Exception):  # a callback must not make the worker block on a full pipe
+                    self._on_line(self.name, line)
+
+    def exit_code(self) -> int | None:
+        """None while it lives. What it leaves behind in its process group is killed: its runs are others' by then."""
+        code = self._process.poll()
+        if code is not None and not self._killed:
+            self._killed = True
+            self._signal_group(signal.SIGKILL)
+            self._reader.join(0.5)
+            with suppress(OSError):
+                assert self._process.stdin is not None
+                self._process.stdin.close()
+        return code
+
+    @property
+    def age(self) -> float:
+        return monotonic() - self.started
+
+    def drain(self, why: str, seconds: float | None) -> None:
+        """It takes nothing new, and what it runs may end: within so many seconds, if that is given. Called again, the
+        shorter time holds."""
+        if self.draining_since is None:
+            self.draining_since, self.drain_seconds, self.why_draining = monotonic(), seconds, why
+            self._send(signal.SIGTERM)
+        elif seconds is not None:
+            left = monotonic() - self.draining_since + seconds
+            self.drain_seconds = left if self.drain_seconds is None else min(self.drain_seconds, left)
+
+    def tend(self) -> None:
+        """Ends it if its time to drain is up."""
+        if self.draining_since is None or self.drain_seconds is None or self._process.poll() is not None:
+            return
+        now = monotonic()
+        if self._hurried_at is None and now - self.draining_since > self.drain_seconds:
+            self.stop()
+        elif self._hurried_at is not None and now - self._hurried_at > ENDING_SECONDS:
+            self.kill()
+
+    def stop(self) -> None:
+        """What it runs is ended, and goes back to its queue."""
+        if self._hurried_at is None:
+            self._hurried_at = monotonic()
+            self.draining_since = self.draining_since or self._hurried_at
+            self.drain_seconds = 0.0
+            self._send(signal.SIGCONT)  # one that stands still would not hear
+            self._send(signal.SIGTERM)
+            with suppress(OSError):
+                assert self._process.stdin is not None
+                self._process.stdin.write(HURRY + b"\n")
+                self._process.stdin.flush()
+
+    def kill(self) -> None:
+        self._signal_group(signal.SIGKILL)
+        self._send(signal.SIGKILL)
+
+    def wait(self, seconds: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self.exit_code() is not None
+
+    def memory_mb(self) -> float | None:
+        return machine.resident_mb(self.pid)
+
+    def _send(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def _signal_group(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
