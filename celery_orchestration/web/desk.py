@@ -1,0 +1,57 @@
+"""Questions to the ledger, asked in threads: a client has one connection, and serves one thread at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import anyio
+from anyio import to_thread
+from celery import Celery
+
+from celery_orchestration.operate import Orchestration
+from celery_orchestration.operate.who import acting_as
+
+T = TypeVar("T")
+
+#: How many questions are asked at the same time.
+MOST_CLIENTS = 4
+
+
+class Desk:
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._idle: SimpleQueue[Orchestration] = SimpleQueue()
+        self._limit: anyio.CapacityLimiter | None = None
+        self._other: anyio.CapacityLimiter | None = None
+
+    async def ask(self, question: Callable[[Orchestration], T], name: str | None = None) -> T:
+        """`name`: who acts, for the audit."""
+        if self._limit is None:
+            self._limit = anyio.CapacityLimiter(MOST_CLIENTS)
+        return await to_thread.run_sync(self._ask, question, name, limiter=self._limit)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Something that takes long, and not of the ledger: one at a time."""
+        if self._other is None:
+            self._other = anyio.CapacityLimiter(1)
+        return await to_thread.run_sync(work, limiter=self._other)
+
+    def _ask(self, question: Callable[[Orchestration], T], name: str | None) -> T:
+        try:
+            client = self._idle.get_nowait()
+        except Empty:
+            client = Orchestration(self._app)
+        try:
+            with acting_as(name):
+                return question(client)
+        finally:
+            self._idle.put(client)
+
+    def close(self) -> None:
+        while True:
+            try:
+                self._idle.get_nowait().close()
+            except Empty:
+                return

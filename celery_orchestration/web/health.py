@@ -1,0 +1,21 @@
+"""What a probe gets at ``/health``: whether the ledger answers and runs may start. It is for everybody to read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from celery_orchestration.operate.diagnosis import Health
+
+
+def answer(health: Health) -> tuple[int, bytes]:
+    """The status of HTTP, and a JSON document. Names of hosts, and where Redis is, stay inside."""
+    document = {
+        "ok": health.ok,
+        "ledger": "answers" if health.at is not None else "does not answer",
+        "workers": health.workers,
+        "leader": health.leader is not None,
+        "gate_opens_in_seconds": health.opens_in_seconds,
+    }
+    return 200 if health.ok else 503, json.dumps(document).encode()

@@ -1,0 +1,90 @@
+"""One job: why it does or does not run, how long it takes and waits, how it ended, and its options."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from celery_orchestration.errors import LedgerError, OrchestrationError
+from celery_orchestration.operate.models import Ended, EntryStatus
+from celery_orchestration.web.pages import Look, Query, runs
+from celery_orchestration.web.svg import bands
+
+#: How many ended runs the figures are made of, and how many are listed.
+MOST, LISTED, MOST_ERRORS = 500, 25, 8
+
+
+@dataclass(frozen=True)
+class Figures:
+    count: int
+    p50: float
+    p95: float
+    longest: float
+
+
+@dataclass(frozen=True)
+class Errors:
+    error: str
+    count: int
+    last: datetime
+
+
+def view(look: Look, asked: Query) -> dict[str, Any]:
+    name = asked.get("name", "")
+    job = look.job(name)
+    found = look.client.explain(name, ask_workers=bool(asked.get("ask")))
+    ended = look.history(job, MOST) if job else []
+    made = [run for run in ended if run.made_run and run.started is not None]
+    took = [(run.ended, run.seconds) for run in made if run.seconds is not None]
+    waited = [(run.ended, run.waited_seconds) for run in made]
+    return {
+        "name": name,
+        "job": job,
+        "explanation": found,
+        "took": figures([seconds for _, seconds in took]),
+        "waited": figures([seconds for _, seconds in waited]),
+        "took_band": bands.bands(took, "How long runs took"),
+        "waited_band": bands.bands(waited, "How long runs waited"),
+        "outcomes": Counter(run.outcome for run in ended).most_common(),
+        "errors": errors(ended)[:MOST_ERRORS],
+        "ended_rows": [runs.over(run) for run in ended[:LISTED]],
+        "active_rows": [runs.active(run) for run in (*look.status.runs, *look.status.waits) if run.job == name][
+            :LISTED
+        ],
+        "entries": _entries(look, name),
+    }
+
+
+def figures(seconds: Sequence[float]) -> Figures | None:
+    if not seconds:
+        return None
+    order = sorted(seconds)
+    return Figures(len(order), at_share(order, 0.5), at_share(order, 0.95), order[-1])
+
+
+def at_share(order: Sequence[float], share: float) -> float:
+    """The value that this share of all is not above."""
+    return order[max(0, math.ceil(share * len(order)) - 1)]
+
+
+def errors(ended: Sequence[Ended]) -> list[Errors]:
+    """The same ones together, the most frequent first."""
+    found: dict[str, list[Ended]] = {}
+    for run in ended:
+        if run.error and run.made_run:
+            found.setdefault(run.error, []).append(run)
+    groups = [Errors(error, len(some), max(run.ended for run in some)) for error, some in found.items()]
+    return sorted(groups, key=lambda one: (-one.count, one.error))
+
+
+def _entries(look: Look, name: str) -> list[EntryStatus]:
+    try:
+        return look.client.schedule.list(name)
+    except LedgerError:
+        raise
+    except OrchestrationError:  # no entry has ever fired it
+        return []

@@ -1,0 +1,99 @@
+"""What is wrong and why, and what to press; then who fires, who works, what is queued, and the jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from celery_orchestration.operate.attention import by_urgency
+from celery_orchestration.operate.causes import Causes
+from celery_orchestration.operate.models import JobStatus, QueueStatus, RunStatus, Status
+from celery_orchestration.web.live import Snapshot
+from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.svg import spark
+
+#: How many jobs, queues and findings are listed here: the other pages have all of them.
+MOST_JOBS, MOST_QUEUES, MOST_FINDINGS, MOST_RUNS = 40, 12, 8, 8
+
+
+@dataclass(frozen=True)
+class JobRow:
+    job: JobStatus
+    #: From this job down to the root of why it waits.
+    chain: Sequence[str]
+    #: Why its first run waits, and the rule.
+    reason: str
+    rule: str | None
+    ticks: Markup
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    queue: QueueStatus
+    line: Markup
+
+
+def view(look: Look, asked: Query) -> dict[str, Any]:
+    status = look.status
+    first = by_urgency(status.jobs)[:MOST_JOBS]
+    states = Counter(worker.state for worker in status.workers)
+    alive = [worker for worker in status.workers if worker.state != "dead"]
+    queues = sorted(status.queues, key=lambda one: (one.slots > 0, -(one.depth or 0), one.name))
+    return {
+        "headline": headline(status, look.snapshot.causes),
+        "findings": look.snapshot.causes.findings[:MOST_FINDINGS],
+        "more_findings": len(look.snapshot.causes.findings) - MOST_FINDINGS,
+        "rows": job_rows(look, first),
+        "jobs_count": len(status.jobs),
+        "worker_states": {state: states[state] for state in ("busy", "idle", "draining", "dead") if states[state]},
+        "slots": sum(worker.slots for worker in alive),
+        "busy_slots": sum(worker.running for worker in alive),
+        "queue_rows": [QueueRow(one, depth_line(look.snapshot, one.name)) for one in queues[:MOST_QUEUES]],
+        "more_queues": len(queues) - MOST_QUEUES,
+        "longest": longest(status),
+        "next_fire": min((job.next_fire for job in status.jobs if job.next_fire), default=None),
+    }
+
+
+def headline(status: Status, causes: Causes) -> str:
+    """The first thing that somebody reads."""
+    if not status.jobs and not status.workers:
+        return "No worker has brought a job yet"
+    count = len(causes.wrong)
+    if count:
+        return "One thing needs you" if count == 1 else f"{count} things need you"
+    return "All is well"
+
+
+def job_rows(look: Look, jobs: Sequence[JobStatus]) -> list[JobRow]:
+    first: dict[str, RunStatus] = {}
+    for one in look.status.waits:
+        first.setdefault(one.job, one)
+    rows = []
+    for job in jobs:
+        run = first.get(job.name)
+        rows.append(
+            JobRow(
+                job,
+                look.snapshot.causes.chains.get(job.name, ()),
+                (run.reason or "") if run else "",
+                run.rule if run else None,
+                spark.ticks(look.history(job, spark.TICKS)),
+            )
+        )
+    return rows
+
+
+def longest(status: Status) -> list[RunStatus]:
+    """Runs that have taken longest."""
+    running = [run for run in status.runs if run.state == "running"]
+    return sorted(running, key=lambda run: (run.timed_out is None, run.since))[:MOST_RUNS]
+
+
+def depth_line(snapshot: Snapshot, queue: str) -> Markup:
+    values = [one.depths.get(queue, 0) for one in snapshot.samples]
+    return spark.line(values, f"messages in {queue} over the last minutes, at most {max(values, default=0)}")

@@ -1,0 +1,90 @@
+"""Templates: whole pages, and the blocks of them that change.
+
+A block named ``live_x`` is what stands in the element with ``data-live="x"``. Blocks are rendered by themselves for the
+streams: the page as it is loaded and the page as it is updated come from the same lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from celery_orchestration.web import show
+from celery_orchestration.web.actions import Plan
+from celery_orchestration.web.pages import Page
+from celery_orchestration.web.pages.all import PAGES
+from celery_orchestration.web.svg import spark
+
+_LIVE = "live_"
+
+
+class Rendering:
+    def __init__(self, templates: Path, namespace: str, static: Path) -> None:
+        self._env = Environment(
+            loader=FileSystemLoader(templates),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=show.finalize,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._env.globals |= {
+            "menu": [page for page in PAGES if page.listed],
+            "namespace": namespace,
+            "version": _version(static),
+            "many": show.many,
+            "query": show.query,
+            "state_of": show.state_of,
+            "cause_of": show.cause_of,
+            "cause_words": show.CAUSE_WORDS,
+            "spark": spark,
+            "min": min,
+            "max": max,
+        }
+        for name in ("number", "lasting", "moment", "since", "clock_time", "short", "brief"):
+            self._env.filters[name] = getattr(show, name)
+        self._env.globals["ui"] = self._env.get_template("ui.html").module
+
+    def page(self, page: Page, context: Mapping[str, Any]) -> str:
+        return self._env.get_template(page.template).render(context)
+
+    def blocks(self, page: Page, context: Mapping[str, Any]) -> dict[str, str]:
+        """The parts that may change, by name."""
+        template = self._env.get_template(page.template)
+        found = {
+            name.removeprefix(_LIVE): _block(template, name, context)
+            for name in template.blocks
+            if name.startswith(_LIVE)
+        }
+        return {**found, "shell": self._env.get_template("shell.html").render(context)}
+
+    def plan(self, plan: Plan, address: str, csrf: str, root: str, whole: bool, back: str) -> str:
+        template = "do.html" if whole else "plan.html"
+        return self._env.get_template(template).render(plan=plan, address=address, csrf=csrf, root=root, back=back)
+
+    def done(self, root: str, said: str, back: str) -> str:
+        return self._env.get_template("done.html").render(root=root, said=said, back=back)
+
+    def login(self, root: str, csrf: str, after: str, problem: str) -> str:
+        return self._env.get_template("login.html").render(root=root, csrf=csrf, after=after, problem=problem)
+
+    def trouble(self, root: str, status: int, phrase: str, why: str, outage: bool) -> str:
+        template = self._env.get_template("trouble.html")
+        return template.render(root=root, status=status, phrase=phrase, why=why, outage=outage)
+
+
+def _block(template: Template, name: str, context: Mapping[str, Any]) -> str:
+    return "".join(template.blocks[name](template.new_context(dict(context)))).strip()
+
+
+def _version(static: Path) -> str:
+    """Of what browsers keep: another one with each change."""
+    found = hashlib.sha256()
+    for path in sorted(static.glob("*")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]

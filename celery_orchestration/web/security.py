@@ -1,0 +1,93 @@
+"""What holds for every request: headers, the size of a body, and which hosts may be named."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: Bytes and fields of a body: forms with the arguments of a call.
+MOST_BYTES, MOST_FIELDS = 64 * 1024, 100
+
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class SecurityHeaders:
+    """Every answer has them, errors included. What is not said to be kept is not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        return await self._app(scope, receive, with_headers)
+
+
+class TooLarge(Exception):
+    """The body of a request is larger than any of ours."""
+
+
+async def form(request: Request) -> dict[str, str]:
+    """The fields of a form, of which each is given once."""
+    body = b""
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise TooLarge
+    except ClientDisconnect:
+        return {}
+    try:
+        return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError:  # it has more fields
+        raise TooLarge from None
+
+
+def is_loopback(host: str) -> bool:
+    """A name or an address, as it is bound or as a browser names it."""
+    host = host.strip("[]").lower()
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def named_host(request: Request) -> str:
+    """Whom the browser thinks to speak to."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:  # no host is called that
+        return ""
+
+
+def is_same_origin(request: Request) -> bool:
+    """Whether a page of ours sent it, as far as the browser says: old ones say nothing."""
+    if request.headers.get("sec-fetch-site") not in (None, "same-origin", "none"):
+        return False
+    origin = request.headers.get("origin")
+    return origin is None or origin.partition("://")[2] == request.headers.get("host", "")
