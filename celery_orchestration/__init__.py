@@ -25,6 +25,8 @@ order in which it meets them:
 8. Runs also come from the schedule: ``scheduler`` is Celery's beat, any number of processes of which one leads. A fire
    is dispatched in the ledger (verb ``dispatch``), where it is granted, or waits without ever having been a message.
 
+``pools`` runs groups of workers of the right size, on any number of machines; ``worker.supervised`` is their side.
+
 ``operate`` shows all this to people and their scripts, ``cli`` on the terminal.
 """
 
@@ -33,12 +35,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
-    from celery_orchestration.policy import Dependency, External, Priority
+    from celery_orchestration.policy import Dependency, External, Pool, Priority
+    from celery_orchestration.pools.autoscaler import QueueAutoscaler
     from celery_orchestration.scheduler import OrchestratedScheduler
     from celery_orchestration.task import OrchestratedTask
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Dependency", "External", "OrchestratedScheduler", "OrchestratedTask", "Orchestration", "Priority"]
+__all__ = [
+    "Dependency",
+    "External",
+    "OrchestratedScheduler",
+    "OrchestratedTask",
+    "Orchestration",
+    "Pool",
+    "Priority",
+    "QueueAutoscaler",
+]
 
 #: Where the public names are: loaded when they are asked for, because every ``celery`` command loads this package for
 #: its plugin, and tasks need neither the operators' client nor the scheduler.
@@ -48,7 +60,9 @@ _MODULES = {
     "OrchestratedScheduler": "scheduler",
     "OrchestratedTask": "task",
     "Orchestration": "operate",
+    "Pool": "policy",
     "Priority": "policy",
+    "QueueAutoscaler": "pools.autoscaler",
 }
 
 

@@ -7,7 +7,10 @@ came from first) travels in one header that is taken off again on arrival, befor
 from __future__ import annotations
 
 import json
+import os
+import re
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,10 +31,27 @@ FENCE = "orchestration_fence"
 RUN, PUBLICATION = "orchestration_run", "orchestration_publication"
 #: And when it was admitted, by the machine's monotonic clock.
 ADMITTED = "orchestration_admitted"
+#: And what it has waited for, if its caller is traced (``tracing.py``).
+WAITS = "orchestration_waits"
 
+#: Version 7 of a UUID begins with the time at which it was made: 48 bits, in ms.
+_TIMED_ID = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _LENGTH = struct.Struct(">I")
 #: Properties that belong to the message. Others belong to one delivery of it, and its time to live to the first queue.
 PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "timestamp", "type", "app_id")
+
+
+def new_message_id() -> str:
+    """A UUID that also says when the message was sent, by the sender's clock."""
+    rest = os.urandom(10).hex()
+    at = f"{int(time.time() * 1000):012x}"
+    return f"{at[:8]}-{at[8:]}-7{rest[:3]}-{'89ab'[int(rest[3], 16) % 4]}{rest[4:7]}-{rest[7:19]}"
+
+
+def sent_ms(message_id: object) -> int | None:
+    """When the message of such an id was sent; None if its id is of another kind."""
+    found = _TIMED_ID.fullmatch(message_id) if isinstance(message_id, str) else None
+    return int(found[1] + found[2], 16) if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,17 @@ class LedgerRefused(LedgerError, Said):
     """The ledger must not be used by this process: wrong owner or schema."""
 
 
+class Superseded(LedgerError, Said):
+    """Another supervisor of pools has taken this one's name over."""
+
+    def __init__(self, name: str) -> None:
+        Said.__init__(
+            self,
+            f"another supervisor of pools runs under the name {name!r}: it has this one's places now. "
+            "Give each its own name with --name",
+        )
+
+
 class UnknownJob(WrongUse):
     """Nobody has brought a job of this name."""
 
@@ -60,6 +71,10 @@ class UnknownEntry(WrongUse):
 
 class UnknownRun(WrongUse):
     """The ledger has no run, or no dead letter, of this id."""
+
+
+class UnknownWorker(WrongUse):
+    """The ledger has no worker of this name."""
 
 
 class AmbiguousRun(UnknownRun):

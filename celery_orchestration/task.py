@@ -19,12 +19,11 @@ from celery.app.annotations import resolve_all
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.schedules import maybe_schedule
-from celery.utils import uuid
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 
-from celery_orchestration import progress
-from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RUN
+from celery_orchestration import progress, tracing
+from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RUN, WAITS, new_message_id
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.limits import Clock, Limit, Run, clocks
@@ -198,7 +197,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             del options["priority"]
             options["headers"] = {**(options.get("headers") or {}), PRIORITY_HEADER: label}
             self._announce_queue(Priority.parse(label))
-        options.setdefault("message_id", uuid())
+        options.setdefault("message_id", new_message_id())
         return super().apply_async(args, kwargs, *rest, **options)
 
     def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
@@ -250,6 +249,8 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             return super().__call__(*args, **kwargs)
         run = _run_of(request)
         self._refuse_if_void(request, run)
+        if waits := request.properties.get(WAITS):
+            tracing.tell(request, self.name, waits)
         try:
             result = super().__call__(*args, **kwargs)
         except Ignore:

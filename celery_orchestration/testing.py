@@ -5,13 +5,13 @@
     decision = decide(app, job="shop.process_data", running=["shop.cleanup"])
     assert decision.reason == "waiting for shop.cleanup: running"
 
-Rules and words are those of the ledger (``lua/lib/gate.lua``, ``operate/reasons.py``).
+Rules and words are those of the ledger (``rules.py``, ``lua/lib/gate.lua``, ``operate/reasons.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 from weakref import WeakSet
@@ -24,8 +24,9 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.graph import Graph
 from celery_orchestration.ledger.keys import room_key
 from celery_orchestration.operate import reasons
-from celery_orchestration.operate.models import Model
+from celery_orchestration.operate.base_model import Model
 from celery_orchestration.policy import Policy, Priority, show, suggest
+from celery_orchestration.rules import Job, Last, Run, Situation
 from celery_orchestration.task import jobs_of, read_settings, signature_of
 
 __all__ = ["Decision", "Ended", "decide"]
@@ -78,17 +79,28 @@ def decide(
     """
     jobs = _jobs(app)
     graph = Graph.build(jobs, plain=[name for name in app.tasks if name not in jobs])
-    now = _Situation(app, jobs, graph.never_beside, paused)
-    run = now.run("job", job, with_key=True)
-    if run.job not in jobs:
-        raise ConfigurationError(f"decide: job names {show(run.job)}, a job of another service")
-    now.running = [now.run("running", one, _is_of(one, run.job)) for one in running]
-    now.waiting = [now.run("waiting", one, _is_of(one, run.job)) for one in waiting]
-    now.ended = {now.name("ended", one): _ended(how) for one, how in (ended or {}).items()}
-    now.started = {now.name("started", one): ago for one, ago in (started or {}).items()}
+    names = _Names(app, jobs)
+    asked = names.run("job", job, with_key=True)
+    if asked.job not in jobs:
+        raise ConfigurationError(f"decide: job names {show(asked.job)}, a job of another service")
     why = disabled if isinstance(disabled, Mapping) else dict.fromkeys(disabled, "by hand")
-    now.disabled = {now.name("disabled", one): str(text) for one, text in why.items()}
-    words = now.closed(run)
+    now = Situation(
+        jobs={
+            name: Job(policy.max_running, policy.document()["deps"], graph.never_beside(name))
+            for name, policy in jobs.items()
+        },
+        max_running=read_settings(app).max_running,
+        paused=paused,
+        disabled={names.of("disabled", one): str(text) for one, text in why.items()},
+        ended={names.of("ended", one): _last(how) for one, how in (ended or {}).items()},
+        started={names.of("started", one): -ago for one, ago in (started or {}).items()},
+    )
+    for one in running:
+        now.start(names.run("running", one, _is_of(one, asked.job)))
+    waits = [names.run("waiting", one, _is_of(one, asked.job)) for one in waiting]
+    for place, run in enumerate(waits):
+        now.wait(replace(run, arrival=place))
+    words = now.closed(replace(asked, arrival=len(waits)))
     if words is None:
         return Decision(starts=True)
     rule, *rest = words
@@ -96,38 +108,19 @@ def decide(
     return Decision(starts=False, reason=reasons.sentence(words, lambda _: "running"), rule=rule, waits_for=about)
 
 
-@dataclass(frozen=True)
-class _Run:
-    job: str
-    priority: Priority
-    key: str = ""
+class _Names:
+    """Jobs and calls, as a test writes them."""
 
-
-class _Situation:
-    """The rules of the gate, each as the design words it, over lists."""
-
-    def __init__(
-        self, app: Celery, jobs: Mapping[str, Policy], never_beside: Callable[[str], tuple[str, ...]], paused: bool
-    ) -> None:
+    def __init__(self, app: Celery, jobs: Mapping[str, Policy]) -> None:
         self._app = app
         self._jobs = jobs
-        self._never_beside = never_beside
-        self.paused = paused
-        self.cap = read_settings(app).max_running
-        self.running: list[_Run] = []
-        self.waiting: list[_Run] = []
-        self.ended: dict[str, Ended | None] = {}
-        self.started: dict[str, float] = {}
-        self.disabled: dict[str, str] = {}
-
-    # -- names ----------------------------------------------------------------------------------------
 
     @cached_property
     def known(self) -> set[str]:
         external = {name for policy in self._jobs.values() for name in policy.external}
         return {*self._jobs, *external}
 
-    def name(self, where: str, job: Any) -> str:
+    def of(self, where: str, job: Any) -> str:
         name = _name_of(job)
         if name in self.known:
             return name
@@ -135,9 +128,9 @@ class _Situation:
             raise ConfigurationError(f"decide: {where} names {show(name)}, a task without base=OrchestratedTask")
         raise ConfigurationError(f"decide: {where} names an unknown job {show(name)}{suggest(name, self.known)}")
 
-    def run(self, where: str, job: Any, with_key: bool) -> _Run:
+    def run(self, where: str, job: Any, with_key: bool) -> Run:
         """``with_key``: room keys count among runs of one job; for another one nobody has to think of arguments."""
-        name = self.name(where, job)
+        name = self.of(where, job)
         policy = self._jobs.get(name)
         args, kwargs, options = (job.args, job.kwargs, job.options) if isinstance(job, Signature) else ((), {}, {})
         written = options.get("priority")
@@ -145,72 +138,12 @@ class _Situation:
         if written is not None and type(written) is not int:
             priority = Priority.parse(written)
         if policy is None or policy.key is None or not with_key:
-            return _Run(name, priority)
+            return Run(name, priority)
         try:
             key = policy.room_key(args, kwargs, signature_of(self._app.tasks[name]))
         except ValueError as exc:
             raise ConfigurationError(f"decide: {where}: {exc}; give the call with its arguments: task.s(...)") from exc
-        return _Run(name, priority, room_key(key))
-
-    # -- rules ----------------------------------------------------------------------------------------
-
-    def closed(self, run: _Run) -> list[Any] | None:
-        """None if the run may start, else what it waits for: the words of ``closed`` in ``lua/lib/gate.lua``."""
-        if self.paused:
-            return ["paused"]
-        if run.job in self.disabled:
-            return ["disabled", self.disabled[run.job]]
-        cap = self._jobs[run.job].max_running
-        if cap is not None and sum((one.job, one.key) == (run.job, run.key) for one in self.running) >= cap:
-            return ["room", run.job, run.key]
-        if self.cap is not None and len(self.running) >= self.cap:
-            return ["global"]
-        busy = {one.job for one in self.running}
-        for other in self._never_beside(run.job):
-            if other in busy:
-                return ["blocked", other]
-        return self._unmet(run.job, self.waiting) or self._barred(run)
-
-    def _unmet(self, job: str, before: Sequence[_Run]) -> list[Any] | None:
-        """`before`: runs that wait and came before the one that is asked about."""
-        for dep in self._jobs[job].document()["deps"]:
-            how = self._wanting(dep, self.started.get(job), before)
-            if how is not None:
-                return ["depends", dep["job"], how]
-        return None
-
-    def _wanting(self, dep: Mapping[str, Any], started: float | None, before: Sequence[_Run]) -> str | None:
-        name = dep["job"]
-        if any(one.job == name for one in self.running):
-            return "busy"
-        if any(one.job == name for one in before):
-            return "disabled" if name in self.disabled else "fires"
-        if dep["on"] == "idle":
-            return None
-        last = self.ended.get(name, Ended(outcome="succeeded"))
-        how = None
-        if last is None:
-            how = "never"
-        elif dep["on"] == "success" and last.outcome == "failed":
-            how = "failed"
-        elif dep["max_age_ms"] is not None and last.seconds_ago * 1000 > dep["max_age_ms"]:
-            how = "old"
-        elif dep["fresh"] and started is not None and last.seconds_ago >= started:
-            how = "stale"
-        return "disabled" if how and name in self.disabled else how
-
-    def _barred(self, run: _Run) -> list[Any] | None:
-        """No barging. A run that waits for a dependency, or whose job is disabled, bars nobody."""
-        before = [one for one in self.waiting if one.priority >= run.priority]
-        if any((one.job, one.key) == (run.job, run.key) for one in before):
-            return ["behind", run.job]
-        beside = set(self._never_beside(run.job))
-        places = {id(one): place for place, one in enumerate(self.waiting)}
-        for one in sorted(before, key=lambda one: -one.priority):
-            unmet = self._unmet(one.job, self.waiting[: places[id(one)]])
-            if one.job in beside and one.job not in self.disabled and not unmet:
-                return ["behind", one.job]
-        return None
+        return Run(name, priority, room_key(key))
 
 
 _imported: WeakSet[Celery] = WeakSet()
@@ -237,13 +170,14 @@ def _is_of(job: Any, name: str) -> bool:
     return _name_of(job) == name
 
 
-def _ended(how: Literal["succeeded", "failed", "never"] | Ended) -> Ended | None:
+def _last(how: Literal["succeeded", "failed", "never"] | Ended) -> Last | None:
+    """Of a moment at which the clock shows 0."""
     if isinstance(how, Ended):
-        return how
+        return Last(how.outcome == "succeeded", -how.seconds_ago)
     if how == "never":
         return None
     if how in ("succeeded", "failed"):
-        return Ended(outcome=how)
+        return Last(how == "succeeded", 0.0)
     raise ConfigurationError(
         f"decide: ended says 'succeeded', 'failed', 'never' or Ended(...), not {show(how)}"
         f"{suggest(str(how), ('succeeded', 'failed', 'never'))}"

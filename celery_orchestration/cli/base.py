@@ -25,15 +25,17 @@ def orchestration() -> None:
     forgiving(sys.stderr)
 
 
-def command(group: click.Group, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:
-    """A command that gets the app's orchestration and whether to print JSON. Trouble is one line, no traceback."""
+def command(
+    group: click.Group, name: str | None = None, *, has_json: bool = True
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command that gets the app's orchestration and whether to print JSON, if it can. Trouble is one line, no
+    traceback."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
-        @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
         @click.pass_context
         @handle_preload_options  # type: ignore[untyped-decorator]
         @wraps(function)
-        def with_client(ctx: click.Context, as_json: bool, **kwargs: Any) -> None:
+        def with_client(ctx: click.Context, **kwargs: Any) -> None:
             import gc  # noqa: PLC0415
 
             gc.freeze()  # what is loaded by now stays: collections of what a command makes need not look at it
@@ -42,13 +44,14 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
             try:
                 client = Orchestration(ctx.obj.app)
                 try:
-                    function(client, as_json, **kwargs)
+                    function(client, **kwargs)
                 finally:
                     client.close()
             except OrchestrationError as exc:
                 raise _trouble(exc, ctx) from None
 
-        return group.command(name, cls=CeleryCommand)(with_client)
+        as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+        return group.command(name, cls=CeleryCommand)(as_json(with_client) if has_json else with_client)
 
     return decorate
 

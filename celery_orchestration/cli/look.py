@@ -96,13 +96,17 @@ def watch(
 
 
 @command(orchestration)
-@click.argument("job_or_run", metavar="JOB|RUN_ID")
+@click.argument("job_or_run", metavar="JOB|RUN_ID|pool:NAME")
 def explain(client: Orchestration, as_json: bool, job_or_run: str) -> None:
     """Say why a job or a run does not run, and what mends it.
 
-    Down to the root cause; or what it is doing, what it did last and when it runs next; each option's value and where
+    pool:NAME says why a pool has as many workers as it has. Of a job or a run:
+    down to the root cause; or what it is doing, what it did last and when it runs next; each option's value and where
     it comes from. The beginning of a run's id will do. Exits with 1 if somebody should see to it.
     """
+    if job_or_run.startswith("pool:"):
+        _explain_pool(client, job_or_run.removeprefix("pool:"), as_json)
+        return
     found = _explained(client, job_or_run)
     if as_json:
         print_json(found)
@@ -111,6 +115,20 @@ def explain(client: Orchestration, as_json: bool, job_or_run: str) -> None:
 
         print_explanation(found, sys.stdout)
     if found.root.wrong:
+        sys.exit(1)
+
+
+def _explain_pool(client: Orchestration, name: str, as_json: bool) -> None:
+    """Why a pool has as many workers as it has."""
+    found = client.pools(name)
+    (pool,) = found.pools
+    if as_json:
+        print_json(pool)
+    else:
+        from celery_orchestration.cli.show.pools import print_pool  # noqa: PLC0415
+
+        print_pool(pool, found.at, sys.stdout)
+    if pool.problems:
         sys.exit(1)
 
 
@@ -186,3 +204,24 @@ def audit(client: Orchestration, as_json: bool, count: int) -> None:
     from celery_orchestration.cli.show.history import print_audit  # noqa: PLC0415
 
     return print_audit(found, sys.stdout)
+
+
+@command(orchestration)
+@click.option(
+    "--hours", default=24.0, show_default=True, type=click.FloatRange(0, 168, min_open=True), help="How far ahead."
+)
+def forecast(client: Orchestration, as_json: bool, hours: float) -> None:
+    """Show when each job will run, what will wait for what, and what cannot end in time.
+
+    The coming due times go through the gate's rules, with runs that take as long as usual and succeed. Exits with 1 if
+    a job cannot end before it is due again, or cannot start at all.
+    """
+    found = client.forecast(hours)
+    if as_json:
+        print_json(found)
+    else:
+        from celery_orchestration.cli.show.forecast import print_forecast  # noqa: PLC0415
+
+        print_forecast(found, sys.stdout)
+    if found.overruns or any(job.never and not job.runs for job in found.jobs):
+        sys.exit(1)

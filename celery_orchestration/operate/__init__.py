@@ -29,11 +29,21 @@ from celery_orchestration.operate.models import (
     Triggered,
     WorkerStatus,
 )
+from celery_orchestration.operate.pool_models import (
+    Desired,
+    DesiredPool,
+    PoolsStatus,
+    PoolStatus,
+    PoolWorker,
+    ScalingChange,
+)
 
 if TYPE_CHECKING:
     from celery_orchestration.operate.explanation import Cause, Explanation, Link, OptionValue
+    from celery_orchestration.operate.forecast import Collision, Forecast, ForecastRun, JobForecast, Overrun
     from celery_orchestration.operate.picture import Conflict, Drawn, Exclusive, Needs, Picture
     from celery_orchestration.operate.schedule import Schedule
+    from celery_orchestration.operate.statistics import Counts, Durations, JobStatistics, Statistics
 
 __all__ = [
     "Cancelled",
@@ -41,34 +51,49 @@ __all__ = [
     "Cause",
     "Change",
     "Check",
+    "Collision",
     "Conflict",
+    "Counts",
     "DeadLetter",
     "Death",
+    "Desired",
+    "DesiredPool",
     "Diagnosis",
     "Disabled",
     "Drawn",
+    "Durations",
     "Ended",
     "EntryStatus",
     "Exclusive",
     "Explanation",
+    "Forecast",
+    "ForecastRun",
     "Health",
+    "JobForecast",
+    "JobStatistics",
     "JobStatus",
     "Letter",
     "Link",
     "Needs",
     "OptionValue",
     "Orchestration",
+    "Overrun",
     "Paused",
     "Picture",
+    "PoolStatus",
+    "PoolWorker",
+    "PoolsStatus",
     "Progress",
     "Purged",
     "QueueStatus",
     "Released",
     "Requeued",
     "RunStatus",
+    "ScalingChange",
     "Schedule",
     "SchedulerStatus",
     "ServiceLeader",
+    "Statistics",
     "Status",
     "Triggered",
     "WorkerStatus",
@@ -78,6 +103,8 @@ __all__ = [
 _LATER = {
     **dict.fromkeys(("Cause", "Explanation", "Link", "OptionValue"), "explanation"),
     **dict.fromkeys(("Conflict", "Drawn", "Exclusive", "Needs", "Picture"), "picture"),
+    **dict.fromkeys(("Collision", "Forecast", "ForecastRun", "JobForecast", "Overrun"), "forecast"),
+    **dict.fromkeys(("Counts", "Durations", "JobStatistics", "Statistics"), "statistics"),
     "Schedule": "schedule",
 }
 

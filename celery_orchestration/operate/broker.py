@@ -19,6 +19,7 @@ from kombu import Connection
 from redis import Redis
 
 from celery_orchestration import commands
+from celery_orchestration.pools.backlog import Queued, read_queues
 from celery_orchestration.worker.fetch.stores import Names, Store, Stores
 
 #: Seconds for all of it, and for each step of connecting.
@@ -94,6 +95,13 @@ def depths(app: Celery, queues: Iterable[str], stores: Names | None = None) -> D
 
     problem = _on_a_connection(app, SECONDS, ask)
     return Depths(dict(found), problem, dict(fetched))
+
+
+def queued(app: Celery, queues: Iterable[str]) -> tuple[dict[str, Queued] | None, str]:
+    """How much is in each queue and of which tasks, for pools; or None and why nobody knows."""
+    found: dict[str, Queued] = {}
+    problem = _on_a_connection(app, SECONDS, lambda connection: found.update(read_queues(connection, queues)))
+    return (None, problem) if problem else (found, "")
 
 
 def kept(app: Celery, names: Names) -> Kept:

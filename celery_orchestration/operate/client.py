@@ -28,6 +28,7 @@ from celery_orchestration.errors import (
     LedgerUnavailable,
     UnknownJob,
     UnknownRun,
+    UnknownWorker,
 )
 from celery_orchestration.ledger import BEAT, Grant, Ledger, keys
 from celery_orchestration.operate import code, reading
@@ -50,14 +51,20 @@ from celery_orchestration.operate.models import (
 )
 from celery_orchestration.operate.narrow import narrowed
 from celery_orchestration.operate.who import me
-from celery_orchestration.policy import show, suggest
+from celery_orchestration.policy import pool_problems, show, suggest
 from celery_orchestration.task import limits_of, owner_of, read_settings
 
 if TYPE_CHECKING:  # loaded when they are asked for: a status comes quicker without
     from celery_orchestration.operate.diagnosis import Diagnosis, Health
     from celery_orchestration.operate.explanation import Explanation
+    from celery_orchestration.operate.forecast import Forecast
+    from celery_orchestration.operate.measure import Measured
     from celery_orchestration.operate.picture import Picture
+    from celery_orchestration.operate.pool_models import Desired, PoolsStatus
+    from celery_orchestration.operate.pools import Pools
     from celery_orchestration.operate.schedule import Schedule
+    from celery_orchestration.operate.statistics import Statistics, Unit
+    from celery_orchestration.pools.figures import PoolLook
     from celery_orchestration.worker.fetch.stores import Names
 
 T = TypeVar("T")
@@ -68,6 +75,8 @@ MOST_ASKED = 3
 #: The broker does not take a message, or the ledger does not answer.
 _UNREACHABLE = (KombuError, OSError, LedgerError)
 
+#: How far a forecast goes at most.
+MOST_FORECAST_HOURS = 7 * 24
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
 #: The beginning of a run's id is looked for among so many that wait or are dead; of those that it may mean so many are
@@ -96,6 +105,10 @@ class Orchestration:
         self._settings = read_settings(app)
         self._ledger = Ledger.of(app, self._settings)
 
+    @property
+    def app(self) -> Celery:
+        return self._app
+
     def close(self) -> None:
         self._ledger.close()
 
@@ -121,7 +134,46 @@ class Orchestration:
         """
         whole, sent = self._status()
         found = narrowed(whole, jobs, states, pools, sent)
-        return self._with_depths(found) if depths else found
+        return self._with_pools(self._with_depths(found), pools, bool(jobs or states)) if depths else found
+
+    def _with_pools(self, status: Status, names: Collection[str], narrowed: bool) -> Status:
+        """`narrowed`: only pools of jobs that are shown."""
+        table = self._settings.pools
+        if not table:
+            return status
+        from celery_orchestration.operate.pools import pools_status, without_resting  # noqa: PLC0415
+
+        looks = self.pool_looks()
+        shown = {job.pool for job in status.jobs} if narrowed else table.keys()
+        wanted = {name: looks[name] for name in table if name in shown and (not names or name in names)}
+        found = pools_status(wanted, status)
+        problems = [*without_resting(status.problems, looks), *found.problems]
+        return status.model_copy(update={"pools": found.pools, "problems": problems})
+
+    def pools(self, *names: str) -> PoolsStatus:
+        """The pools of orchestration_pools: what they have to do, their workers, and how their number changed."""
+        from celery_orchestration.operate.pools import pools_status  # noqa: PLC0415
+
+        status, _ = self._status()
+        found = pools_status(self.pool_looks(names), status)
+        problems = [*self._pool_problems(), *found.problems]
+        return found.model_copy(update={"problems": list(dict.fromkeys(problems))})
+
+    def desired(self) -> Desired:
+        """How many workers each pool is to have, for what scales elsewhere. Needs no supervisor."""
+        return self._pools.desired()
+
+    def pool_looks(self, names: Collection[str] = ()) -> dict[str, PoolLook]:
+        return self._pools.look(names)
+
+    @cached_property
+    def _pools(self) -> Pools:
+        from celery_orchestration.operate.pools import Pools  # noqa: PLC0415
+
+        return Pools(self._app, self._ledger, self._ask, self._settings.pools)
+
+    def _pool_problems(self) -> list[str]:
+        return pool_problems(self._settings.pools, code.sound_jobs(self._app)[0])
 
     def _with_depths(self, status: Status) -> Status:
         from celery_orchestration.operate import broker  # noqa: PLC0415
@@ -156,11 +208,13 @@ class Orchestration:
         lines = [line for mistake in mistakes for line in mistake.splitlines()]
         return status.model_copy(update={"problems": [*lines, *status.problems]}), sent
 
-    def explain(self, job_or_run: str) -> Explanation:
-        """Why a job or a run does not run, down to the root; or what it is doing, did last, and when it runs next."""
+    def explain(self, job_or_run: str, *, ask_workers: bool = True) -> Explanation:
+        """Why a job or a run does not run, down to the root; or what it is doing, did last, and when it runs next.
+
+        `ask_workers`: whether they are asked, too, where the ledger knows of nothing; that takes a second."""
         from celery_orchestration.operate.explainer import Explainer  # noqa: PLC0415
 
-        return Explainer(self._app, self._ledger, self._ask, self.schedule).explain(job_or_run)
+        return Explainer(self._app, self._ledger, self._ask, self.schedule, ask_workers).explain(job_or_run)
 
     def doctor(self) -> Diagnosis:
         """What bites, or could: each with why it matters and the line that mends it. Asks ledger, broker and workers,
@@ -235,6 +289,44 @@ class Orchestration:
         runs = (reading.ended(job, one) for one in found)
         return list(islice((run for run in runs if not outcomes or run.outcome in outcomes), count))
 
+    def statistics(self, *jobs: str, by: Unit = "minute", hours: float | None = None) -> Statistics:
+        """What these jobs did over time, all if none is named: by the minute for up to 24 hours, by the hour for up to
+        30 days. Jobs that the ledger does not know did nothing."""
+        from celery_orchestration.operate.statistics import read  # noqa: PLC0415
+
+        return self._ask(lambda: read(self._ledger, jobs or self._job_names(), by, hours))
+
+    def totals(self, *jobs: str) -> Statistics:
+        """The same of all time, as far as the ledger goes back."""
+        from celery_orchestration.operate.statistics import read  # noqa: PLC0415
+
+        return self._ask(lambda: read(self._ledger, jobs or self._job_names(), "all"))
+
+    def measured(self) -> Measured | None:
+        """What metrics are made of, in bounded reads; None if the ledger does not answer."""
+        from celery_orchestration.operate.measure import measure  # noqa: PLC0415
+
+        try:
+            return self._ask(lambda: measure(self._app, self._ledger))
+        except LedgerError:
+            return None
+
+    def forecast(self, hours: float = 24) -> Forecast:
+        """When each job of this app will run, what will wait for what, and what cannot end in time: the coming due
+        times, put through the gate's rules, with runs that take as long as usual and succeed."""
+        from celery_orchestration.operate import planner  # noqa: PLC0415
+        from celery_orchestration.operate.forecast import forecast  # noqa: PLC0415
+
+        if not 0 < hours <= MOST_FORECAST_HOURS:
+            raise BadCall(f"a forecast goes up to {MOST_FORECAST_HOURS} hours ahead, not {hours:g}")
+        jobs = code.jobs(self._app)
+        status, usual = self.status(depths=False), self.statistics(*jobs, by="hour", hours=planner.USUAL_HOURS)
+        known = self._ask(lambda: planner.entries_of(self._ledger))
+        return forecast(planner.plan(self._app, jobs, status, usual, known, hours))
+
+    def _job_names(self) -> list[str]:
+        return [keys.decode_job(one) for one in self._ledger.job_names()]
+
     def audit(self, count: int = 100) -> list[Change]:
         """Who changed what, the latest first."""
         return [reading.change(one) for one in self._ask(lambda: self._ledger.audit(count))]
@@ -301,6 +393,17 @@ class Orchestration:
         if terminated:
             self._revoke(run_id, "terminated", terminate=True)
         return Cancelled(run_id=run_id, called_off=called_off, terminated=terminated, state=state)
+
+    def drain(self, worker: str) -> None:
+        """Has a worker stop when its runs have ended: it takes no more, and shows as draining until it is gone."""
+        known = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        if worker not in known:
+            raise UnknownWorker(f"there is no worker {show(worker)}{suggest(worker, known)}")
+        self._ask(lambda: self._ledger.note(me(), "drain", keys.encode_job(worker), ""))
+        try:
+            self._app.control.shutdown(destination=[worker])
+        except _UNREACHABLE as exc:
+            raise BrokerUnavailable(f"{self._broker()} does not take it, the worker goes on: {exc}") from exc
 
     def _revoke(self, run_id: str, note: str, terminate: bool) -> None:
         self._ask(lambda: self._ledger.note(me(), "cancel", run_id, note))
@@ -413,28 +516,37 @@ class Orchestration:
 
         `as_job`: they become runs of that job. So do runs that wait, if one is named, or their job: for one that was
         renamed or removed."""
-        queue = None if as_job is None else self._queue_of(as_job)
-        runs, left = {}, {}
         ids = self._letters(run_id, job, everything)
         if as_job is not None and job is not None:
             ids += self._unstarted(job, "waiting")
-        for id in ids:
+        found = self.requeue_letters(ids, as_job)
+        if run_id is not None and found.left.get(run_id) == _NOT_REQUEUED["none"]:
+            raise UnknownRun(f"there is no dead letter {show(run_id)}")
+        return found
+
+    def requeue_letters(self, run_ids: Sequence[str], as_job: str | None = None) -> Requeued:
+        """These dead letters, in this order; those that are gone meanwhile are left."""
+        queue = None if as_job is None else self._queue_of(as_job)
+        runs, left = {}, {}
+        for id in run_ids:
             what, new = self._requeue(id) if as_job is None else self._requeue_as(id, as_job, queue or "")
             if what == "ok":
                 runs[id] = new
-            elif run_id is not None and what == "none":
-                raise UnknownRun(f"there is no dead letter {show(run_id)}")
             else:
                 left[id] = _NOT_REQUEUED[what]
         return Requeued(runs=runs, left=left)
 
     def purge(self, run_id: str | None = None, *, job: str | None = None, everything: bool = False) -> Purged:
         """One dead letter, those of a job, or all go."""
-        ids = self._letters(run_id, job, everything)
-        parts = [ids[i : i + PART] for i in range(0, len(ids), PART)]
-        count = sum(self._ask(lambda part=part: self._ledger.purge(me(), part)) for part in parts)  # type: ignore[misc]
-        if run_id is not None and not count:
+        found = self.purge_letters(self._letters(run_id, job, everything))
+        if run_id is not None and not found.count:
             raise UnknownRun(f"there is no dead letter {show(run_id)}")
+        return found
+
+    def purge_letters(self, run_ids: Sequence[str]) -> Purged:
+        """These dead letters, as far as they are still there."""
+        parts = [run_ids[i : i + PART] for i in range(0, len(run_ids), PART)]
+        count = sum(self._ask(lambda part=part: self._ledger.purge(me(), part)) for part in parts)  # type: ignore[misc]
         return Purged(count=count)
 
     def _letters(self, run_id: str | None, job: str | None, everything: bool) -> list[str]:

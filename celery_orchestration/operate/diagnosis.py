@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from celery_orchestration.operate.models import Model
+from celery_orchestration.operate.base_model import Model
 
 CheckState = Literal["fine", "problem", "unknown"]
 

@@ -22,8 +22,9 @@ from celery_orchestration.operate.checks.code import CODE
 from celery_orchestration.operate.checks.facts import Facts
 from celery_orchestration.operate.checks.redis import REDIS
 from celery_orchestration.operate.diagnosis import Check, Diagnosis
+from celery_orchestration.operate.pools import Pools, pools_status, without_resting
 from celery_orchestration.operate.schedule import Schedule
-from celery_orchestration.policy import Policy, Settings
+from celery_orchestration.policy import Policy, Settings, pool_problems
 from celery_orchestration.task import limits_of, owner_of
 from celery_orchestration.worker.fetch.stores import Names
 
@@ -68,6 +69,10 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     scheduled = partial(_is_scheduled, schedule, found["entries"])
     limits = limits_of(app)
     status = reading.status(settings.namespace, found, sent, limits, scheduled, jobs)
+    looks = Pools(app, ledger, lambda call: call(), settings.pools).look()
+    status = status.model_copy(
+        update={"pools": pools_status(looks, status).pools, "problems": without_resting(status.problems, looks)}
+    )
     plain = [name for name in limits if name not in jobs]
     members = ledger.members()
     known = {member.name for member in members.members}
@@ -90,6 +95,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         beat_is_ours=schedule.is_ours(),
         broker_problem=answers.problem,
         broker_is_redis=broker.kind(app) == "redis",
+        broker_is_amqp=broker.kind(app) == "amqp",
         strangers=broker.unknown(answers, told, known, sent.keys(), settings.namespace),
         replies=told,
         kept=broker.kept(app, Names.in_app(app, settings.namespace)),
@@ -98,6 +104,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         limits=reading.limits_served(found, sent, limits),
         plain_limits=reading.limits_served(found, queues.destinations(app, plain), limits),
         late={name: app.tasks[name].time_limit for name in jobs if app.tasks[name].acks_late},
+        pool_problems=pool_problems(settings.pools, jobs),
     )
 
 

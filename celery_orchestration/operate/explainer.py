@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -21,6 +22,7 @@ from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.trouble import FULL
 from celery_orchestration.operate.who import command
 from celery_orchestration.policy import Priority, show, suggest
+from celery_orchestration.pools.table import queues_of
 from celery_orchestration.task import SCHEDULER, owner_of, read_settings
 
 #: Where the ledger knows of nothing that keeps a run from running.
@@ -35,8 +37,11 @@ class Explainer:
         ledger: Ledger,
         ask: Callable[[Callable[[], Any]], Any],
         schedule: Schedule,
+        ask_workers: bool = True,
     ) -> None:
-        """`ask` calls the ledger, with its errors in words."""
+        """`ask` calls the ledger, with its errors in words. `ask_workers`: whether they are asked what they hold back,
+        and whether there are some that the ledger does not know; that takes a second."""
+        self._ask_workers = ask_workers
         self._app = app
         self._ledger = ledger
         self._ask = ask
@@ -98,7 +103,21 @@ class Explainer:
             cycles=self._cycles(),
             allow_eviction=read_settings(self._app).allow_eviction,
             strangers=lambda queue: [one for one in self._strangers(frozenset(found["names"])) if queue in one.queues],
+            supervised=lambda queue: self._supervised.get(queue),  # noqa: PLW0108  (asked only then)
         )
+
+    @cached_property
+    def _supervised(self) -> dict[str, tuple[str, int]]:
+        """Queues of the pools that a live supervisor runs: the pool, and how many workers it is to have."""
+        pools = {name: queues_of(self._app, name) for name in read_settings(self._app).pools}
+        found = self._ask(lambda: self._ledger.pools(pools)) if pools else {}
+        run = {name for one in found.get("supervisors") or () for name in json.loads(one["tables"])}
+        return {
+            queue: (name, found["pools"][name].get("wanted") or 0)
+            for name, names in pools.items()
+            if name in run
+            for queue in names
+        }
 
     @cached_property
     def _queue_of(self) -> dict[str, str]:
@@ -113,6 +132,8 @@ class Explainer:
 
     @lru_cache(maxsize=1)  # noqa: B019  (an explainer explains once)
     def _strangers(self, known: frozenset[str]) -> list[broker.Stranger]:
+        if not self._ask_workers:
+            return []
         namespace = read_settings(self._app).namespace
         return broker.strangers(self._app, known, set(self._queue_of.values()), namespace)[0]
 
@@ -138,13 +159,15 @@ class Explainer:
     @cached_property
     def _held(self) -> dict[str, tuple[str, str]]:
         """Runs that workers hold back by Celery's ``rate_limit``, in order: job and worker of each."""
-        if not any(map(self._limited, self._jobs)):
+        if not self._ask_workers or not any(map(self._limited, self._jobs)):
             return {}
         return broker.held(self._app, "rate_limited")
 
     @cached_property
     def _fetched(self) -> dict[str, tuple[str, str]]:
         """Runs that wait for a slot in the worker that has fetched them: job and worker of each."""
+        if not self._ask_workers:
+            return {}
         workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
         return broker.held(self._app, "fetched", workers)
 

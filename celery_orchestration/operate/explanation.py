@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from celery_orchestration.operate.models import Ended, Model, QueueStatus, RunStatus
+from celery_orchestration.operate.base_model import Model
+from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
 from celery_orchestration.policy import Source
 
 Code = Literal[
@@ -39,6 +40,7 @@ Code = Literal[
     "old",
     "past_time_limit",
     "paused",
+    "pool_at_rest",
     "rate_limit",
     "redis_evicts",
     "redis_full",

@@ -5,15 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from celery_orchestration.operate.base_model import Model
+from celery_orchestration.operate.pool_models import PoolStatus
 
 JobState = Literal["idle", "running", "waiting", "disabled"]
 RunState = Literal["later", "waiting", "granted", "queued", "running", "ending", "behind", "retrying", "released"]
-
-
-class Model(BaseModel):
-    #: Built when it is used first: no command uses all of them.
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
 
 class Disabled(Model):
@@ -98,6 +96,7 @@ class Ended(Model):
     seconds: float | None = Field(description="how long it ran")
     waited_seconds: float = Field(description="from its arrival to its last start, attempts before that included")
     waited_for: str | None = Field(description="what it waited for first")
+    waited_rule: str | None = Field(default=None, description="the gate's rule of that: depends, blocked, room …")
     worker: str | None = Field(description="where it ran")
     fence: int | None = Field(description="of its last start")
     recoveries: int = Field(description="how often its process or worker died")
@@ -200,6 +199,8 @@ class RunStatus(Model):
     seconds: float = Field(description="how long it has been in this state")
     expires: datetime | None = Field(description="when it will not start any more")
     reason: str | None = Field(description="why it waits")
+    rule: str | None = Field(default=None, description="the gate's rule that it waits by: depends, blocked, room …")
+    waits_for: str | None = Field(default=None, description="the job that it waits for, if it is one")
     timed_out: datetime | None = Field(
         default=None, description="when its time limit passed: it has failed, its room is free when its code returns"
     )
@@ -316,3 +317,4 @@ class Status(Model):
     queues: list[QueueStatus] = Field(description="by name")
     problems: list[str] = Field(description="what an operator should know")
     scheduler: SchedulerStatus = Field(default=SchedulerStatus(), description="who fires the schedule")
+    pools: list[PoolStatus] = Field(default=[], description="of orchestration_pools, by name")

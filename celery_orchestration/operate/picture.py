@@ -14,8 +14,8 @@ from pydantic import Field
 
 from celery_orchestration import graph
 from celery_orchestration.ledger.keys import decode_job, name_of_group, named_group
+from celery_orchestration.operate.base_model import Model
 from celery_orchestration.operate.clock import when
-from celery_orchestration.operate.models import Model
 from celery_orchestration.policy import Policy
 
 

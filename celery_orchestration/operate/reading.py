@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from celery_orchestration import queues
 from celery_orchestration.envelope import Envelope
@@ -82,7 +82,8 @@ def status(
         told = reason_words(wait["reason"])
         if told[-1] == "disabled" and told[1] in off:
             told.append(off[told[1]])
-        waits.append(run_status(wait, now, workers, reasons.sentence(told, holder)))
+        run = run_status(wait, now, workers, reasons.sentence(told, holder))
+        waits.append(run.model_copy(update={"rule": told[0], "waits_for": reasons.job_of(told)}))
     slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
     to_queue = Counter(wait.queue for wait in waits)
     all_queues = [
@@ -307,13 +308,18 @@ def _is_dead(worker: Mapping[str, Any], now: int) -> bool:
     return bool(worker["left"] <= 0 or now - worker["beat"] > worker["lease"])
 
 
+def worker_state(worker: Mapping[str, Any], now: int) -> Literal["idle", "busy", "draining", "dead"]:
+    if _is_dead(worker, now):
+        return "dead"
+    return "draining" if worker["draining"] else "busy" if worker["running"] else "idle"
+
+
 def _worker(worker: Mapping[str, Any], now: int) -> WorkerStatus:
-    state = "draining" if worker["draining"] else "busy" if worker["running"] else "idle"
     return WorkerStatus(
         name=worker["name"],
         host=worker["host"],
         pid=worker["pid"],
-        state="dead" if _is_dead(worker, now) else state,
+        state=worker_state(worker, now),
         execution_pool=worker["kind"],
         slots=worker["slots"],
         running=worker["running"],
@@ -363,6 +369,7 @@ def ended(job: str, text: str) -> Ended:
         seconds=(over - started) / 1000 if started else None,
         waited_seconds=0 if fires else max(0, (started or over) - arrived) / 1000,
         waited_for=reasons.past(words) if words else None,
+        waited_rule=words[0] if words else None,
         worker=worker or None,
         fence=int(fence) if fence else None,
         recoveries=recoveries,

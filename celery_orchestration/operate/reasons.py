@@ -51,6 +51,16 @@ def sentence(words: Sequence[str], holder: Callable[[str], str]) -> str:
     return f"{said}: {detail}" if detail else said
 
 
+#: Rules that name a job: a run waits for that one.
+_NAMES_A_JOB = ("room", "blocked", "depends", "behind")
+
+
+def job_of(words: Sequence[str]) -> str | None:
+    """The job that a run waits for, if it is one."""
+    rule, *rest = words
+    return rest[0] if rule in _NAMES_A_JOB and rest else None
+
+
 def no_release(job: str, last: str) -> str:
     """`last`: the release that had it last, or ''."""
     return f"no live worker has job {job}" + (f"; it was last seen in release {last}" if last else "")

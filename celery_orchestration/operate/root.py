@@ -54,6 +54,8 @@ class Surroundings:
     allow_eviction: bool = False
     #: Workers on a queue that the ledger does not know. They are asked: that takes a second.
     strangers: Callable[[str], Sequence[Stranger]] = lambda queue: ()
+    #: The pool of a queue, and how many workers it is to have, if a live supervisor runs that pool.
+    supervised: Callable[[str], tuple[str, int] | None] = lambda queue: None
 
 
 @dataclass(frozen=True)
@@ -205,9 +207,7 @@ class Finder:
         text = f"{last.job} was started on {worker['name']}, which has been silent for {lasting(silent / 1000)}"
         if not self.found["live"] and not self.found["led"]:
             text += ": nobody is alive to recover the run"
-            return Cause(
-                code="worker_died", job=last.job, text=text, wrong=True, mend=command(program="worker")
-            )
+            return Cause(code="worker_died", job=last.job, text=text, wrong=True, mend=command(program="worker"))
         left = worker["lease"] - silent
         text += f": the run is recovered {f'in {lasting(left / 1000)}' if left > 0 else 'at the next sweep'}"
         return Cause(code="worker_died", job=last.job, text=text, wrong=True)
@@ -216,7 +216,10 @@ class Finder:
 
     def _is_idle(self, job: str) -> Cause:
         found = self._full(job) or self._unserved(job, self.around.queue_of.get(job)) or self._unheard(job)
-        return found or (self._off(job) if self._may_be_tried(job) else self._asked_for(job))
+        if found is not None and found.code != "pool_at_rest":
+            return found
+        asked = self._off(job) if self._may_be_tried(job) else self._asked_for(job)
+        return asked if found is None else asked.model_copy(update={"text": f"{asked.text}; {found.text}"})
 
     def _is_wanting(self, job: str, before: Step) -> Cause:
         """`before` depends on the job, which lacks something."""
@@ -228,9 +231,7 @@ class Finder:
         text = f"{job} {text}" + (f": {error}" if error else "")
         comes = asked.code == "scheduled"
         mend = None if comes else self._trigger(job)
-        return Cause(
-            code=code, job=job, text=f"{text}; {asked.text}", wrong=code == "failed" or not comes, mend=mend
-        )
+        return Cause(code=code, job=job, text=f"{text}; {asked.text}", wrong=code == "failed" or not comes, mend=mend)
 
     def _unheard(self, job: str) -> Cause | None:
         """It has never ended, as far as the ledger knows."""
@@ -280,6 +281,8 @@ class Finder:
         return (
             (None if self.found["live"] else self._cycle_of_code(job))
             or self._stranger(job, queue)
+            or self._redis_evicts(job)
+            or self._supervised(job, queue)
             or self._no_worker(job)
             or Cause(
                 code="unserved_queue",
@@ -290,14 +293,31 @@ class Finder:
             )
         )
 
+    def _supervised(self, job: str, queue: str) -> Cause | None:
+        """A supervisor starts the workers of this queue."""
+        pool, wanted = self.around.supervised(queue) or ("", 0)
+        if not pool:
+            return None
+        if not wanted:
+            text = f"pool {pool} has no worker now: its supervisor starts one when runs are ready"
+            return Cause(code="pool_at_rest", job=job, text=text)
+        text = f"pool {pool} has no live worker now, and is to have {wanted}: its supervisor starts them"
+        mend = command("explain", f"pool:{pool}")
+        return Cause(code="unserved_queue", job=job, text=text, wrong=True, mend=mend)
+
+    def _redis_evicts(self, job: str) -> Cause | None:
+        policy = self.found.get("eviction", "")
+        if self.found["live"] or not policy.startswith("allkeys-") or self.around.allow_eviction:
+            return None
+        text = f"no worker starts while Redis may drop parts of the ledger: its maxmemory-policy is {policy}"
+        mend = redis_cli(self.around.address, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+        return Cause(code="redis_evicts", job=job, text=text, wrong=True, mend=mend)
+
     def _no_worker(self, job: str) -> Cause | None:
         if self.found["live"]:
             return None
-        policy = self.found.get("eviction", "")
-        if policy.startswith("allkeys-") and not self.around.allow_eviction:
-            text = f"no worker starts while Redis may drop parts of the ledger: its maxmemory-policy is {policy}"
-            mend = redis_cli(self.around.address, "CONFIG", "SET", "maxmemory-policy", "noeviction")
-            return Cause(code="redis_evicts", job=job, text=text, wrong=True, mend=mend)
+        if found := self._redis_evicts(job):
+            return found
         return Cause(code="no_worker", job=job, text="no worker is alive", wrong=True, mend=command(program="worker"))
 
     def _stranger(self, job: str, queue: str | None) -> Cause | None:

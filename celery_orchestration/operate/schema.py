@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from celery_orchestration.operate.diagnosis import Diagnosis, Health
 from celery_orchestration.operate.explanation import Explanation
+from celery_orchestration.operate.forecast import Forecast
 from celery_orchestration.operate.models import (
     Cancelled,
     CancelledRuns,
@@ -32,16 +33,21 @@ from celery_orchestration.operate.models import (
     Triggered,
 )
 from celery_orchestration.operate.picture import Picture
+from celery_orchestration.operate.pool_models import Desired, PoolsStatus, PoolStatus
 
 #: Each command, and what it prints.
 COMMANDS: tuple[tuple[str, Any], ...] = (
     ("status", Status),
     ("watch", Status),
+    ("explain pool:images", PoolStatus),
     ("explain", Explanation),
+    ("pools --desired", Desired),
+    ("pools --watch", PoolsStatus),
     ("doctor", Diagnosis),
     ("health", Health),
     ("history", list[Ended]),
     ("graph", Picture),
+    ("forecast", Forecast),
     ("audit", list[Change]),
     ("enable", JobStatus),
     ("disable", JobStatus),

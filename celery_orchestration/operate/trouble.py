@@ -27,8 +27,9 @@ def with_redis(found: Mapping[str, Any]) -> Iterator[str]:
         began = int(epoch["name"]) // 1000  # named by the tick at which it began
         at = when(began)
         what = f"the ledger {FORGOTTEN[epoch['why']]} (at {at:%Y-%m-%d %H:%M:%S} UTC)"
-        if epoch["why"] == "emptied":
-            what += f"; {_restored(found.get('restored') or {})}"
+        restored = found.get("restored") or {}
+        if epoch["why"] == "emptied" or any(restored.get(kind) for kind in ("pause", "jobs", "entries")):
+            what += f"; {_restored(restored)}"
         if epoch["left"] > 0:
             yield f"{what}; nothing starts for {epoch['left'] / 1000:.0f} s"
         elif found["now"] - began < SHOW_MS:

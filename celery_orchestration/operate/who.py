@@ -5,10 +5,27 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+#: Who acts through this process, if it is not the one who started it: a user of the dashboard.
+_acting: ContextVar[str | None] = ContextVar("acting", default=None)
+
+
+@contextmanager
+def acting_as(name: str | None) -> Iterator[None]:
+    """Within the block the audit names this person; None: whoever started the process."""
+    token = _acting.set(name)
+    try:
+        yield
+    finally:
+        _acting.reset(token)
 
 
 def me() -> str:
+    if (name := _acting.get()) is not None:
+        return name
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):  # a user id without a name

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.functional import noop
 from celery.utils.log import get_logger
-from celery.worker import state
+from celery.worker.request import task_ready
 
 from celery_orchestration import queues
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.fetch.channel import ReliableChannel
 from celery_orchestration.worker.fetch.transport import make_reliable
+from celery_orchestration.worker.prefetch import Prefetch, Refused, StrictPrefetch
 from celery_orchestration.worker.request import OrchestratedRequest
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class Consuming:
         self._consumer: Any = None
         #: Of the granted queues, on a channel of its own.
         self._ours: Any = None
+        #: How many messages RabbitMQ may send; None: as Celery tells it.
+        self._prefetch: Prefetch | None = None
+        #: Why RabbitMQ cannot be told; '' if it can, or need not.
+        self.prefetch_refused = ""
         #: Whether we take messages from the granted queues just now.
         self._taking = True
         self._look_at = 0.0
@@ -72,26 +77,58 @@ class Consuming:
         if fetcher is not None:
             internals.consume_with(consumer, lambda connection: make_reliable(connection, fetcher))
             internals.hear_ends(consumer.pool, fetcher.wake)
+        else:
+            internals.hear_ends(consumer.pool, self._pool_ended)
+
+    def _pool_ended(self) -> None:
+        if self._prefetch is not None:
+            self._prefetch.wake()
 
     def connected(self, consumer: Any) -> None:
         self._consumer, self._ours, self._taking = consumer, None, True
         self._takes_tasks(consumer.task_consumer.channel)
-        if self._side.settings.strict_priority:
-            self._fetch_strictly()
+        self._bound_fetching()
         internals.hear_queue_changes(consumer, self._adding, self._changed)
         self._serve_granted()
         self._look_at = 0.0
 
-    def _fetch_strictly(self) -> None:
-        """Highest priority first, and nothing fetched that no slot is free for: it could be overtaken."""
-        consumer = self._consumer
-        channel, slots = consumer.task_consumer.channel, self._side.slots
+    def _bound_fetching(self) -> None:
+        """Nothing is fetched that could run elsewhere sooner; under strict priority nothing that could be overtaken."""
+        consumer, settings = self._consumer, self._side.settings
         if internals.is_amqp(consumer.connection):
-            # One more than there are slots, or a higher queue's next message would come too late.
-            internals.prefetch_per_queue(channel, slots + 1)
-            consumer.qos.callback = noop
+            if settings.fetch == "reliable" or settings.strict_priority:
+                self._bound_prefetch()
+            else:
+                self.prefetch_refused = "orchestration_fetch is 'celery'"
+        elif settings.strict_priority:
+            channel = consumer.task_consumer.channel
+            internals.fetch_only_while(channel, lambda: len(internals.requests_here()) < self._side.slots)
+
+    def _bound_prefetch(self) -> None:
+        consumer, side = self._consumer, self._side
+        common = (consumer, side.demand, side.loop, lambda: side.stopping or side.gate.draining)
+        if not internals.can_bound_prefetch(consumer):
+            self.prefetch_refused = "quorum queues have a prefetch count for each consumer, which cannot be changed"
         else:
-            internals.fetch_only_while(channel, lambda: len(state.reserved_requests) < self._side.slots)
+            try:
+                strict = side.settings.strict_priority
+                found = StrictPrefetch(*common, slots=lambda: side.slots) if strict else Prefetch(*common)
+                found.begin()
+            except Refused as exc:
+                self.prefetch_refused = str(exc)
+            else:
+                self._prefetch, self.prefetch_refused = found, ""
+                return
+        logger.warning("Messages are prefetched as Celery does it: %s", self.prefetch_refused)
+        if side.settings.strict_priority:
+            # One more than there are slots, or a higher queue's next message would come too late.
+            internals.prefetch_per_queue(consumer.task_consumer.channel, side.slots + 1)
+            consumer.qos.callback = noop
+
+    def register(self) -> None:
+        """With the event loop, on every connection."""
+        if self._prefetch is not None:
+            self._prefetch.register()
 
     @staticmethod
     def _takes_tasks(channel: Any) -> None:
@@ -172,12 +209,30 @@ class Consuming:
             except Exception as exc:
                 logger.warning("What was not begun goes back only when the connection is closed: %r", exc)
 
+    def _hand_back_plain(self) -> None:
+        """Tasks that are no jobs and have no slot: RabbitMQ would give them to others only when the rest has ended."""
+        for request in reversed(self._side.demand.requests()):
+            theirs = isinstance(request, OrchestratedRequest) or internals.is_with_pool(request)
+            if theirs or request.acknowledged or request.message.acknowledged:
+                continue
+            try:
+                task_ready(request)
+                request.message.requeue()
+                request.acknowledged = True
+            except Exception as exc:
+                logger.warning("%s goes back only when the connection is closed: %r", request, exc)
+
     def disconnect(self) -> None:
+        if self._prefetch is not None:
+            self._prefetch.end()
+            self._prefetch = None
         self._stop_fetching()
         if self._side.stopping and self._consumer.connection is not None:
             # Celery keeps the connection until the pool has ended: nothing is to lie here until then.
             internals.stop_fetching(self._consumer.connection, self.consumers)
             self._side.gate.hand_back()
+            if internals.is_amqp(self._consumer.connection):
+                self._hand_back_plain()
         ours, self._ours = self._ours, None
         if ours is not None:
             try:

@@ -1,10 +1,11 @@
 """What people and failures have decided, as a member of the ledger remembers it.
 
-The ledger may be emptied: by FLUSHALL, or by a restart of a Redis that keeps nothing. Runs that waited are lost then,
-but nothing that people had stopped may start: every member remembers the pause, the disabled jobs and the entries that
-people added or paused, and restores them in the epoch that begins then (``lua/restore.lua``), before the gate opens and
-before its own scheduler fires anything. A sweep tells whether something was decided since the copy was made: what was
-decided in the last seconds before (``sweep_seconds``) may be unknown to all.
+The ledger may be emptied: by FLUSHALL, or by a restart of a Redis that keeps nothing. Or it fails over to a replica
+that lacks the last writes. Runs that waited may be lost then, but nothing that people had stopped may start: every
+member remembers the pause, the disabled jobs and the entries that people added or paused, and restores them in the
+epoch that begins then (``lua/restore.lua``), before the gate opens and before its own scheduler fires anything. A
+sweep tells whether something was decided since the copy was made: what was decided in the last seconds before
+(``sweep_seconds``) may be unknown to all.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Memory:
                 self._known = found
 
     def restore(self, ledger: Ledger, who: str, epoch: str) -> None:
-        """In an epoch that began because the ledger was emptied."""
+        """In an epoch that began because the ledger was emptied, or moved to a Redis that may lack something."""
         if self._known is not None:
             count = ledger.restore(who, epoch, self._known)
             if count:
-                logger.warning("The ledger was emptied: %d decisions of people and failures are restored", count)
+                logger.warning("The ledger had forgotten %d decisions of people and failures: they are restored", count)

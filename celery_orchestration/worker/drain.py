@@ -3,7 +3,7 @@
 It begins with the signal, not when Celery gets around to closing: until then a solo worker may have to end its task,
 and a soft shutdown sleeps. The ledger is told (the worker shows as draining, nothing more is handed over to it), no
 more runs are admitted, and what runs may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold
-shutdown.
+shutdown. A worker of a pool has no limit of its own while its supervisor lives: a pool that shrinks lets it finish.
 
 What still runs when the time is up is killed, and goes back to its queue when its process is gone (unless the job's
 `on_crash` is "fail": then it has failed): the pool hears of
@@ -31,7 +31,7 @@ from celery.worker import state
 from celery.worker.request import task_ready
 
 from celery_orchestration.errors import LedgerError
-from celery_orchestration.worker import internals
+from celery_orchestration.worker import internals, supervised
 from celery_orchestration.worker.request import gates
 
 if TYPE_CHECKING:
@@ -84,22 +84,32 @@ class Drain(threading.Thread):
     def run(self) -> None:
         word = self._words.get()
         self._side.keeper.drain()
-        if word != "over" and not self._is_over(self._side.settings.drain_seconds, hurried=word == "hurry"):
+        if word == "begin":
+            word = self._while_supervised() or self._next_word(self._side.settings.drain_seconds)
+        if word != "over":
             self._end_what_runs()
         self._ledger.close()
 
-    def _is_over(self, seconds: float | None, hurried: bool = False) -> bool:
-        """Waits until the pool is down, so long at most, or until it is to hurry."""
+    def _while_supervised(self) -> str:
+        """A supervisor of pools that lives decides itself when the time is up; '' if there is none, or no more."""
+        while supervised.has_supervisor():
+            if word := self._next_word(supervised.LOOK_EVERY):
+                return word
+        return ""
+
+    def _next_word(self, seconds: float | None) -> str:
+        """Waits until the pool is down or it is to hurry, so long at most; '': the time is up."""
         deadline = None if seconds is None else monotonic() + seconds
-        while not hurried:
+        while True:
             try:
                 word = self._words.get(timeout=None if deadline is None else max(0.0, deadline - monotonic()))
             except Empty:
-                return False
-            if word == "over":
-                return True
-            hurried = word == "hurry"
-        return False
+                return ""
+            if word != "begin":
+                return word
+
+    def _is_over(self, seconds: float) -> bool:
+        return self._next_word(seconds) == "over"
 
     def _end_what_runs(self) -> None:
         runs = [run for run in list(self._side.gate.runs.values()) if not run.settled]

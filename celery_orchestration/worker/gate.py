@@ -380,6 +380,7 @@ class Gate:
             eta_ms=None if request.not_before is None else int(request.not_before * 1000),
             publication=request.publication,
             anonymous=request.anonymous,
+            queued_ms=request.queued_ms(),
         )
 
     def _queue_of(self, request: OrchestratedRequest) -> str:
@@ -451,6 +452,8 @@ class Gate:
             handed_over = self._request_of(start)
             if handed_over is not None:
                 starting.append((handed_over, start.id, start.fence))
+        for request, run_id, _ in starting if turn.waits else ():
+            request.waits = turn.waits.get(run_id, "")
         self._side.publisher.publish(turn.grants)
         self._side.publisher.end(turn.endings)
         self.look_again_in(turn.due)

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import amqp
 import billiard.pool
 import celery
+from amqp import spec
 from celery.app.amqp import Queues
 from celery.apps.worker import Worker, on_cold_shutdown
 from celery.concurrency.asynpool import AsynPool
@@ -24,6 +26,7 @@ from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import InvalidTaskError
 from celery.utils.log import get_logger
+from celery.utils.quorum_queues import detect_quorum_queues
 from celery.worker import control, request, state
 from celery.worker.consumer import Consumer
 from celery.worker.loops import asynloop, synloop
@@ -31,7 +34,8 @@ from celery.worker.request import task_ready
 from celery.worker.worker import WorkController
 from kombu import Connection
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
-from kombu.common import QoS
+from kombu.common import PREFETCH_COUNT_MAX, QoS
+from kombu.message import Message
 from kombu.messaging import Consumer as MessageConsumer
 from kombu.transport import virtual
 from kombu.transport.redis import Channel as RedisChannel
@@ -40,6 +44,7 @@ from kombu.transport.redis import QoS as RedisQoS
 from kombu.transport.redis import Transport as RedisTransport
 from kombu.utils.functional import maybe_list
 from kombu.utils.limits import TokenBucket
+from vine import promise
 
 from celery_orchestration.errors import ConfigurationError
 
@@ -108,6 +113,27 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     yield "no Queues._consume_from", hasattr(Queues, "_consume_from")
     yield "no Consumer._active_tags", "_active_tags" in _source(MessageConsumer.__init__)
     yield from _expectations_of_fetch()
+    yield from _expectations_of_amqp()
+
+
+def _expectations_of_amqp() -> Iterator[tuple[str, bool]]:
+    """What ``prefetch`` relies on in py-amqp."""
+    dispatch = _source(amqp.Channel.dispatch_method)
+    yield (
+        "py-amqp answers in another way",
+        "self._pending.pop(method_sig)" in dispatch and "if not listeners" in dispatch,
+    )
+    getting = _source(amqp.Channel.basic_get)
+    yield "py-amqp gets in another way", "spec.Basic.Get, argsig, (0, queue, no_ack)" in getting
+    yield "py-amqp's basic_qos is another", "argsig='lBb'" in _source(amqp.Channel.basic_qos)
+    receiving = _source(MessageConsumer._receive_callback)
+    yield "consumers do not ask message_to_python", "'message_to_python'" in receiving
+    acking = _source(Message.ack), _source(Message.reject)
+    calls = (
+        "self.channel.basic_ack(self.delivery_tag, multiple=multiple)",
+        "self.channel.basic_reject(self.delivery_tag",
+    )
+    yield "messages are acknowledged in another way", all(map(str.__contains__, acking, calls))
 
 
 def _expectations_of_fetch() -> Iterator[tuple[str, bool]]:
@@ -133,6 +159,7 @@ def _expectations_of_fetch() -> Iterator[tuple[str, bool]]:
         yield f"no Channel.{name} of the Redis transport", hasattr(RedisChannel, name)
     consume = _source(virtual.Channel.basic_consume)
     yield "deliveries are counted in another way", "self.qos.append(message, message.delivery_tag)" in consume
+    yield "messages are made in another way", "self.Message(raw_message, channel=self)" in consume
     closing = _source(virtual.Channel.close)
     yield "channels give back in another way", "restore_unacked_once()" in closing
     yield "no WorkController._process_task", "self._process_task" in _source(WorkController._process_task_sem)
@@ -305,6 +332,16 @@ def given_to_pool() -> list[Any]:
             return list({*reserved, *state.active_requests})
         except RuntimeError:
             continue  # the main thread has changed the set meanwhile
+
+
+def requests_here() -> set[Any]:
+    """Requests that wait for a slot or run. Before Celery 5.7 those that run are not reserved any more once the
+    connection to the broker was lost."""
+    while True:
+        try:
+            return {*state.reserved_requests, *state.active_requests}
+        except RuntimeError:
+            continue  # another thread has changed a set meanwhile
 
 
 def cancel_active(consumer: Any) -> None:
@@ -606,8 +643,66 @@ def fetch_only_while(channel: Any, wanted: Callable[[], bool]) -> None:
 
 def prefetch_is_shared(consumer: Any) -> bool:
     """Whether all queues of a channel share one window: Celery's choice for the broker at hand."""
-    chosen = getattr(consumer, "qos_global", None)  # since Celery 5.6
-    return bool(not consumer.connection.qos_semantics_matches_spec if chosen is None else chosen)
+    chosen = getattr(consumer, "qos_global", None)
+    if chosen is not None:
+        return bool(chosen)
+    # Before Celery 5.6 it does not say which it has chosen.
+    app, connection = consumer.app, consumer.connection
+    detects = app.conf.worker_detect_quorum_queues
+    quorum = detects and detect_quorum_queues(app, connection.transport.driver_type)[0]
+    return not connection.qos_semantics_matches_spec and not quorum
+
+
+def can_bound_prefetch(consumer: Any) -> bool:
+    """Whether the broker can be told, at any time, how many messages it may send: RabbitMQ, but for quorum queues."""
+    return prefetch_is_shared(consumer) and isinstance(consumer.task_consumer.channel, amqp.Channel)
+
+
+def set_prefetch(channel: Any, count: int) -> None:
+    """As basic_qos for the whole channel, without waiting for the answer. At least 1: 0 would be no limit."""
+    channel.send_method(spec.Basic.Qos, "lBb", (0, min(count, PREFETCH_COUNT_MAX), True))
+
+
+def watch_deliveries(channel: Any, came: Callable[[int], None], leaving: Callable[[int], None]) -> None:
+    """`came(delivery_tag)` is called for each message of a consumer, `leaving(delivery_tag)` before one is acknowledged
+    or goes back."""
+    to_python, ack, reject = channel.message_to_python, channel.basic_ack, channel.basic_reject
+
+    def message_to_python(raw: Any) -> Any:
+        tag = raw.delivery_info.get("consumer_tag")
+        if tag and tag not in channel.no_ack_consumers and "pulled" not in raw.delivery_info:
+            came(raw.delivery_tag)
+        return to_python(raw)
+
+    def basic_ack(delivery_tag: int, *args: Any, **options: Any) -> Any:
+        leaving(delivery_tag)
+        return ack(delivery_tag, *args, **options)
+
+    def basic_reject(delivery_tag: int, *args: Any, **options: Any) -> Any:
+        leaving(delivery_tag)
+        return reject(delivery_tag, *args, **options)
+
+    channel.message_to_python, channel.basic_ack, channel.basic_reject = message_to_python, basic_ack, basic_reject
+
+
+def pull(consumer: Any, queue: str, heard: Callable[[bool], None]) -> None:
+    """Has a message of a queue delivered to kombu's consumer, outside of its prefetch count; `heard(whether there was
+    one)` is called after that. As basic_get, but nobody waits: under gevent another greenlet may be reading."""
+    channel = consumer.channel
+    answers = (spec.Basic.GetOk, spec.Basic.GetEmpty)
+
+    def answered(method: Any, *args: Any) -> None:
+        for one in answers:
+            channel._pending.pop(one, None)
+        found = method == spec.Basic.GetOk
+        if found:
+            raw = channel._on_get_ok(*args)
+            raw.delivery_info.update(consumer_tag=consumer._active_tags.get(queue), pulled=True)
+            consumer._receive_callback(raw)
+        heard(found)
+
+    channel._pending.update(dict.fromkeys(answers, promise(answered)))
+    channel.send_method(spec.Basic.Get, "Bsb", (0, queue, False))
 
 
 def prefetch_per_queue(channel: Any, count: int) -> None:

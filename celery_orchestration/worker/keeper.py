@@ -84,15 +84,17 @@ class Keeper(Lease):
         self._lease_runs_from(self._round_began)
         self._side.epoch.registered(found)
         self._drain_is_told = False
-        if self._side.fetcher is not None:
-            self._side.fetcher.registered = True
-        self._side.in_loop(self._side.gate.open)
+        self._side.in_loop(self._open)
+
+    def _open(self) -> None:
+        """In the loop: jobs that came before count as waiting for a slot, not as set aside."""
+        self._side.demand.registered = True
+        self._side.gate.open()
 
     def _ledger_is_away(self) -> None:
         """Plain tasks do not need the ledger: they are fetched although it does not know this worker yet. Nobody can
         ask it for dead workers meanwhile either."""
-        if self._side.fetcher is not None:
-            self._side.fetcher.registered = True
+        self._side.demand.registered = True
 
     def _epoch_began(self, epoch: str) -> None:
         """The line claims what we run, before its next turn: here is one."""

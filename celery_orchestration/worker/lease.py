@@ -159,7 +159,7 @@ class Lease(threading.Thread, ABC):
             logger.error("The lease was lost: what runs here is void; it registers again")
         self._unknown = False
         self._install(found.live, found.installed)
-        if told and found.epoch != told and found.why == "emptied":
+        if told and found.epoch != told and found.why in ("emptied", "moved"):
             member.memory.restore(self._ledger, member.presence().name, found.epoch)
         self._epoch_name = found.epoch
         self._is_registered(found)
@@ -208,7 +208,10 @@ class Lease(threading.Thread, ABC):
     def _look_for_unserved(self, served: list[str]) -> None:
         now = monotonic()
         jobs = self._member.destinations
-        self._unserved = {queue: self._unserved.get(queue, now) for queue in jobs if queue not in served}
+        # A pool of the table may rest without a worker: who runs it sees to it.
+        resting = [name for name, pool in self._member.settings.pools.items() if pool.min == 0]
+        unserved = [queue for queue in jobs if queue not in served and queues.pool_of(queue) not in resting]
+        self._unserved = {queue: self._unserved.get(queue, now) for queue in unserved}
         self._said &= self._unserved.keys()
         for queue, since in self._unserved.items():
             if now - since >= UNSERVED_SECONDS and queue not in self._said:

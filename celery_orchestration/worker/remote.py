@@ -69,6 +69,7 @@ def _told(side: WorkerSide) -> dict[str, Any]:
         "execution_pool": here.kind,
         "slots": here.slots,
         "free_slots": gate.free_slots(),
+        "received": side.received,
         "runs": [_run(run) for run in list(gate.runs.values())],
         #: Held back by Celery's ``rate_limit``: the ledger has not heard of them, or takes them for running.
         "rate_limited": [{"id": run.run_id, "job": run.name} for run in islice(gate.rate_limited(), MOST_LIMITED)],
@@ -84,6 +85,8 @@ def _told(side: WorkerSide) -> dict[str, Any]:
         #: How it takes messages from a Redis broker, and why it has to ask again and again for them.
         "fetch": "celery" if side.fetcher is None else "reliable",
         "fetch_polls_because": None if side.fetcher is None else side.fetcher.refusal or None,
+        #: Why RabbitMQ cannot be told how many messages to send.
+        "prefetches_because": side.consuming.prefetch_refused or None,
     }
 
 

@@ -23,7 +23,7 @@ from celery.utils.log import get_logger
 from celery.worker.request import Request, task_ready
 from celery.worker.state import task_reserved
 
-from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RECEIVED, RUN, Envelope
+from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RECEIVED, RUN, WAITS, Envelope, sent_ms
 from celery_orchestration.ledger import keys
 from celery_orchestration.limits import Run, clocks
 from celery_orchestration.task import default_limit, lost_lease
@@ -144,6 +144,8 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
     problem: Exception | None = None
     #: Whether a worker has received its run before: then that was told.
     received = False
+    #: What the run has waited for, for a tracer: JSON.
+    waits = ""
     #: Grant number of a handed-over message.
     grant = ""
     origin: dict[str, Any] | None = None
@@ -208,7 +210,17 @@ class OrchestratedRequest(Request):  # type: ignore[misc]
         self.run_id, self.fence = run_id, fence
         self.started_at = deadline.now()
         ours = {RUN: run_id, FENCE: fence, ADMITTED: admitted, PUBLICATION: self.publication}
+        if self.waits:
+            ours[WAITS] = self.waits
         self._request_dict["properties"] = {**(self._request_dict.get("properties") or {}), **ours}
+
+    def queued_ms(self) -> int | None:
+        """How long its message was in its queue, as far as the clocks of sender and worker agree. One that was handed
+        over or delivered again does not say."""
+        if self.grant or self.received or (self._message.delivery_info or {}).get("redelivered"):
+            return None
+        sent = sent_ms(self._message.properties.get("message_id"))
+        return None if sent is None else max(0, int(time.time() * 1000) - sent)
 
     def fail(self, exc: Exception) -> None:
         """It has started, but is not given to the execution pool: a failed run like any other."""

@@ -18,12 +18,14 @@ from celery_orchestration import queues
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.ledger import Presence
 from celery_orchestration.limits import CANNOT_INTERRUPT, sentences, soft_sentence
+from celery_orchestration.policy import pool_problems
 from celery_orchestration.task import SCHEDULER, limits_of
 from celery_orchestration.worker import custom, internals
 from celery_orchestration.worker.consuming import Consuming
 from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.drain import Drain
 from celery_orchestration.worker.epoch import Epoch
+from celery_orchestration.worker.fetch.demand import Demand
 from celery_orchestration.worker.fetch.fetcher import Fetcher
 from celery_orchestration.worker.fetch.recovery import Recovery, has_stores
 from celery_orchestration.worker.gate import Gate
@@ -37,6 +39,7 @@ from celery_orchestration.worker.reports import Reports
 from celery_orchestration.worker.request import OrchestratedRequest, gates
 from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots
 from celery_orchestration.worker.strays import Strays
+from celery_orchestration.worker.supervised import Supervised
 from celery_orchestration.worker.watch import Watch
 
 logger = get_logger(__name__)
@@ -71,18 +74,21 @@ class WorkerSide(Member):
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
         self._running = False
+        #: Messages of tasks that this worker has received, plain ones included.
+        self.received = 0
         #: When a cold shutdown began, by the monotonic clock.
         self._cold_since: float | None = None
         #: How messages are fetched; None: as kombu does it.
         self.fetcher: Fetcher | None = None
+        # What an autoscaler may add counts as slots: it looks at what was fetched.
+        self.demand = Demand(self.settings.read_ahead_seconds, lambda: self.slots)
         if has_stores(self.app):
             if self.settings.fetch == "reliable":
-                self.fetcher = self._new_fetcher()
+                self.demand = self.fetcher = self._new_fetcher()
             self.recovery = Recovery(self, self.fetcher)
 
     def _new_fetcher(self) -> Fetcher:
         read_ahead = self.settings.read_ahead_seconds
-        # What an autoscaler may add counts as slots: it looks at what was fetched.
         return Fetcher(self.worker, self.controller.hostname, self.store_names, read_ahead, lambda: self.slots)
 
     @property
@@ -118,6 +124,11 @@ class WorkerSide(Member):
                 ", ".join(never),
             )
 
+    def check_pools(self) -> None:
+        """Says which jobs have a pool that nobody runs workers for, and which pools no job uses."""
+        for problem in pool_problems(self.settings.pools, self.jobs):
+            logger.warning("%s", problem)
+
     def check_strategies(self) -> None:
         """A job that would never come to the gate is not to run at all."""
         bypassing = [name for name in self.jobs if not custom.is_gated(self.app.tasks[name])]
@@ -151,17 +162,22 @@ class WorkerSide(Member):
         internals.contain_errors(consumer, self._failed)
         self.consuming.connected(consumer)
         consumer.on_task_message.add(self.gate.reserved)
-        if self.fetcher is not None:
-            self.fetcher.is_set_aside = self.gate.has_set_aside
-            consumer.on_task_message.add(self.fetcher.received)
+        consumer.on_task_message.add(self._count)
+        self.demand.is_set_aside = self.gate.has_set_aside
+        consumer.on_task_message.add(self.demand.received)
         if first:
             self.check_strategies()
             self.check_limits()
             self.check_scheduler()
-            for thread in (self.line, self.keeper, self.publisher, self.watch, self.drain, self.recovery):
+            self.check_pools()
+            supervised = Supervised.of_environment(self.ledger, self.settings, self.drain.hurry)
+            for thread in (self.line, self.keeper, self.publisher, self.watch, self.drain, self.recovery, supervised):
                 if thread is not None:
                     thread.start()
             self._running = True
+
+    def _count(self, request: Any) -> None:
+        self.received += 1
 
     def _failed(self, message: Any, exc: Exception) -> None:
         """Nothing that a message contains, and nothing that a user's class makes of it, is to end the worker."""
@@ -207,6 +223,13 @@ class WorkerSide(Member):
     def register_with_hub(self) -> None:
         if self._loop is not None:
             self._loop.register()
+            self.consuming.register()
+
+    @property
+    def loop(self) -> HubLoop | DirectLoop:
+        """Once the worker has connected."""
+        assert self._loop is not None
+        return self._loop
 
     @property
     def connection_errors(self) -> Any:

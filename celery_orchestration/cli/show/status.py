@@ -12,6 +12,7 @@ from typing import IO, Literal, TypeVar
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
+from celery_orchestration.cli.show import pools
 from celery_orchestration.cli.show.base import ago, console_to, many, plain, state
 from celery_orchestration.cli.show.grid import Column, Section, abridged, grid, most_important, shared, short, wrapped
 from celery_orchestration.operate.attention import by_urgency, is_disabled, is_failing, wrong
@@ -25,6 +26,7 @@ from celery_orchestration.operate.models import (
     Status,
     WorkerStatus,
 )
+from celery_orchestration.operate.pool_models import PoolStatus
 
 #: Rows of a section where there is no window whose height would say so; and where all are wanted.
 ROWS, ALL = 20, 10**9
@@ -96,6 +98,7 @@ class View:
     def _sections(self, width: int, most: int) -> Iterator[Section]:
         status = self.status
         yield _jobs(status, width, most)
+        yield _pools(status, width, most)
         yield _runs(status, width, most, self.live)
         yield _waits(status, width, most)
         yield _queues(status, width, most)
@@ -235,6 +238,26 @@ def _about(job: JobStatus, now: datetime, width: int) -> list[Text]:
 
 def _seconds(later: datetime, earlier: datetime) -> float:
     return (later - earlier).total_seconds()
+
+
+# -- pools
+
+
+def _pools(status: Status, width: int, most: int) -> Section:
+    """Those that lack workers first; of a single one also why it has as many as it has."""
+    order = sorted(status.pools, key=lambda pool: (pool.live >= pool.wanted, pool.name))
+    about = _about_pool(status, width)
+    return _section(pools.COLUMNS, order, lambda pool: pools.pool_row(pool, {}), width, most, about)
+
+
+def _about_pool(status: Status, width: int) -> Callable[[PoolStatus], list[Text]]:
+    def about(pool: PoolStatus) -> list[Text]:
+        if len(status.pools) > 1:
+            return []
+        why = wrapped(plain(pool.reason), width, 4, 3)
+        return [*why, *pools.changes_lines(pool.changes[:5], status.at, width)]
+
+    return about
 
 
 # -- runs

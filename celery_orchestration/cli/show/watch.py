@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType
-from typing import IO
+from typing import IO, Any, Protocol
 
+from pydantic import BaseModel
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
@@ -28,7 +29,22 @@ from celery_orchestration.operate.clock import lasting
 from celery_orchestration.operate.models import Status
 from celery_orchestration.policy import printable
 
-Look = Callable[[], Status]
+Look = Callable[[], BaseModel]
+
+
+class Drawn(Protocol):
+    """What is looked at, as lines."""
+
+    def lines(self, width: int) -> list[Text]: ...
+
+
+#: What was seen, rows of a section (None: as many as fit), height of the window, and what to say instead of that all is
+#: well.
+Draw = Callable[[Any, int | None, int | None, str], Drawn]
+
+
+def draw_status(status: Status, rows: int | None, height: int | None, note: str) -> Drawn:
+    return View(status, ROWS if rows is None else rows, height, live=height is not None, note=note)
 
 #: Seconds in which a key or a resized window is noticed.
 NOTICE = 0.1
@@ -40,7 +56,15 @@ def is_window(file: IO[str]) -> bool:
     return file.isatty() and not Console().is_dumb_terminal
 
 
-def follow(look: Look, interval: float, count: int | None, as_json: bool, everything: bool, file: IO[str]) -> None:
+def follow(
+    look: Look,
+    interval: float,
+    count: int | None,
+    as_json: bool,
+    everything: bool,
+    file: IO[str],
+    draw: Draw = draw_status,
+) -> None:
     """Prints it every interval. That the ledger does not answer is said once, on stderr."""
     console, seen, away = console_to(file), 0, False
     with contextlib.suppress(KeyboardInterrupt):
@@ -60,7 +84,8 @@ def follow(look: Look, interval: float, count: int | None, as_json: bool, everyt
                 if as_json:
                     file.write(json.dumps(status.model_dump(mode="json")) + "\n")
                 else:
-                    console.print(*([Text()] if seen else []), View(status, ALL if everything else ROWS), sep="\n")
+                    lines = draw(status, ALL if everything else ROWS, None, "").lines(console.width)
+                    console.print(*([Text()] if seen else []), *lines, sep="\n")
                 file.flush()
                 seen, away = seen + 1, False
             if seen == count:
@@ -71,8 +96,8 @@ def follow(look: Look, interval: float, count: int | None, as_json: bool, everyt
 class Asking:
     """What the ledger said last, and since when it does not answer."""
 
-    def __init__(self, look: Look, interval: float) -> None:
-        self._look = look
+    def __init__(self, look: Look, interval: float, draw: Draw = draw_status) -> None:
+        self._look, self._draw = look, draw
         self._interval = interval
         self._over = threading.Event()
         self.status = look()
@@ -111,16 +136,16 @@ class Asking:
         note = ""
         if self.away_since is not None:
             note = f"no answer for {lasting(time.monotonic() - self.away_since)}, this is what was; {self.problem}"
-        lines = View(self.status, height=height, live=True, note=note).lines(width)
+        lines = self._draw(self.status, None, height, note).lines(width)
         if len(lines) > height:
             lines = [*lines[: height - 1], Text("…", "dim")]
         yield Text("\n").join(short(line, width) for line in lines)
 
 
-def watch_live(look: Look, interval: float, count: int | None = None) -> None:
+def watch_live(look: Look, interval: float, count: int | None = None, draw: Draw = draw_status) -> None:
     """In the whole window, until q, Ctrl-C or a signal ends it; the terminal is left as it was."""
     with contextlib.suppress(KeyboardInterrupt):
-        asking = Asking(look, interval)
+        asking = Asking(look, interval, draw)
         with _signals() as caught:
             _draw(asking, count, caught)
         if asking.refused is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from celery_orchestration.operate.checks import code, events, fetch, redis, workers
+from celery_orchestration.operate.checks import code, events, fetch, pools, redis, workers
 from celery_orchestration.operate.checks.facts import About, Facts
 from celery_orchestration.operate.diagnosis import Check
 from celery_orchestration.operate.who import command
@@ -19,7 +19,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     *(code.code, code.external, code.cycles, code.releases, code.modes),
     *(workers.broker, workers.queues, workers.jobs, workers.strangers),
     *(fetch.fetch, fetch.stores, fetch.prefetch, fetch.visibility),
-    *(workers.limits, workers.clocks),
+    *(workers.limits, workers.clocks, pools.pools),
     *(events.scheduler, events.entries, events.records, events.epoch, events.deaths, events.disabled, events.pause),
 )
 

@@ -43,6 +43,7 @@ class Facts:
     #: What the broker tells.
     broker_problem: str | None = None
     broker_is_redis: bool = True
+    broker_is_amqp: bool = False
     strangers: Sequence[Stranger] = ()
     #: What the live workers answer to ``inspect orchestration``.
     replies: Answers = field(default_factory=Answers)
@@ -55,6 +56,8 @@ class Facts:
     plain_limits: Mapping[str, Mapping[str, Limit]] = field(default_factory=dict)
     #: Jobs that are acknowledged when they end, and their hard limits.
     late: Mapping[str, float | None] = field(default_factory=dict)
+    #: What does not fit between orchestration_pools and the jobs.
+    pool_problems: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -85,30 +85,41 @@ def _ways(facts: Facts) -> dict[str, object]:
     return {name: reply["fetch"] for name, reply in _replies(facts).items() if "fetch" in reply}
 
 
+def _prefetching(facts: Facts) -> dict[str, object]:
+    """Workers on RabbitMQ that prefetch as Celery does, and why."""
+    told = {name: reply.get("prefetches_because") for name, reply in _replies(facts).items()}
+    refused = {name: why for name, why in told.items() if why}
+    chosen = facts.settings.fetch == "celery" and not facts.settings.strict_priority
+    if facts.broker_is_amqp and chosen and not refused:
+        return {"its workers": "orchestration_fetch is 'celery'"}
+    return refused
+
+
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
 def prefetch(facts: Facts) -> Iterator[Check]:
     about = About("prefetch", "what a worker has fetched stays with it, in the order in which it came")
-    multiplier = facts.prefetch
-    if multiplier == 0 and not reliable(facts):
+    multiplier, refused = facts.prefetch, _prefetching(facts)
+    bounded = reliable(facts) or (facts.broker_is_amqp and not refused)
+    if multiplier == 0 and not bounded:
         yield about.problem(
             "worker_prefetch_multiplier is 0: the first worker fetches all there is, and keeps it in memory",
             "app.conf.worker_prefetch_multiplier = 1",
         )
         return
-    if facts.settings.strict_priority and facts.broker_is_redis:
+    if facts.settings.strict_priority and not refused:
         yield about.fine("under orchestration_strict_priority nothing is fetched that no slot is free for")
         return
     if facts.settings.strict_priority:
         yield about.fine(
-            "under orchestration_strict_priority a worker starts the highest of what it has fetched first. From a "
-            "broker other than Redis it fetches up to one message more than it has slots from each queue: while it is "
-            "busy they wait there, even if another worker is idle"
+            "under orchestration_strict_priority a worker starts the highest of what it has fetched first. These fetch "
+            "up to one message more than they have slots from each queue, which wait there while the worker is busy, "
+            f"even if another one is idle: {listed(sorted(refused))} ({next(iter(refused.values()))})"
         )
         return
-    if reliable(facts):
+    if bounded:
         seconds = facts.settings.read_ahead_seconds
         yield about.fine(f"a worker fetches only what its slots are expected to take within {seconds:g} s")
         return

@@ -23,7 +23,12 @@ def queues(facts: Facts) -> Iterator[Check]:
         start = worker_for(queue) if queue != sentence else command(program="worker")
         yield about.problem(sentence, start)
     if not found:
-        yield about.fine(f"live workers serve all {many(len(facts.status.queues), 'queue')}")
+        served = [queue for queue in facts.status.queues if queue.slots]
+        at_rest = len(facts.status.queues) - len(served)
+        text = f"live workers serve {'' if at_rest else 'all '}{many(len(served), 'queue')}"
+        if at_rest:
+            text += f"; supervisors start workers for {many(at_rest, 'other')} when runs are ready"
+        yield about.fine(text)
 
 
 def jobs(facts: Facts) -> Iterator[Check]:

@@ -7,7 +7,8 @@ the message from the store.
 
 - ``stores``: the keys, and what can be done with a store: open, seal, give back.
 - ``channel``: kombu's Redis channel and its QoS on top of a store. ``link`` is its connection; it hears when there is
-  something to fetch. ``amount`` decides how many messages are fetched, by ``durations``.
+  something to fetch.
+- ``demand``: how many messages are fetched. ``amount`` decides it, by ``durations``.
 - ``transport``: kombu's transport and poller with these channels, and how they get into the worker's connection.
 - ``fetcher``: what all channels of a worker share.
 - ``recovery``: the thread that gives back stores whose worker is gone.

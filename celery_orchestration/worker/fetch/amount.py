@@ -16,6 +16,7 @@ def amount(
     waiting: Sequence[float],
     typical: float,
     read_ahead: float,
+    by_halves: bool = True,
 ) -> int:
     """
     `room`: what Celery's prefetch count leaves; None: it sets no limit.
@@ -23,6 +24,7 @@ def amount(
     `waiting`: how many seconds each message that was fetched and has not begun is expected to take.
     `typical`: how many seconds the next messages are expected to take.
     `read_ahead`: how many seconds ahead may be fetched. What is unknown counts as at least that long.
+    `by_halves`: whether each fetch is a question of its own: then a few messages are not worth one.
 
     All durations are finite.
     """
@@ -30,8 +32,8 @@ def amount(
     free = slots - len(running) - len(waiting)
     seconds = _left(running, read_ahead) + max(0, slots - len(running)) * read_ahead - sum(waiting)
     ahead = min(room, int(seconds / max(typical, 0.0001))) if typical < read_ahead else 0
-    if free <= 0 and ahead < len(waiting):
-        ahead = 0  # a few at a time would be many questions: rather when half of it is used up
+    if by_halves and free <= 0 and ahead < len(waiting):
+        ahead = 0  # rather when half of it is used up
     return max(0, min(room, max(free, ahead)))
 
 

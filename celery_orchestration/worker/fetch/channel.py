@@ -15,7 +15,7 @@ import random
 import threading
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.utils.log import get_logger
 from kombu.transport import redis as kombu_redis
@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 #: Seconds after which a channel looks although it heard nothing, and where it cannot hear.
 LOOK_ANYWAY, POLL = 5.0, 0.1
 #: Errors of a Redis that fails over, restarts or cannot write for now: the worker connects again.
-PASSING = ("READONLY", "NOREPLICAS", "MISCONF", "LOADING", "MASTERDOWN")
+PASSING = ("READONLY", "NOREPLICAS", "MISCONF", "LOADING", "MASTERDOWN", "BUSY", "OOM")
 #: Seconds that a channel which came too late waits at most before it looks again: at first, and in the end.
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.002, 0.1
 #: Seconds after which it is forgotten that it came too late: where messages are rare, nobody waits for one.
@@ -45,6 +45,28 @@ FORGET_MISSES = 1.0
 MOST_OTHERS = 16
 #: Seconds for a call on a store, unless the transport options say otherwise.
 SOCKET_TIMEOUT, CONNECT_TIMEOUT = 5.0, 3.0
+
+
+#: Where a payload says under which field the store has it.
+FIELD = "store-field"
+
+
+class NotAMessageError(Exception):
+    """What was in a queue cannot be read as a message."""
+
+
+class FetchedMessage(virtual.Message):  # type: ignore[misc]
+    """Its delivery tag is its field in the store. The tag that kombu gave it when it was sent stays in its properties:
+    it is the same in every delivery, so that a message which comes again can be told from a new call. Clients in other
+    languages may leave it out."""
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
+        try:
+            payload["properties"].setdefault("delivery_tag", None)
+            super().__init__(payload, channel, **kwargs)
+        except Exception as exc:
+            raise NotAMessageError(str(exc)) from exc
+        self.delivery_tag: str = payload.get(FIELD, self.delivery_tag)
 
 
 class StoreQoS(kombu_redis.QoS):  # type: ignore[misc]
@@ -81,6 +103,7 @@ class ReliableChannel:
     """Before one of kombu's Redis channels in the order of classes."""
 
     QoS = StoreQoS
+    Message = FetchedMessage
     #: Whether this is where the worker takes its tasks from.
     takes_tasks = False
 
@@ -195,8 +218,8 @@ class ReliableChannel:
 
     def _wanted(self) -> int:
         qos = self.qos  # type: ignore[attr-defined]
-        if not self._active_queues or not qos.can_consume():  # type: ignore[attr-defined]
-            return 0
+        if not self.active_queues or not qos.can_consume():  # type: ignore[attr-defined]
+            return 0  # broadcast queues have no lists
         if "can_consume" in vars(qos) or not self._knows_order():
             return 1  # somebody else counts
         room: int | None = qos.can_consume_max_estimate()
@@ -235,7 +258,7 @@ class ReliableChannel:
         wanted, self._asked_for = self._asked_for, 0
         self._fetcher.coming -= wanted
         if isinstance(reply, Exception):
-            return self._refused(reply)
+            self._refused(reply)
         found = list(zip(reply[1::2], reply[2::2], strict=True))
         self._inbox.extend((field.decode("utf-8", "surrogateescape"), message) for field, message in found)
         self._fetcher.confirmed_at = self._sent_at
@@ -254,7 +277,7 @@ class ReliableChannel:
             self._look_at = monotonic() + POLL
         return self._deliver_all()
 
-    def _refused(self, error: Exception) -> None:
+    def _refused(self, error: Exception) -> NoReturn:
         if str(error).startswith("SEALED"):
             logger.warning(
                 "This worker stood still, or was cut off, for longer than its lease (or the broker was emptied): what "
@@ -274,7 +297,7 @@ class ReliableChannel:
 
     def _listening(self, reply: Any) -> None:
         if isinstance(reply, Exception):
-            raise ResponseError(str(reply))
+            self._refused(reply)
         self._look_at = monotonic() + (self._back_off() if reply else LOOK_ANYWAY)
 
     def _invalidated(self) -> None:
@@ -306,14 +329,21 @@ class ReliableChannel:
             return
         try:
             payload = loads(message.decode())
-            payload["properties"]["delivery_tag"] = field
-        except Exception:
-            logger.critical("Queue %s has something that is no message; it is dropped: %r", queue, message[:4096])
-            self.acknowledge(field)
+            payload[FIELD] = field
+        except Exception as exc:
+            self._drop(queue, field, message, exc)
             return
         if queue in self._without_acks:
             self.acknowledge(field)
-        connection._deliver(payload, queue)
+        try:
+            connection._deliver(payload, queue)
+        except NotAMessageError as exc:
+            self._drop(queue, field, message, exc)
+
+    def _drop(self, queue: str, field: str, message: bytes, why: Exception) -> None:
+        """Back in its queue it would stop every worker there: it would be fetched again at once."""
+        logger.critical("Queue %s has something that is no message (%r); it is dropped: %r", queue, why, message[:4096])
+        self.acknowledge(field)
 
     # -- acknowledging ------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ class Durations:
     def typical(self, name: str) -> float:
         return self._by_name.get(name, self._unknown)
 
+    def known(self, name: str) -> float | None:
+        return self._by_name.get(name)
+
     def ran(self, name: str, seconds: float) -> None:
         seconds = min(seconds, LONG)
         known = self._by_name.get(name)

@@ -1,0 +1,254 @@
+"""How many messages RabbitMQ sends this worker: no more than its slots will take soon.
+
+RabbitMQ sends messages until as many are unacknowledged as the channel's prefetch count says. Celery sets that count
+once, to four for each slot. A task is acknowledged when it begins, as a rule, so that a worker whose slots are all busy
+would be sent four more for each of them: they would wait there although another worker is idle. What was sent cannot be
+taken back, so the count must be right before.
+
+:class:`Prefetch` keeps it at the messages that are here, and those that the slots can use, as from a Redis broker
+(:class:`~.fetch.demand.Demand`). Never more than Celery's own count, which grows with tasks that have an ETA, and with
+the pool. It is lowered before an acknowledgement goes out, on the same channel: RabbitMQ handles both in that order and
+sends nothing in between.
+
+A count of 0 would mean no limit. So that "nothing" can be said, one message of our own is always here, unacknowledged:
+it comes from a queue of this connection alone, and the count is one more than it seems.
+
+:class:`StrictPrefetch` (``orchestration_strict_priority``): RabbitMQ does not know an order between queues. While a
+slot is free and messages may be waiting, the worker asks for one message at a time, from its queues in their order.
+Only when all of them are empty it lets RabbitMQ send what comes next, one message for each free slot.
+
+Quorum queues have no count for a whole channel, and no count that can be changed: there Celery's own is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from celery.utils import uuid
+from celery.utils.log import get_logger
+from celery.worker import state
+
+from celery_orchestration import queues
+from celery_orchestration.worker import internals
+from celery_orchestration.worker.fetch.amount import MOST
+from celery_orchestration.worker.fetch.demand import Demand
+from celery_orchestration.worker.loop import Loop
+
+logger = get_logger(__name__)
+
+#: Seconds between looks when nothing has happened.
+LOOK_ANYWAY = 1.0
+#: RabbitMQ closes a channel with a message that was not acknowledged for half an hour (``consumer_timeout``; later than
+#: 3.11 our queue has a time of its own). Seconds after which ours goes back and comes again: if that lets nothing else
+#: in, and in any case.
+RENEW_AFTER, RENEW_AT_LAST = 60.0, 1200.0
+#: Seconds to get it, and milliseconds that it may be here.
+PLACEHOLDER_SECONDS, PLACEHOLDER_TIMEOUT_MS = 5.0, 30 * 24 * 3600 * 1000
+
+
+class Refused(Exception):
+    """The broker does not allow what is needed."""
+
+
+class Prefetch:
+    """Of one connection to the broker. In the worker's event loop; under gevent in any greenlet: it never waits."""
+
+    def __init__(self, consumer: Any, demand: Demand, loop: Loop, stopping: Callable[[], bool]) -> None:
+        self._consumer = consumer
+        self._channel = consumer.task_consumer.channel
+        self._demand = demand
+        self._loop = loop
+        self._stopping = stopping
+        #: Delivery tags of the messages that are here, without our own.
+        self._held: set[int] = set()
+        #: Celery's count; 0: no limit.
+        self._most: int = consumer.qos.value
+        #: What the broker was told last.
+        self._told = 0
+        self._seen: tuple[int, ...] = ()
+        self._placeholder = 0
+        self._placeholder_came = 0.0
+        #: Whether it is about to look because code has ended.
+        self._woken = False
+        self.over = False
+
+    def begin(self) -> None:
+        """Before anything is consumed. Raises Refused."""
+        self._hold_placeholder()
+        internals.watch_deliveries(self._channel, self._held.add, self._leaving)
+        self._consumer.qos.callback = self._celery_sets
+        self._look()
+        self._look_later()
+
+    def end(self) -> None:
+        self.over = True
+        if self._consumer.hub:
+            self._consumer.hub.on_tick.discard(self.tick)
+
+    def register(self) -> None:
+        if self._consumer.hub:
+            self._consumer.hub.on_tick.add(self.tick)
+
+    def wake(self) -> None:
+        """From any thread: code in the pool has ended."""
+        if self.over or self._woken:
+            return
+        self._woken = True
+        if self._consumer.hub:
+            self._loop.call(self._wakes)
+        else:
+            self._loop.later(0, self._wakes)  # gevent's own greenlet must not write to a socket
+
+    def _wakes(self) -> None:
+        self._woken = False
+        try:
+            self._look()
+        except self._consumer.connection_errors as exc:
+            self._lost(exc)
+
+    def tick(self) -> None:
+        """Before the event loop waits."""
+        seen = (len(state.reserved_requests), len(state.active_requests), len(self._held))
+        if seen != self._seen:
+            self._seen = seen
+            self._look()
+
+    # -- our own message ----------------------------------------------------------------------------
+
+    def _hold_placeholder(self) -> None:
+        connection, name = self._consumer.connection, f"{self._consumer.hostname}.{uuid()}.celery.placeholder"
+        arguments = {"x-consumer-timeout": PLACEHOLDER_TIMEOUT_MS}
+        trial = connection.channel()  # the broker closes it if it refuses something
+        try:
+            trial.queue_declare(name, exclusive=True, auto_delete=False, arguments=arguments)
+            trial.basic_publish(
+                trial.prepare_message(b"placeholder", properties={"delivery_mode": 1}), routing_key=name
+            )
+            found = trial.basic_get(name)
+            if found is None:
+                raise Refused("a message that this worker sends to its own queue does not arrive")
+            trial.basic_reject(found.delivery_tag, requeue=True)
+            trial.close()
+        except connection.channel_errors as exc:
+            raise Refused(str(exc)) from exc
+        internals.set_prefetch(self._channel, 1)
+        self._channel.basic_consume(name, callback=self._placeholder_is_here)
+        deadline = monotonic() + PLACEHOLDER_SECONDS
+        while not self._placeholder:
+            connection.drain_events(timeout=max(0.1, deadline - monotonic()))
+
+    def _placeholder_is_here(self, raw: Any) -> None:
+        self._placeholder, self._placeholder_came = raw.delivery_tag, monotonic()
+
+    def _renew_placeholder(self) -> None:
+        age = monotonic() - self._placeholder_came
+        is_open = self._told > len(self._held) + 1
+        if self._placeholder and age > (RENEW_AFTER if is_open else RENEW_AT_LAST):
+            tag, self._placeholder = self._placeholder, 0
+            self._channel.basic_reject(tag, requeue=True)
+
+    # -- how many -----------------------------------------------------------------------------------
+
+    def _celery_sets(self, prefetch_count: int) -> None:
+        self._most = prefetch_count
+        self._look()
+
+    def _leaving(self, tag: int) -> None:
+        self._held.discard(tag)
+        if not self.over:
+            self._look()
+
+    def _look_later(self) -> None:
+        self._loop.later(LOOK_ANYWAY, self._look_anyway)
+
+    def _look_anyway(self) -> None:
+        if not self.over:
+            self._look_and_renew()
+            self._look_later()
+
+    def _look_and_renew(self) -> None:
+        try:
+            self._look()
+            self._renew_placeholder()
+        except self._consumer.connection_errors as exc:
+            self._lost(exc)
+
+    def _lost(self, exc: Exception) -> None:
+        """Whoever reads from the connection will see that it is lost."""
+        logger.debug("The broker cannot be told how many messages to send: %r", exc)
+
+    def _look(self) -> None:
+        if not self.over:
+            self._tell(self.wanted(self._room()))
+
+    def _room(self) -> int:
+        return max(0, self._most - len(self._held)) if self._most else MOST
+
+    def wanted(self, room: int) -> int:
+        """How many messages there is use for, of `room`."""
+        return self._demand.wanted(room, by_halves=False)
+
+    def _tell(self, more: int) -> None:
+        total = len(self._held) + more + 1
+        if total != self._told:
+            internals.set_prefetch(self._channel, total)
+            self._told = total
+
+
+class StrictPrefetch(Prefetch):
+    #: Whether all queues were empty: RabbitMQ may send what comes.
+    _are_empty = False
+    #: The queues that are still to be asked; None: nobody asks.
+    _to_ask: list[str] | None = None
+
+    def __init__(self, *args: Any, slots: Callable[[], int]) -> None:
+        super().__init__(*args)
+        self._slots = slots
+
+    def begin(self) -> None:
+        super().begin()
+        self._consumer.on_task_message.add(self._received)
+
+    def end(self) -> None:
+        super().end()
+        self._consumer.on_task_message.discard(self._received)
+
+    def _received(self, request: Any) -> None:
+        """A slot may be taken: what comes from now on may be waiting when it is free again."""
+        self._look()
+
+    def wanted(self, room: int) -> int:
+        free = min(room, self._slots() - len(internals.requests_here()))
+        if free <= 0 or self._stopping():
+            self._are_empty = False
+            return 0
+        if self._are_empty:
+            return free
+        if self._to_ask is None:
+            self._ask_first()
+        return 0
+
+    def _ask_first(self) -> None:
+        consumer = self._consumer.task_consumer
+        names = [queue.name for queue in consumer.queues if consumer.consuming_from(queue.name)]
+        if names:
+            self._to_ask = sorted(names, key=queues.rank_of)
+            self._ask_next()
+
+    def _ask_next(self) -> None:
+        if self._to_ask:
+            internals.pull(self._consumer.task_consumer, self._to_ask.pop(0), self._answered)
+        else:
+            self._to_ask, self._are_empty = None, True
+            self._look()
+
+    def _answered(self, found: bool) -> None:
+        if self.over:
+            return
+        if found:
+            self._to_ask = None
+            self._look()
+        else:
+            self._ask_next()
