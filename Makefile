@@ -6,14 +6,18 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
 # The tests of one file share their project's worker.
 ADOPTION_ARGS ?= --numprocesses 4 --dist loadfile
+# They share one shop, and its state.
+BROWSER_ARGS ?= --numprocesses 2 --dist loadfile
 
 COMPAT_TESTS := $(addprefix tests/,unit/test_fetch_amount.py unit/test_limits.py unit/test_deadline.py unit/test_loop.py \
-	integration/test_fetch_scripts.py integration/test_fetch_idle.py acceptance/test_fetch.py acceptance/test_gate.py acceptance/test_outcomes.py)
+	integration/test_verbs.py integration/test_ledger.py integration/test_ledger_cases.py integration/test_ledger_model.py \
+	integration/test_fetch_scripts.py integration/test_fetch_idle.py acceptance/test_fetch.py acceptance/test_prefetch.py \
+	acceptance/test_gate.py acceptance/test_outcomes.py)
 # The lowest versions that pyproject.toml allows, as "celery==5.5.*".
 OLDEST := $(shell sed -nE 's/^ *"(celery|kombu|redis)>=([0-9.]+).*/\1==\2.*/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast promises faults compat adoption lint soak endurance demo bench docs clean
+.PHONY: help test test-fast promises faults compat adoption browser screenshots mutants lint soak endurance demo bench docs clean
 
 help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
@@ -31,12 +35,21 @@ test-fast: $(VENV)/.with-test  ## Run the tests that are not slow
 faults: $(VENV)/.with-test  ## Run the tests of kills, outages and restarts, and of every kind of broker
 	$(BIN)/python -m pytest tests/faults -m "not promises" $(PYTEST_ARGS)
 
-compat: .venv-oldest/.made .venv-newest/.made  ## Test it on the oldest and newest Celery, kombu and redis-py that are supported
-	.venv-oldest/bin/python -m pytest $(COMPAT_TESTS) -m "not slow and not promises" $(PYTEST_ARGS)
+compat: .venv-oldest/.made .venv-newest/.made  ## Test it on the oldest and newest Celery, kombu, redis-py and Redis that are supported
+	ORCHESTRATION_TEST_REDIS=bundled .venv-oldest/bin/python -m pytest $(COMPAT_TESTS) -m "not slow and not promises" $(PYTEST_ARGS)
 	.venv-newest/bin/python -m pytest $(COMPAT_TESTS) -m "not slow and not promises" $(PYTEST_ARGS)
 
 adoption: $(VENV)/.with-test-adoption  ## Test it in whole projects, beside the other packages they use (Django, Flower, Sentry ...)
 	$(BIN)/python -m pytest tests/adoption $(ADOPTION_ARGS)
+
+browser: $(VENV)/.with-test-browser  ## Test the dashboard in real Chromium (Debian: apt install chromium)
+	$(BIN)/python -m pytest tests/browser $(BROWSER_ARGS)
+
+screenshots: $(VENV)/.with-test-browser  ## Take the pictures of the dashboard that the README shows
+	PYTHONPATH=tests $(BIN)/python -m support.screenshots docs/images
+
+mutants: $(VENV)/.with-test  ## Check that the tests notice small mistakes; MUTANTS_ARGS="--only NAME" for one
+	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS_ARGS)
 
 lint: $(VENV)/.with-test-lint  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -47,13 +60,13 @@ soak: $(VENV)/.with-test  ## Break things at random under load and check; SEED=7
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) \
 		$(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SOAK_ARGS)
 
-endurance: $(VENV)/.with-demo  ## Kill schedulers at random and account for every fire; MINUTES=10 PACE=20 SEED=7
+endurance: $(VENV)/.with-examples  ## Kill schedulers at random and account for every fire; MINUTES=10 PACE=20 SEED=7
 	$(BIN)/python -m examples.endurance --minutes $(or $(MINUTES),10) --pace $(or $(PACE),20) $(if $(SEED),--seed $(SEED))
 
-demo: $(VENV)/.with-demo  ## Show it at work, with a Redis of its own
+demo: $(VENV)/.with-examples  ## Show it at work: up on an example, while things are broken on purpose
 	$(BIN)/python -m examples.demo
 
-bench: $(VENV)/.with-bench-test  ## Measure what it costs; BENCH_ARGS="--only e --quick" for a part
+bench: $(VENV)/.with-bench-test-browser  ## Measure what it costs; BENCH_ARGS="--only e --quick" for a part
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 docs: $(VENV)/.with-test  ## Write the pages that are made from the code: docs/json.md

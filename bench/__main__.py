@@ -1,4 +1,4 @@
-"""``python -m bench [--quick] [--only a,b,c,d,e,f,g,i,j,k] [--rounds N] [--tasks N] [--variants plain,job]``"""
+"""``python -m bench [--quick] [--only a,b,c,d,e,f,g,h,i,j,k,l] [--rounds N] [--tasks N] [--variants plain,job]``"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from bench import (
     PROJECT,
+    dashboard,
     exclusive,
     figures,
     idle,
@@ -18,6 +19,7 @@ from bench import (
     ledger,
     look,
     plugin,
+    pools,
     report,
     scale,
     schedule,
@@ -26,9 +28,10 @@ from bench import (
 )
 from bench.stage import FULL, QUICK, Size, Stage, machine, stage
 
+#: Modules by the letter of their part: ``measure(stage)`` gives the results, under the module's name.
 PARTS = {
-    **{"a": "throughput", "b": "exclusive", "c": "ledger", "d": "times"},
-    **{"e": "schedule", "f": "plugin", "g": "look", "i": "idle", "j": "scale", "k": "kills"},
+    **{"a": throughput, "b": exclusive, "c": ledger, "d": times, "e": schedule, "f": plugin, "g": look},
+    **{"h": pools, "i": idle, "j": scale, "k": kills, "l": dashboard},
 }
 
 
@@ -57,9 +60,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--only",
         type=parts,
         default=list(PARTS),
-        metavar="a,b,c,d,e,f,g,i,j,k",
+        metavar="a,b,c,d,e,f,g,h,i,j,k,l",
         help="a: throughput, b: exclusive runs, c: ledger, d: times, e: schedule, f: plugin, g: commands of operators, "
-        "i: idle workers, j: a large installation, simulated, k: workers that are killed",
+        "h: pools, i: idle workers, j: a large installation, simulated, k: workers that are killed, l: the dashboard",
     )
     parser.add_argument("--rounds", type=positive, help="rounds of each part")
     parser.add_argument("--tasks", type=positive, help="tasks of each throughput measurement")
@@ -106,26 +109,10 @@ def run(where: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
         info = server.client().info("server")
         results: dict[str, Any] = {"machine": machine(info["redis_version"]), "quick": arguments.quick}
     results["size"] = dataclasses.asdict(where.size)
-    if "a" in arguments.only:
-        results["throughput"] = throughput.measure(where, arguments.variants)
-    if "b" in arguments.only:
-        results["exclusive"] = exclusive.measure(where)
-    if "c" in arguments.only:
-        results["ledger"] = ledger.measure(where)
-    if "d" in arguments.only:
-        results["times"] = times.measure(where)
-    if "e" in arguments.only:
-        results["schedule"] = schedule.measure(where)
-    if "f" in arguments.only:
-        results["plugin"] = plugin.measure(where)
-    if "g" in arguments.only:
-        results["look"] = look.measure(where)
-    if "i" in arguments.only:
-        results["idle"] = idle.measure(where)
-    if "j" in arguments.only:
-        results["scale"] = scale.measure(where)
-    if "k" in arguments.only:
-        results["kills"] = kills.measure(where)
+    for letter, part in PARTS.items():
+        if letter in arguments.only:
+            chosen = (arguments.variants,) if part is throughput else ()
+            results[part.__name__.removeprefix("bench.")] = part.measure(where, *chosen)
     results["problems"] = where.problems
     return results
 

@@ -26,6 +26,7 @@ from bench.stage import PATIENCE, Depth, Others, Stage, client
 from support.servers import RedisServer
 
 #: Seconds between two plain tasks.
+IDLE_PROBES = 100
 PROBE_EVERY = 0.05
 STAGING_DB = 15
 
@@ -186,9 +187,9 @@ def _figures(runs: list[tuple[int, ...]]) -> dict[str, Any]:
 
 def _probes_on_idle(site: Site) -> float:
     with client(site.url) as app:
-        for _ in range(20):
+        for _ in range(IDLE_PROBES):
             _probe(app, "idle")
-    return median(_latencies(site, "idle", 20))
+    return median(_latencies(site, "idle", IDLE_PROBES))
 
 
 def _with_probes(server: RedisServer, staging: Celery, site: Site, variant: Variant, count: int) -> list[float]:

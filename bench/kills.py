@@ -7,15 +7,17 @@ others are plain tasks'; next to it plain tasks on stock Celery. All acknowledge
 
 Lost: had not run to its end when nothing had happened for a while; with this package for longer than a message takes to
 come back. Of stock Celery's these are told apart by whether they are at least written down, to come back after the
-``visibility_timeout``. Late: began more than a lease, a sweep and a second after it was sent, or twice or more that if
-it began several times in vain.
+``visibility_timeout``. Late: began more than a lease, a sweep and a second after it was sent, or after the last kill of
+a worker that had it (in its store, or as a run in the ledger).
 """
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +25,11 @@ from typing import Any
 
 import redis
 from celery import Celery
+from celery.utils import uuid
 
 from bench.stage import Stage, client
 from celery_orchestration.policy import Settings
+from celery_orchestration.worker.fetch.stores import Names, Stores
 from support.servers import RedisServer
 from support.workers import WorkerProcess
 
@@ -33,6 +37,8 @@ VARIANTS = (("plain", "plain Celery"), ("killed", "with this package"))
 POOLS = ("prefork", "threads", "solo")
 #: Messages in the queue, workers that are killed side by side, and workers that are not, with their slots.
 BACKLOG, AT_ONCE, SPARED = 20, 3, (2, 2)
+#: Where the stores are: the namespace is the app's name.
+NAMES = Names.of("bench")
 #: Most seconds that a worker lives after it is ready.
 LIFE = 1.5
 
@@ -41,6 +47,8 @@ LIFE = 1.5
 class Message:
     sent: float
     begun: list[float] = field(default_factory=list)
+    #: When workers that had it were killed.
+    killed: list[float] = field(default_factory=list)
     ended: int = 0
 
 
@@ -61,12 +69,18 @@ def _kill(stage: Stage, name: str, pool: str) -> dict[str, Any]:
                 worker.start()
             for worker in spared:
                 worker.wait_ready(60)
-            sent = _send_meanwhile(app, looking, name, lambda: _one_life(stage, name, server, trace, pool), kills)
+            held: list[tuple[float, list[str]]] = []
+
+            def life() -> None:
+                hostname = _one_life(stage, name, server, trace, pool)
+                held.append((time.monotonic(), _held_by(looking, hostname)))
+
+            sent = _send_meanwhile(app, looking, name, life, kills)
             _wait(trace, looking, len(sent), back_after() + 30 if name == "killed" else 15)
         finally:
             for worker in spared:
                 worker.cleanup()
-        found = _summary(sent, trace, kills, int(looking.hlen("unacked")))
+        found = _summary(sent, held, trace, kills, int(looking.hlen("unacked")))
     stage.say(
         f"kills: {name:6} {pool:7} {kills} kills, {found['sent']} messages: {found['lost']} not run "
         f"({found['stuck']} of them for an hour), {found['late']} late; the latest after {found['latest']:.1f} s"
@@ -97,7 +111,7 @@ def _worker(
     )
 
 
-def _one_life(stage: Stage, name: str, server: RedisServer, trace: Path, pool: str) -> None:
+def _one_life(stage: Stage, name: str, server: RedisServer, trace: Path, pool: str) -> str:
     worker = _worker(stage, name, server, trace, pool)
     try:
         worker.start()
@@ -106,19 +120,31 @@ def _one_life(stage: Stage, name: str, server: RedisServer, trace: Path, pool: s
         worker.kill()
     finally:
         worker.cleanup()
+    return worker.hostname
 
 
-def _send_meanwhile(app: Celery, looking: redis.Redis, name: str, life: Any, kills: int) -> dict[int, float]:
-    """Sends until all kills are done. Returns when each message was sent, by its index."""
+def _held_by(looking: redis.Redis, hostname: str) -> list[str]:
+    """Task ids of the messages and runs that a dead worker still has; none with stock Celery."""
+    stores = Stores(looking, NAMES)
+    messages = [
+        message for store in stores.all() if store.name == hostname for message in looking.hvals(NAMES.store(store.id))
+    ]
+    worker = looking.hget("{bench}:wn", hostname)
+    runs = looking.smembers(b"{bench}:wr:" + worker) if worker else set()
+    return [*(json.loads(message)["headers"]["id"] for message in messages), *(run.decode() for run in runs)]
+
+
+def _send_meanwhile(app: Celery, looking: redis.Redis, name: str, life: Any, kills: int) -> dict[str, float]:
+    """Sends until all kills are done. Returns when each message was sent, by its task id, in the order of indices."""
     tasks = ("bench.late", "bench.late_job") if name == "killed" else ("bench.late",)
-    sent: dict[int, float] = {}
+    sent: dict[str, float] = {}
     with ThreadPoolExecutor(AT_ONCE) as lives, app.producer_or_acquire() as producer:
         going = [lives.submit(life) for _ in range(kills)]
         while not all(one.done() for one in going):
             for _ in range(BACKLOG - int(looking.llen("celery"))):
-                index = len(sent)
-                sent[index] = time.monotonic()
-                app.send_task(tasks[index % len(tasks)], (index,), producer=producer, ignore_result=True)
+                index, id = len(sent), uuid()
+                sent[id] = time.monotonic()
+                app.send_task(tasks[index % len(tasks)], (index,), task_id=id, producer=producer, ignore_result=True)
             time.sleep(0.01)
         for one in going:
             one.result()
@@ -129,14 +155,14 @@ def _wait(trace: Path, looking: redis.Redis, count: int, quiet: float) -> None:
     """Until all have run, or nothing has happened for so many seconds."""
     ended, since = -1, time.monotonic()
     while time.monotonic() - since < quiet and ended < count:
-        found = sum(message.ended > 0 for message in _read(trace, {}).values())
+        found = sum(message.ended > 0 for message in _read(trace, []).values())
         if found != ended or looking.llen("celery"):
             ended, since = found, time.monotonic()
         time.sleep(0.5)
 
 
-def _read(trace: Path, sent: dict[int, float]) -> dict[int, Message]:
-    found: dict[int, Message] = defaultdict(lambda: Message(0.0), {index: Message(at) for index, at in sent.items()})
+def _read(trace: Path, sent: Iterable[float]) -> dict[int, Message]:
+    found: dict[int, Message] = defaultdict(lambda: Message(0.0), {index: Message(at) for index, at in enumerate(sent)})
     for line in trace.read_text().splitlines() if trace.exists() else ():
         what, index, at = line.split()
         if what == "began":
@@ -146,15 +172,28 @@ def _read(trace: Path, sent: dict[int, float]) -> dict[int, Message]:
     return found
 
 
-def _summary(sent: dict[int, float], trace: Path, kills: int, unacked: int) -> dict[str, Any]:
-    messages = list(_read(trace, sent).values())
+def _summary(
+    sent: dict[str, float], held: list[tuple[float, list[str]]], trace: Path, kills: int, unacked: int
+) -> dict[str, Any]:
+    by_index = _read(trace, sent.values())
+    index_of = {id: index for index, id in enumerate(sent)}
+    for at, ids in held:
+        for id in ids:
+            by_index[index_of[id]].killed.append(at)
+    messages = list(by_index.values())
     lost = [one for one in messages if not one.ended]
-    waited = [(one.begun[-1] - one.sent, len(one.begun)) for one in messages if one.ended]
+    waits = [_wait_of(one) for one in messages if one.ended]
     return {
         "kills": kills,
         "sent": len(sent),
         "lost": len(lost),
         "stuck": min(unacked, len(lost)),
-        "late": sum(seconds > back_after() * max(1, begun - 1) for seconds, begun in waited),
-        "latest": max((seconds for seconds, _ in waited), default=0.0),
+        "late": sum(seconds > back_after() for seconds in waits),
+        "latest": max(waits, default=0.0),
     }
+
+
+def _wait_of(message: Message) -> float:
+    """Until it began for the last time: since it was sent, or since the last worker that had it was killed."""
+    began = message.begun[-1]
+    return began - max([message.sent, *(at for at in message.killed if at < began)])

@@ -27,7 +27,7 @@ import redis
 from celery import Celery
 
 from bench.crowd import JOBS, ring
-from bench.stage import Others, Stage
+from bench.stage import Others, Stage, verb_calls
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.keys import encode_job, prefix
@@ -246,7 +246,7 @@ def _timed(client: redis.Redis, turns: int, calls: Iterable[Callable[[], None]])
     for call in calls:
         call()
     wall = time.perf_counter() - begun
-    stats = client.info("commandstats")["cmdstat_evalsha"]
+    stats = verb_calls(client)
     if stats["calls"] != turns:
         raise RuntimeError(f"{stats['calls']} scripts were called instead of {turns}")
     return stats["usec"] / turns, wall / turns * 1e6

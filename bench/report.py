@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -21,27 +22,22 @@ class Sheet:
 
 
 def sheets(results: dict[str, Any]) -> list[Sheet]:
-    found = []
-    if "throughput" in results:
-        found.append(_throughput(results["throughput"], results["size"]))
-    if "exclusive" in results:
-        found.append(_exclusive(results["exclusive"], results["size"]))
-    if "ledger" in results:
-        found += [_ledger(results["ledger"]), _memory(results["ledger"]["memory"])]
-    if "times" in results:
-        found.append(_times(results["times"]))
-    if "schedule" in results:
-        found += _schedule(results["schedule"])
-    if "plugin" in results:
-        found.append(_plugin(results["plugin"], results["size"]))
-    if "look" in results:
-        found.append(_look(results["look"], results["size"]))
-    if "idle" in results:
-        found.append(_idle(results["idle"]))
-    if "scale" in results:
-        found += _scale(results["scale"])
-    if "kills" in results:
-        found.append(_kills(results["kills"]))
+    size = results["size"]
+    of_part: dict[str, Callable[[Any], list[Sheet]]] = {
+        "throughput": lambda part: [_throughput(part, size)],
+        "exclusive": lambda part: [_exclusive(part, size)],
+        "ledger": lambda part: [_ledger(part), _memory(part["memory"])],
+        "times": lambda part: [_times(part)],
+        "schedule": _schedule,
+        "plugin": lambda part: [_plugin(part, size)],
+        "look": lambda part: [_look(part, size)],
+        "pools": lambda part: [_pools(part)],
+        "dashboard": lambda part: [_dashboard(part)],
+        "idle": lambda part: [_idle(part)],
+        "scale": _scale,
+        "kills": lambda part: [_kills(part)],
+    }
+    found = [sheet for name, made in of_part.items() if name in results for sheet in made(results[name])]
     goals = figures.goals(results)
     if goals:
         rows = [(goal.part, goal.what, goal.found, goal.must, goal.verdict) for goal in goals]
@@ -238,6 +234,22 @@ def _look(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
     )
 
 
+def _dashboard(part: dict[str, Any]) -> Sheet:
+    return Sheet(
+        f"(l) Dashboard on {part['jobs']:,} jobs, {part['workers']} workers and {part['waiting']:,} waiting runs",
+        ("figure", ""),
+        [
+            ("first page, median of 3, ms", f"{part['first_ms']:.0f}"),
+            ("an update, of the browser's time, longest of 9, ms", f"{part['update_ms']:.1f}"),
+            (f"timeline of {part['runs']:,} runs, first load, ms", f"{part['timeline_ms']:.0f}"),
+            ("/metrics, median of 5, ms", f"{part['metrics_ms']:.0f}"),
+            ("of a core, nobody watching", f"{part['idle_share']:.1%}"),
+            ("of a core, ten pages open", f"{part['ten_share']:.1%}"),
+            (f"longest read of Redis ({part['redis_verb']}), ms", f"{part['redis_ms']:.1f}"),
+        ],
+    )
+
+
 def _scale(part: dict[str, Any]) -> list[Sheet]:
     crowd, death = part["crowd"], part["death"]
     size = f"{crowd['workers']:,} workers, {crowd['jobs']:,} jobs, {crowd['waiting']:,} waiting runs, simulated"
@@ -258,6 +270,38 @@ def _scale(part: dict[str, Any]) -> list[Sheet]:
             [(name, f"{rate:,}") for name, rate in part["ceilings"].items()],
         ),
     ]
+
+
+def _pools(part: dict[str, Any]) -> Sheet:
+    scale, apart, kills, idle = (part[name] for name in ("scale", "apart", "kills", "idle"))
+    jobs = scale["jobs"]
+    waits = [f"{apart[name]['median']:.1f}, {apart[name]['p99']:.1f}" for name in ("alone", "beside", "shared")]
+    unfinished = apart["shared"]["unfinished"]
+    return Sheet(
+        "(h) Pools",
+        ("", ""),
+        [
+            (f"{jobs:,} jobs of 5 ms on four fixed workers", f"{jobs / scale['fixed_seconds']:.0f}/s"),
+            ("the same on a pool of min 1, max 4", f"{jobs / scale['seconds']:.0f}/s ({scale['ratio']:.2f})"),
+            ("at max after their arrival, at min after their end", f"{scale['at_max']:.1f} s, {scale['at_min']:.1f} s"),
+            ("wait of a quick job alone, ms: median, 99 %", waits[0]),
+            (f"beside {apart['heavy']:,} heavy jobs in another pool", waits[1]),
+            (
+                f"beside them on one shared worker of stock Celery; {unfinished} had not begun when we looked away",
+                waits[2],
+            ),
+            (
+                f"{kills['workers']} workers and {kills['supervisors']} supervisors killed in {kills['seconds']} s, "
+                f"{kills['sent']:,} jobs: lost, run again, dead letters",
+                f"{kills['lost']}, {kills['again']}, {kills['dead']}",
+            ),
+            (
+                "full strength after the last kill; after a supervisor died for good",
+                f"{kills['full_after']:.1f} s, {kills['taken_over_after']:.1f} s",
+            ),
+            (f"an idle supervisor with {idle['pools']} pools, of a core", f"{idle['share']:.2%}"),
+        ],
+    )
 
 
 def _idle(part: dict[str, Any]) -> Sheet:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import redis
 from celery import Celery
 
 from support.servers import RedisServer
@@ -63,12 +64,64 @@ class Size:
     #: (k): workers that are killed, of each execution pool. (i): seconds.
     kills: int
     idle_seconds: int
+    #: (h): jobs that arrive at once and quiet_seconds of their pool; heavy jobs, quick ones beside them and how long
+    #: these are waited for; seconds of kills.
+    pool_jobs: int
+    pool_quiet_seconds: int
+    pool_heavy: int
+    pool_quick: int
+    pool_patience: int
+    pool_kill_seconds: int
 
 
 _WAITING = (10, 10_000, 100_000)
 _HELD = 1000
-FULL = Size(9, 5000, 200, _WAITING, 1000, 20_000, _HELD, 200, 10_000, 60, 15, ScheduleSize(3, 3, 20, 5, 3), 31, 100, 20)
-QUICK = Size(1, 1500, 100, _WAITING, 300, 5_000, _HELD, 50, 2_000, 15, 4, ScheduleSize(1, 1, 8, 2, 1), 5, 2, 8)
+FULL = Size(
+    9,
+    5000,
+    200,
+    _WAITING,
+    1000,
+    20_000,
+    _HELD,
+    200,
+    10_000,
+    60,
+    15,
+    ScheduleSize(3, 3, 20, 5, 3),
+    31,
+    100,
+    20,
+    50_000,
+    60,
+    10_000,
+    1000,
+    60,
+    300,
+)
+QUICK = Size(
+    1,
+    1500,
+    100,
+    _WAITING,
+    300,
+    5_000,
+    _HELD,
+    50,
+    2_000,
+    15,
+    4,
+    ScheduleSize(1, 1, 8, 2, 1),
+    5,
+    2,
+    8,
+    10_000,
+    10,
+    4_000,
+    200,
+    10,
+    40,
+)
 
 
 @dataclass
@@ -230,6 +283,13 @@ class Others:
         ended = me.cpu_times()
         used = sum(map(cpu_seconds, ours)) + ended.children_user + ended.children_system
         return Cpu.read(ours[0], ours[1:], me.pid).machine - used
+
+
+def verb_calls(client: redis.Redis) -> dict[str, int]:
+    """How often the ledger's verbs were called since the last reset, and for how many microseconds."""
+    stats = client.info("commandstats")
+    found = [stats[name] for name in ("cmdstat_evalsha", "cmdstat_fcall") if name in stats]
+    return {figure: sum(one[figure] for one in found) for figure in ("calls", "usec")}
 
 
 def cpu_seconds(pid: int) -> float:

@@ -130,8 +130,9 @@ def refusal(run: Callable[..., Any]) -> Callable[..., str]:
             "orchestration_mode should be 'enforce', 'observe' or 'off', not 'enforec', did you mean 'enforce'?",
         ),
         (
-            "@job()\ndef fetch(): ...\napp.conf.orchestration_pools = {}",
-            "orchestration_pools is not available in this version",
+            "@job()\ndef fetch(): ...\napp.conf.orchestration_pools = {'images': {'kind': 'preforc'}}",
+            "orchestration_pools of pool 'images': kind should be 'prefork', 'threads', 'gevent' or 'solo', "
+            "not 'preforc', did you mean 'prefork'?",
         ),
         (
             "@job()\ndef fetch(): ...\napp.conf.orchestration_redis_url = 'redis://:secret@localhost/zero'",

@@ -35,6 +35,7 @@ from celery_orchestration.worker import policies
 from support.hostile import TEXTS
 from support.proxy import DroppingProxy
 from support.servers import RedisServer
+from support.verbs import ANY
 from support.workers import PROJECT, celery_command, close_app, environment, run_celery
 
 APP = "support.apps.jobs"
@@ -53,6 +54,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("graph",),
     ("graph", JOB, "--format", "dot"),
     ("audit",),
+    ("forecast", "--hours", "1"),
     ("disable", JOB, "--reason", "why"),
     ("enable", JOB),
     ("pause", "--reason", "why"),
@@ -72,10 +74,18 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("schedule", "pause", ENTRY),
     ("schedule", "resume", ENTRY),
     ("schedule", "remove", ENTRY),
+    ("explain", "pool:images"),
+    ("pools", "--desired"),
+    ("pools", "--watch", "--count", "1"),
 )
 
+#: They serve, or print in a form of their own.
+OTHERS = (("metrics",), ("dashboard",))
 #: They say what they find, and that they could not ask as well.
 CHECKS = (("doctor",), ("health",), ("health", "--worker", "hand", "--scheduler"))
+
+#: They go on until they are ended, and have tests of their own.
+GOING_ON = (("up",),)
 
 
 def named(command: tuple[str, ...]) -> str:
@@ -168,6 +178,7 @@ class Site:
 def make_app(url: str) -> Celery:
     app = Celery("shop", broker=url, set_as_current=False)
     app.conf.beat_scheduler = SCHEDULER
+    app.conf.orchestration_pools = {"images": {"min": 0}}
 
     def nothing() -> None:
         pass
@@ -214,7 +225,7 @@ def site(server: RedisServer) -> Iterator[Site]:
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_every_command_ends_well_and_its_output_is_harmless(site, command, as_json):
     result = site.call(*command, *(["--json"] if as_json else []))
-    may_find = command[0] in ("explain", "doctor", "health")
+    may_find = command[0] in ("explain", "doctor", "health", "forecast")
     assert result.exit_code == 0 or (result.exit_code == 1 and may_find), result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert harmless(result.output), result.output
@@ -232,7 +243,7 @@ def test_no_command_is_left_out():
             else:
                 yield (*names, name)
 
-    known = {command[:size] for command in (*COMMANDS, *CHECKS) for size in (1, 2)}
+    known = {command[:size] for command in (*COMMANDS, *CHECKS, *OTHERS, *GOING_ON) for size in (1, 2)}
     assert [one for one in all_of(orchestration) if one not in known] == []
 
 
@@ -461,7 +472,7 @@ def test_redis_that_goes_in_the_middle_of_a_command_is_one_line(site, server, co
     with DroppingProxy(server.port) as proxy:
         app = make_app(server.url(0))
         app.conf.orchestration_redis_url = proxy.url(0)
-        rule = proxy.lose_request("EVALSHA")
+        rule = proxy.lose_request(ANY)
         result = call(app, *command)
         assert rule.lost
         assert is_one_line(result, 1), result.output

@@ -21,11 +21,13 @@ from types import ModuleType
 import psutil
 import pytest
 from kombu.utils.imports import symbol_by_name
+from PIL import Image
 
 from celery_orchestration import OrchestratedScheduler
 from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.task import jobs_of, settings_of
-from support.workers import PROJECT, close_app, environment
+from support.processes import ManagedProcess, free_port
+from support.workers import PROJECT, celery_command, close_app, environment
 
 
 @pytest.fixture
@@ -120,11 +122,11 @@ def on_a_terminal(command: list[str], env: dict[str, str], timeout: float) -> tu
 
 
 def started_with(name: str, value: str) -> list[psutil.Process]:
-    """Living processes with this in their environment."""
+    """Living processes that have this in their environment, or something below it."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(name, "").startswith(value) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 
@@ -139,39 +141,95 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_the_demo_shows_what_happens_runs_to_its_end_and_leaves_nothing_behind(scratch: Path) -> None:
+def test_the_demo_breaks_things_runs_to_its_end_and_leaves_nothing_behind(scratch: Path) -> None:
     env = {**environment(), "TERM": "xterm", "COLUMNS": "120", "TMPDIR": str(scratch)}
     returncode, shown = on_a_terminal([sys.executable, "-m", "examples.demo"], env, timeout=100)
     assert returncode == 0, shown[-3000:]
     left = started_with("TMPDIR", str(scratch))
     assert (left, list(scratch.iterdir())) == ([], [])
     assert "Traceback" not in shown
-    # While it happens: who leads, what is fired, who runs, who waits, and why.
-    assert re.search(r"scheduler 1: This scheduler leads \(term \d+\)", shown)
-    assert re.search(r"scheduler 2: Standing by: \S+ leads", shown)
-    for name in ("fetch_data", "process_data"):
-        assert re.search(rf"scheduler \d: fires {name}$", shown, re.M)
-    assert re.search(r"^ ?\w{8} +examples\.pipeline\.fetch_data +running +\S+@\S+ +\d+ s", shown, re.M)
-    assert re.search(r"^ ?\w{8} +examples\.pipeline\.process_data +\d+ s +waiting for", shown, re.M)
-    assert "process_data waits: waiting for examples.pipeline.fetch_data: it has never ended" in shown
-    assert re.search(
-        r"cleanup waits: waiting for examples\.pipeline\.process_data: running on \S+@\S+ for \d+ s", shown
+    story = [
+        r"^celery -A examples\.pipeline orchestration up$",
+        r"up +\| starts a private Redis at 127\.0\.0\.1:\d+",
+        r"default-1 +\| .* ready\.",
+        r"process_data waits: waiting for examples\.pipeline\.fetch_data: running on default-1@\S+ for \d+ s",
+        r"fetch_data has succeeded, and process_data ran at once",
+        r"fetch_data runs: the processes of its worker are killed in the middle of it",
+        r"the run has succeeded in its second try",
+        r"the whole worker is killed with SIGKILL",
+        r"pools +\| Worker default-1 was killed by signal 9; it is started again in 1 s",
+        r"its supervisor has started another one on its place",
+        r"the scheduler is killed with SIGKILL",
+        r"scheduler +\| .*This scheduler leads",
+        r"cleanup waits: the job is disabled: stocktaking",
+        r"enabled again, it has succeeded",
+        r"up +\| everything has ended",
+        r"nothing is left behind$",
+    ]
+    for line in story:
+        found = re.search(line, shown, re.M)
+        assert found, f"{line} is not in its place:\n{shown}"
+        shown = shown[found.end() :]
+
+
+@pytest.fixture
+def image_service(scratch: Path) -> Iterator[dict[str, str]]:
+    """``up`` on the image service; the environment for its load generator."""
+    ports = [str(free_port()) for _ in range(3)]
+    env = {
+        **environment(),
+        "TMPDIR": str(scratch),
+        "IMAGE_SERVICE_REDIS": f"redis://127.0.0.1:{ports[0]}/0",
+        "IMAGE_SERVICE_SMTP_PORT": ports[1],
+        "IMAGE_SERVICE_WEBHOOK_PORT": ports[2],
+        "IMAGE_SERVICE_OUTPUT": str(scratch / "output"),
+    }
+    command = celery_command("examples.image_service", "orchestration", "up", "--data", str(scratch / "data"))
+    up = ManagedProcess("up", command, env=env, directory=scratch)
+    up.start()
+    try:
+        for pool in ("images", "email", "default"):
+            up.wait_for_log(f"{pool}-1@", 60)
+        yield env
+        assert up.stop(60) == 0, up.tail()
+    finally:
+        up.cleanup()
+    assert started_with("TMPDIR", str(scratch)) == []
+
+
+@pytest.mark.slow
+def test_the_image_service_works_off_its_load_and_loses_nothing(image_service: dict[str, str], scratch: Path) -> None:
+    command = [sys.executable, "-m", "examples.image_service.load", "--jobs", "400", "--seed", "3"]
+    ended = subprocess.run(
+        command, cwd=PROJECT, env=image_service, capture_output=True, text=True, timeout=100, check=False
     )
-    assert re.search(r"scheduler (\d), which leads, is killed with SIGKILL", shown)
-    assert re.search(r"scheduler (\d) has taken over, \d+\.\d s after scheduler (?!\1)\d was killed", shown)
-    assert "every pool process of the worker is killed with SIGKILL" in shown
-    # And at the end.
-    for name, least in (("fetch_data", 5), ("process_data", 2)):
-        [counts] = re.findall(
-            rf"{name}: (\d+) due: (\d+) made a run, (\d+) skipped, (\d+) missed; none lost, none twice", shown
-        )
-        due, *became = map(int, counts)
-        assert due == sum(became) >= least
-    assert re.search(r"[1-9] asked for by hand; [1-9]\d* runs waited, the longest for \d+\.\d s", shown)
-    assert re.search(r"processes killed while fetch_data ran: started again [1-9]", shown)
-    for what in ("two runs of fetch_data", "two runs of process_data", "two runs of cleanup"):
-        assert f"{what} at the same time: 0 times" in shown
-    assert "process_data and cleanup at the same time: 0 times" in shown
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert re.search(r"400 of 400 jobs drained in \d+ s \(\d+/s\), 0 lost, 0 twice", ended.stdout)
+    # What the world outside saw of it.
+    got = {
+        kind: (came, different) for came, kind, different in re.findall(r"got (\d+) times (\w+), (\d+)", ended.stdout)
+    }
+    assert set(got) == {"mail", "webhook"}
+    assert all(came == different for came, different in got.values())
+    output = scratch / "output"
+    thumbnails, invoices = list((output / "thumbnails").iterdir()), list((output / "invoices").iterdir())
+    assert len(thumbnails) + len(invoices) + len(list((output / "exports").iterdir())) == 400 - sum(
+        int(came) for came, _ in got.values()
+    )
+    with Image.open(thumbnails[0]) as picture:
+        assert (picture.format, picture.size) == ("JPEG", (160, 120))
+    assert invoices[0].read_bytes().startswith(b"%PDF")
+
+
+def test_the_load_generator_tells_what_was_lost_and_what_ran_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT))
+    load = importlib.import_module("examples.image_service.load")
+    found = load.account({"mail": 3, "export": 1}, {"mail 0": 1, "mail 2": 2, "export 0": 1}, 2.0)
+    assert (found.sent, found.lost, found.twice) == (4, 1, 1)
+    assert str(found) == "3 of 4 jobs drained in 2 s (2/s), 1 lost, 1 twice"
+    close_app(load.app)
+    for name in [name for name in sys.modules if name.startswith("examples.image_service")]:
+        del sys.modules[name]
 
 
 @pytest.mark.slow

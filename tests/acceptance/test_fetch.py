@@ -7,6 +7,7 @@ import signal
 from itertools import pairwise
 
 import pytest
+from celery import Celery
 from kombu.transport import redis as kombu_redis
 
 from celery_orchestration.operate import Orchestration
@@ -61,6 +62,32 @@ def test_what_a_killed_worker_had_fetched_runs_elsewhere_in_order_after_its_leas
     assert [ran.count(result.id) for result in rest] == [1] * 20
     assert [ran.count(result.id) for result in blocking] == [2] * len(blocking)
     until(lambda: fetched(stage) == 0)
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["by its task", "by name"])
+def test_a_job_whose_message_comes_back_is_the_same_run(stage, by_name):
+    """With acks_late the message is in the dead worker's store, and the ledger has the run: one of them goes again.
+    Services that only know the job's name give its messages no id."""
+    first = stage.worker(concurrency=1)
+    if by_name:
+        caller = Celery(broker=stage.app.conf.broker_url, backend=stage.app.conf.result_backend, set_as_current=False)
+        result = caller.send_task(stage.jobs.held_late_job.name, ("go",))
+        caller.close()
+    else:
+        result = stage.send(stage.jobs.held_late_job, "go")
+    stage.started(result)
+    assert fetched(stage) == 1, "it is not acknowledged"
+    second = stage.worker(concurrency=4)
+    done(stage, [stage.send(stage.jobs.plain) for _ in range(5)])  # it counts its messages by itself
+    first.kill()
+    until(lambda: runs(stage).count(result.id) == 2, 30, "it runs again")
+    until(lambda: f"knows this call of task id {result.id} already" in second.log(), 30)
+    stage.release("go")
+    done(stage, [result])
+    until(lambda: fetched(stage) == 0)
+    stays(lambda: runs(stage).count(result.id) == 2, 1)
+    history = Orchestration(stage.app).history(stage.jobs.held_late_job.name)
+    assert [run.id for run in history] == [result.id]
 
 
 def test_read_ahead_messages_of_a_killed_worker_go_back_in_order(stage):
@@ -215,6 +242,46 @@ def test_redis_that_forgets_the_scripts_or_everything_is_fetched_from_again(stag
     results = [stage.send(stage.jobs.plain) for _ in range(5)]
     done(stage, results, 60)
     assert worker.running
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "hello",
+        "{}",
+        "null",
+        '{"body": "", "properties": []}',
+        '{"body": 5, "properties": {"body_encoding": "base64"}}',
+        '{"body": "!a", "properties": {"delivery_tag": "1", "body_encoding": "base64"}}',
+    ],
+)
+def test_what_cannot_be_read_as_a_message_is_dropped_with_its_text_and_stops_nobody(stage, bad):
+    """It must not go back: it would be fetched again at once, by every worker."""
+    worker = stage.worker(concurrency=1)
+    stage.broker.redis.client(0).lpush("celery", bad)
+    done(stage, [stage.send(task) for task in (stage.jobs.plain, stage.jobs.job)])
+    until(lambda: fetched(stage) == 0)
+    assert queued(stage) == 0
+    assert "no message" in worker.log()
+    assert bad in worker.log()
+    assert "lost" not in worker.log(), "it did not have to connect again"
+
+
+def test_a_message_without_a_delivery_tag_runs_once(stage):
+    """kombu gives each message one; clients in other languages may not."""
+    worker = stage.worker(concurrency=2)
+    redis = stage.broker.redis.client(0)
+    worker.signal(signal.SIGSTOP)
+    tasks = (stage.jobs.plain, stage.jobs.late, stage.jobs.job, stage.jobs.exclusive)
+    results = [stage.send(task) for task in tasks]
+    for _ in results:
+        message = json.loads(redis.rpop("celery"))
+        del message["properties"]["delivery_tag"]
+        redis.lpush("celery", json.dumps(message))
+    worker.signal(signal.SIGCONT)
+    done(stage, results)
+    stage.ran_once(results)
+    until(lambda: fetched(stage) == 0)
 
 
 def test_release_leaves_no_store(stage):

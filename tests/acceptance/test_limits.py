@@ -11,12 +11,12 @@ import pytest
 from celery.exceptions import TimeLimitExceeded
 from celery.result import AsyncResult
 
-from celery_orchestration.ledger.scripts import script
 from celery_orchestration.operate import JobStatus, Orchestration, RunStatus
 from support.history import Event
 from support.invariants import status_of
 from support.proxy import DroppingProxy
 from support.stage import FAULTS, Stage
+from support.verbs import asked, make_known
 from support.wait import stays, until
 from support.workers import Broker, run_celery
 
@@ -179,8 +179,8 @@ def test_a_run_that_had_timed_out_when_its_worker_died_is_not_run_again(stage):
 
 
 def test_that_a_run_timed_out_is_told_again_if_the_reply_is_lost(stage, proxy: DroppingProxy):
-    stage.ledger.script_load(script("over").text)
-    lost = proxy.lose_reply(f"EVALSHA {script('over').sha}", times=3)
+    make_known(stage.ledger, "over")
+    lost = proxy.lose_reply(asked("over"), times=3)
     stage.worker("threads", env={"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)})
     over = send(stage, "returning", "over")
     until(lambda: is_timed_out(stage, over))

@@ -201,8 +201,9 @@ def test_without_a_terminal_the_status_is_printed_again_and_again(stage):
 def test_runs_that_a_busy_worker_has_fetched_can_be_seen_and_called_off(
     stage_on: Callable[..., Stage], rabbitmq_broker: Broker
 ) -> None:
+    """With Celery's own prefetching: a worker with ours fetches what it cannot begin only by mistake."""
     stage = stage_on(rabbitmq_broker)
-    process = stage.worker(concurrency=1)
+    process = stage.worker(concurrency=1, env={"CELERY_ORCHESTRATION_FETCH": "celery"})
     client, job = Orchestration(stage.app), stage.jobs.free.name
     first = stage.send(stage.jobs.held_free, "first")
     stage.started(first)

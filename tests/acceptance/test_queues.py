@@ -55,8 +55,7 @@ def test_under_strict_priority_high_runs_go_before_a_thousand_low_ones(
         result.get(timeout=30)
     order = starts(history, NAME("low"), NAME("high"))[1:]
     last_high = max(index for index, job in enumerate(order) if job == NAME("high"))
-    # RabbitMQ hands out one more message of each queue than there are slots, before it is known what comes.
-    assert last_high - 9 <= (1 if broker.name == "redis" else 1 + 2), order[: last_high + 1]
+    assert last_high - 9 <= 1, order[: last_high + 1]
 
 
 def test_under_strict_priority_low_runs_run_when_nothing_higher_is_there(

@@ -1,4 +1,4 @@
-"""The real opentelemetry-instrumentation-celery follows a run from the call to its end, waiting included."""
+"""The real opentelemetry-instrumentation-celery follows a run from call to end; waits are spans between both."""
 
 from __future__ import annotations
 
@@ -61,3 +61,50 @@ def test_a_failure_is_recorded_on_its_span(watched):
     watched.python("from watch.tasks import fail; fail.delay().get(60, propagate=False)")
     (failed,) = until(lambda: spans(watched, "run/watch.tasks.fail"), PATIENCE)
     assert failed["status"]["status_code"] == "ERROR"
+
+
+def test_a_wait_is_a_span_between_the_call_and_the_run_linked_to_the_call_that_it_waited_for(watched):
+    code = """
+from watch.tasks import sweep_up, work
+results = [work.delay(1.5), work.delay(), sweep_up.delay()]
+for result in results:
+    result.get(60)
+answer([result.id for result in results])
+"""
+    first, second, third = watched.python(code, env={"WATCH_CLIENT": "1"})
+
+    def by_id(name: str) -> dict[str, dict[str, Any]]:
+        return {span["attributes"]["messaging.message.id"]: span for span in spans(watched, name)}
+
+    until(lambda: third in by_id("run/watch.tasks.sweep_up"), PATIENCE)
+    calls = {**by_id("apply_async/watch.tasks.work"), **by_id("apply_async/watch.tasks.sweep_up")}
+    runs = {**by_id("run/watch.tasks.work"), **by_id("run/watch.tasks.sweep_up")}
+    waits = {**by_id("wait/watch.tasks.work"), **by_id("wait/watch.tasks.sweep_up")}
+    assert first not in waits, "it did not wait"
+    for waiter, reason in ((second, "room"), (third, "blocked")):
+        wait, call, run = waits[waiter], calls[waiter], runs[waiter]
+        assert wait["context"]["trace_id"] == call["context"]["trace_id"]
+        assert wait["parent_id"] == call["context"]["span_id"]
+        assert call["start_time"] <= wait["start_time"] < wait["end_time"] <= run["start_time"]
+        told = wait["attributes"]
+        assert told["celery_orchestration.wait.reason"] == reason
+        assert told["celery_orchestration.wait.blocking_job"] == "watch.tasks.work"
+        assert told["celery_orchestration.wait.blocking_run"] == first
+        assert told["celery_orchestration.wait.blocking_fence"] < told["celery_orchestration.fence"]
+        (link,) = wait["links"]
+        assert link["context"]["span_id"] == calls[first]["context"]["span_id"]
+        assert link["context"]["trace_id"] == calls[first]["context"]["trace_id"]
+
+
+def test_a_countdown_is_a_span_too_and_no_wait_at_the_gate(watched):
+    code = """
+from watch.tasks import delayed
+result = delayed.apply_async(countdown=2)
+result.get(60)
+answer(result.id)
+"""
+    run_id = watched.python(code, env={"WATCH_CLIENT": "1"})
+    (delay,) = until(lambda: spans(watched, "delay/watch.tasks.delayed"), PATIENCE)
+    assert delay["attributes"]["messaging.message.id"] == run_id
+    assert delay["attributes"]["celery_orchestration.wait.kind"] == "delay"
+    assert spans(watched, "wait/watch.tasks.delayed") == []

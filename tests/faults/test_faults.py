@@ -19,13 +19,14 @@ from celery.result import AsyncResult
 
 from celery_orchestration.envelope import Envelope
 from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, Turn
-from celery_orchestration.ledger.scripts import script, verbs
+from celery_orchestration.ledger.scripts import verbs
 from celery_orchestration.operate import Orchestration
 from celery_orchestration.task import settings_of
 from support.invariants import all_ended, prefix_of, status_of, waiting
 from support.proxy import DroppingProxy
 from support.servers import RedisServer
 from support.stage import FAULTS, Stage
+from support.verbs import asked, make_known, make_unknown
 from support.wait import stays, until
 from support.workers import Broker
 
@@ -42,8 +43,10 @@ ELSEWHERE |= {"decisions", "restore"}
 #: Those of schedulers, and of people who change the schedule: test_dispatch.py.
 ELSEWHERE |= {"lead", "resign", "adopt", "retire", "plan", "dispatch", "fired", "continue"}
 ELSEWHERE |= {"changes", "schedule", "entries", "fires"}
-#: Only reads: test_fetch.py.
-ELSEWHERE |= {"gone"}
+#: They only read: test_fetch.py, test_statistics.py.
+ELSEWHERE |= {"gone", "statistics"}
+#: Those of supervisors and their workers: test_pools_faults.py.
+ELSEWHERE |= {"pools", "renew_places", "claim_place", "leave_place", "holds_place", "scale_pool"}
 PRIORITIES = ("low", "normal", "high")
 
 
@@ -421,8 +424,8 @@ EXPECTED = {
 @pytest.mark.parametrize("verb", sorted({*verbs()} - ELSEWHERE))
 def test_a_lost_reply_changes_nothing(stage, proxy: DroppingProxy, verb):
     """Of the first three calls of each verb: they are made again and give the same result."""
-    stage.ledger.script_load(script(verb).text)  # or else the reply that it is not known would be lost
-    lost = proxy.lose_reply(f"EVALSHA {script(verb).sha}", times=3)
+    make_known(stage.ledger, verb)  # or else the reply that it is not known would be lost
+    lost = proxy.lose_reply(asked(verb), times=3)
     env = {"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)}
     leaving = stage.worker(concurrency=3, env=env)
     assert mixed_work(stage) == EXPECTED
@@ -448,7 +451,7 @@ def test_scripts_are_flushed_all_the_time(stage):
     def flush() -> None:
         with redis.Redis.from_url(stage.broker.ledger_url) as client:
             while not stop.is_set():
-                client.script_flush("SYNC")
+                make_unknown(client)
 
     worker = stage.worker(concurrency=4)
     flusher = threading.Thread(target=flush)

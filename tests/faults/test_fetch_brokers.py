@@ -91,6 +91,61 @@ def test_broker_and_ledger_on_two_servers_either_away_for_longer_than_a_lease(st
     done(stage, send_some(stage, 20))
 
 
+def test_a_ledger_whose_connections_died_without_a_word_takes_nothing_from_under_a_living_worker(
+    stage_on, redis_factory, proxy, redis_server
+):
+    """Row 36: the broker answers, the ledger's connections are half open for longer than a lease."""
+    server = redis_factory(name="broker")
+    stage = stage_on(
+        Broker("redis", server.url(0), redis_server.url(1), redis_server.url(0), redis_server),
+        APP,
+        env={"CELERY_ORCHESTRATION_REDIS_URL": redis_server.url(0)},
+    )
+    cut_off = stage.worker(concurrency=2, env={"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)})
+    plain, late = stage.send(stage.jobs.held, "plain"), stage.send(stage.jobs.held_late, "late")
+    for result in (plain, late):
+        stage.started(result)
+    stage.worker(concurrency=1)
+    proxy.silence()
+    results = send_some(stage, 20)
+    done(stage, results)
+    for name in ("plain", "late"):
+        stage.release(name)
+    done(stage, [plain, late])
+    assert [len(stage.starts(one)) for one in (plain, late)] == [1, 1]
+    more = send_some(stage, 20)
+    done(stage, more)
+    stage.ran_once([*results, *more])
+    assert cut_off.running
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_jobs_that_a_worker_had_fetched_when_it_stood_still_past_its_lease_run_elsewhere_once(
+    stage_on, redis_broker, pool
+):
+    """Row 35, where the whole worker stands still. (Plain tasks are in these pools already: docs/fetch.md.)"""
+    stage = stage_on(redis_broker, APP)
+    client = redis_broker.redis.client(0, decode_responses=False)
+    first = stage.worker(pool=pool, concurrency=1, options=["--prefetch-multiplier", "8"])
+    done(stage, [stage.send(stage.jobs.job) for _ in range(40)])
+    first.signal(signal.SIGSTOP)
+    held = stage.send(stage.jobs.held_job, "it")
+    rest = [stage.send(stage.jobs.job, 0.1) for _ in range(6)]
+    first.signal(signal.SIGCONT)
+    stage.started(held)
+    until(lambda: sum(count for _, count in stores_of(client).counts()) > 1, message="it has read ahead")
+    first.signal(signal.SIGSTOP)
+    second = stage.worker(concurrency=1)
+    done(stage, rest)
+    first.signal(signal.SIGCONT)
+    stage.release("it")
+    until(lambda: "for longer than its lease" in first.log())
+    second.stop()
+    last = [stage.send(stage.jobs.job) for _ in range(4)]
+    done(stage, last)
+    stage.ran_once([*rest, *last])
+
+
 def test_a_global_keyprefix_is_before_every_key(stage_on, redis_broker):
     conf = {"broker_transport_options": {"global_keyprefix": "team-a:"}}
     stage = stage_on(redis_broker, APP, env={"TEST_CONF": json.dumps(conf)})

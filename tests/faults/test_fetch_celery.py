@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from kombu import Exchange, Queue
 
 from celery_orchestration.worker.fetch.stores import Names, Stores
 from support.wait import stays, until
@@ -65,6 +66,28 @@ def test_consumers_are_added_and_cancelled(stage):
     assert stage.starts(left) == []
     assert control.add_consumer("extra", reply=True, destination=[worker.hostname], timeout=10)
     done(stage, [left])
+
+
+def test_a_worker_that_is_left_with_a_broadcast_queue_alone(stage):
+    """Its messages come by Redis's pub/sub: there is no list to fetch from."""
+    worker = stage.worker(concurrency=1)
+    control, to = stage.app.control, {"reply": True, "destination": [worker.hostname], "timeout": 10}
+    everyone = Queue("everyone", Exchange("everyone", type="fanout"), routing_key="everyone")
+    done(stage, [stage.send(stage.jobs.plain)])
+    redis = stage.broker.redis.client(0)
+    patterns = redis.pubsub_numpat()
+    assert control.add_consumer("everyone", exchange="everyone", exchange_type="fanout", routing_key="everyone", **to)
+    until(lambda: redis.pubsub_numpat() > patterns, message="it has subscribed")
+    done(stage, [stage.send(task, queue=everyone) for task in (stage.jobs.plain, stage.jobs.late)])
+    for queue in control.inspect([worker.hostname]).active_queues()[worker.hostname]:
+        if queue["name"] != "everyone":
+            assert control.cancel_consumer(queue["name"], **to)
+    left = stage.send(stage.jobs.plain)
+    done(stage, [stage.send(stage.jobs.plain, queue=everyone)])
+    assert stage.starts(left) == []
+    assert control.add_consumer("celery", **to)
+    done(stage, [left])
+    assert "lost" not in worker.log()
 
 
 def test_revoked_and_rate_limited_tasks(stage):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_orchestration.errors import UnknownJob
-from celery_orchestration.ledger.scripts import script
 from celery_orchestration.operate import Orchestration
 from celery_orchestration.operate.trouble import FULL
 from support.invariants import all_ended, fences_out_of_order, forbidden_overlaps, prefix_of, status_of, waiting
 from support.proxy import DroppingProxy
 from support.servers import RedisServer
 from support.stage import FAULTS, Stage
+from support.verbs import asked, make_known
 from support.wait import stays, until
 from support.workers import Broker, WorkerProcess
 
@@ -137,8 +137,8 @@ def test_a_lost_reply_to_a_claim_changes_nothing(apart, ledger: RedisServer):
         running = stage.send(stage.jobs.held, "x")
         fence = stage.started(running).start.fence
         flush(ledger)
-        ledger.client().script_load(script("claim").text)
-        lost = proxy.lose_reply(f"EVALSHA {script('claim').sha}", times=3)
+        make_known(ledger.client(), "claim")
+        lost = proxy.lose_reply(asked("claim"), times=3)
         claimed(stage, 1)
         assert len(lost.lost) == 3
         assert fence_of(stage, running.id) == fence

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import keys
-from celery_orchestration.ledger.scripts import script
 from celery_orchestration.operate import Orchestration
 from support.clocks import Clock
 from support.invariants import forbidden_overlaps
 from support.proxy import DroppingProxy
 from support.schedulers import TAKEOVER, TERM, SchedulerProcess, ScheduleStage
 from support.servers import RedisServer
+from support.verbs import asked, make_known, make_unknown
 from support.wait import stays, until
 from support.workers import Broker
 
@@ -209,9 +209,8 @@ def test_lost_replies_change_nothing(scheduled: Scheduled, proxy: DroppingProxy)
         stage.was_last_due(entry, 3600)
     stage.worker()
     verbs = ["lead", "changes", "adopt", "plan", "retire", "dispatch", "fired", "continue", "resign", "leave"]
-    for verb in verbs:
-        stage.ledger.script_load(script(verb).text)
-    lost = {verb: proxy.lose_reply(f"EVALSHA {script(verb).sha}") for verb in verbs}
+    make_known(stage.ledger, *verbs)
+    lost = {verb: proxy.lose_reply(asked(verb)) for verb in verbs}
     beat = stage.beat(broker_url=proxy.url(0), backend_url=proxy.url(1))
     stage.wait_fires("job")
     until(lambda: stage.executions("plain"))
@@ -337,6 +336,44 @@ def test_an_emptied_ledger_does_not_forget_what_people_decided(apart: Scheduled,
     assert [len(stage.executions(name)) for name in ("resting", "broken")] == [stopped["resting"], stopped["broken"]]
 
 
+@pytest.mark.slow
+def test_a_failover_does_not_forget_what_people_decided(
+    schedule_on: Scheduled,
+    redis_factory: Servers,
+    redis_server: RedisServer,
+    proxy: DroppingProxy,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Row 45, with a replica that misses all that people decided: nothing starts that they had stopped."""
+    replica = redis_factory(name="replica")
+    replica.client().replicaof("127.0.0.1", redis_server.port)
+    jobs = {"tick": EVERY_SECOND, "broken": EVERY_SECOND}
+    others = redis_factory(name="broker")
+    monkeypatch.setenv(URL, proxy.url())
+    broker = Broker("redis", others.url(0), others.url(1), proxy.url(), redis_server)
+    stage = schedule_on(broker, env={URL: proxy.url()}, jobs=jobs)
+    stage.beat()
+    stage.worker()
+    stage.wait_fires("broken")
+    until(lambda: replica.client().info("replication")["master_link_status"] == "up")
+    until(lambda: replica.client().exists(f"{stage.prefix}j:broken"), message="it has what there is so far")
+    replica.client().replicaof("NO", "ONE")
+    with closing(Orchestration(stage.app)) as person:
+        person.disable("broken", "it is")
+        person.pause("stocktaking")
+        until(lambda: not person.status().running)
+        stopped = {name: len(stage.executions(name)) for name in jobs}
+        stays(lambda: {name: len(stage.executions(name)) for name in jobs} == stopped, 6, "some sweeps later")
+        proxy.upstream_port = replica.port
+        proxy.cut()
+        until(lambda: replica.client().hget(f"{stage.prefix}g", "paused") == "1", 30, "the pause is restored")
+        stays(lambda: {name: len(stage.executions(name)) for name in jobs} == stopped, 5)
+        assert person.status().pause.why == "stocktaking"
+        person.resume("done")
+        until(lambda: len(stage.executions("tick")) > stopped["tick"])
+        stays(lambda: len(stage.executions("broken")) == stopped["broken"], 3)
+
+
 def test_scripts_that_redis_forgot_are_told_again(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat()
@@ -345,7 +382,7 @@ def test_scripts_that_redis_forgot_are_told_again(scheduled: Scheduled):
     since = stage.now
 
     def forgets() -> bool:
-        stage.ledger.script_flush()
+        make_unknown(stage.ledger)
         return len([one for one in stage.ran("tick") if one.due > since]) >= 3
 
     until(forgets)
@@ -581,6 +618,29 @@ def test_two_releases_lead_by_turns(scheduled: Scheduled):
         leader.start()
         leader.wait_settled()
     stage.all_fired_well()
+
+
+@pytest.mark.slow
+def test_fires_of_a_job_that_no_live_worker_has_yet_wait_for_one_that_has_it(scheduled: Scheduled):
+    """Row 40: beat is ahead of the workers, or they are. Nothing is revoked or lost."""
+    both, old, new = (json.dumps({"jobs": jobs}) for jobs in releases())
+    stage = scheduled(**json.loads(both))
+    first = stage.worker(env={"TEST_SCHEDULE": old})
+    stage.beat(env={"TEST_SCHEDULE": new})
+    stage.wait_fires("kept", 2)
+    person = Orchestration(stage.app)
+
+    def waits() -> list[str]:
+        return [run.id for run in person.status().waits if run.job.endswith("added")]
+
+    early = until(lambda: len(waits()) >= 2 and waits(), message="fires of a job that no worker has wait")
+    stays(lambda: not stage.executions("added"), 1)
+    stage.worker(env={"TEST_SCHEDULE": new})
+    until(lambda: set(early) <= set(stage.executions("added")), 30, "all that waited have run")
+    first.stop()
+    stage.wait_fires("kept", 2, after=stage.now)
+    assert all(len([run for run in stage.executions("added") if run == id]) == 1 for id in early)
+    person.close()
 
 
 def releases() -> Iterator[dict[str, Any]]:

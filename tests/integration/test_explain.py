@@ -241,6 +241,12 @@ def test_a_run_on_its_way(desk: Desk):
     assert desk.why("a2", "run") == ("handed_over", "a")
     desk.register("w1", queues=("other",))
     assert desk.why("a") == ("unserved_queue", "a")
+    at_rest = desk.root("a", supervised=lambda _: ("images", 0))
+    assert (at_rest.code, at_rest.wrong, at_rest.mend) == ("pool_at_rest", False, None)
+    assert at_rest.text == "pool images has no worker now: its supervisor starts one when runs are ready"
+    starting = desk.root("a", supervised=lambda _: ("images", 2))
+    assert (starting.code, starting.wrong) == ("unserved_queue", True)
+    assert starting.mend.endswith("explain pool:images")
     desk.silence("w1", 60_000)
     assert desk.why("a") == ("no_worker", "a")
 
@@ -293,6 +299,23 @@ def test_what_a_dependency_lacks(desk: Desk, dependency: dict[str, Any], outcome
     assert desk.root("a").mend == "call 'b' from the app that has it"
     desk.fire("b", eta_ms=int(desk.redis.time()[0] + 3600) * 1000)
     assert desk.why("a") == ("due_later", "b")
+
+
+def test_a_scheduled_dependency_that_failed_needs_somebody_and_one_that_is_only_old_does_not(desk: Desk):
+    desk.install({"a": on("b"), "b": {}, "c": on("d", max_age_ms=1), "d": {}})
+    for job, outcome in (("b", "failed"), ("d", "succeeded")):
+        desk.fire(job, f"{job}1", f"entry of {job}")
+        desk.ledger.cancel("w1", desk.number, "revoked", [f"{job}1"])
+        desk.ledger.finish([(f"{job}1", 0)])
+        desk.come(f"{job}2", job)
+        desk.end(f"{job}2", outcome)
+    ended = desk.now()
+    until(lambda: desk.now() > ended + 2)
+    assert [desk.come("a1", "a"), desk.come("c1", "c")] == ["wait", "wait"]
+    failed, old = desk.root("a"), desk.root("c")
+    assert (failed.code, failed.job, failed.wrong, failed.mend) == ("failed", "b", True, None)
+    assert (old.code, old.job, old.wrong, old.mend) == ("old", "d", False, None)
+    assert "its next run is due in " in failed.text
 
 
 def test_a_dependency_that_nobody_has_brought(desk: Desk):

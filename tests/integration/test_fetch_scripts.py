@@ -303,3 +303,11 @@ def test_a_key_of_another_type_in_place_of_a_queue_costs_no_message(client, stor
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         fetch(client, 2, "mail", last=1)
     assert client.hlen(NAMES.store("s1")) == 1
+
+
+def test_a_key_of_another_type_in_place_of_the_store_costs_no_message(client, stores):
+    client.set(NAMES.store("s1"), "no hash")
+    send(client, "celery", "a", "b")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        fetch(client, 2, "celery")
+    assert bodies(client, "celery") == ["a", "b"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +52,10 @@ class Case(Shop):
 
 
 @pytest.fixture
-def case(redis_server: RedisServer) -> Case:
-    return Case(redis_server)
+def case(redis_server: RedisServer) -> Iterator[Case]:
+    case = Case(redis_server)
+    yield case
+    case.ledger.close()
 
 
 class TestAlone:
@@ -273,3 +276,61 @@ def test_how_long_a_run_took_is_how_long_its_code_ran_whenever_the_ledger_hears_
     assert job["took"] == 5000
     silence = (case.status()["now"] / 1000) - ended.ended.timestamp()
     assert 60 <= silence < 90
+
+
+class TestAJobOnWhichAThousandDepend:
+    """When it begins or ends, all of them are looked at: in parts, so that Redis has time for others."""
+
+    NUMBER = 1000
+
+    @pytest.fixture
+    def hub(self, case: Case) -> Case:
+        """It runs, its dependents wait, and its next run does, too."""
+        needs = {"job": "hub", "on": "finish"}
+        dependents = {f"d{number}": {"cap": 1, "deps": [needs]} for number in range(self.NUMBER)}
+        case.install({"hub": {"cap": 1}, "other": {"cap": 1}, **dependents})
+        assert case.come("hub1", "hub") == "start"
+        for number in range(self.NUMBER):
+            assert case.come(f"run{number}", f"d{number}") == "wait"
+        assert case.come("hub2", "hub") == "wait"
+        return case
+
+    def longest_script(self, case: Case) -> float:
+        """In milliseconds, by Redis's own account."""
+        return max(one["duration"] / 1000 for one in case.redis.slowlog_get(1000))
+
+    def test_no_script_takes_longer_than_20_ms(self, hub: Case):
+        hub.redis.config_set("slowlog-log-slower-than", 0)
+        hub.redis.slowlog_reset()
+        turn = hub.turn(ends={"hub1": "succeeded"}, free=4)
+        assert turn.more
+        while turn.more:
+            turn = hub.turn()
+        assert self.longest_script(hub) < 20
+        assert not hub.redis.exists(f"{PREFIX}unseen", f"{PREFIX}after")
+
+    def test_all_of_them_run_before_its_next_run(self, hub: Case):
+        started: list[str] = []
+        turn = hub.turn(ends={"hub1": "succeeded"}, free=self.NUMBER)
+        while turn.starts or turn.more:
+            started += [start.id for start in turn.starts]
+            ends = dict.fromkeys([start.id for start in turn.starts], "succeeded")
+            turn = hub.turn(ends=ends, free=self.NUMBER)
+        assert sorted(started[:-1]) == sorted(f"run{number}" for number in range(self.NUMBER))
+        assert started[-1] == "hub2"
+
+    def test_what_nobody_has_looked_at_yet_does_not_start_after_its_next_run_began(self, hub: Case):
+        hub.turn(ends={"hub1": "succeeded"})
+        hub.ledger.cancel("w1", 1, "revoked", ["hub2"])
+        assert hub.come("hub3", "hub") == "start"
+        turn = hub.turn(free=8)
+        while turn.more:
+            assert not turn.starts
+            turn = hub.turn(free=8)
+        assert not turn.starts
+
+    def test_others_go_on_meanwhile(self, hub: Case):
+        assert hub.come("other1", "other") == "start"
+        assert hub.come("other2", "other", priority=3) == "wait"
+        hub.turn(ends={"hub1": "succeeded"})
+        assert "other2" in hub.end("other1", free=8)

@@ -22,8 +22,9 @@ from celery_orchestration.ledger import Adoption, Arrival, Fire, Grant, Ledger, 
 from celery_orchestration.ledger.scripts import script
 from celery_orchestration.operate.explain import steps
 from celery_orchestration.operate.root import Finder
-from support.model import Job, Model, Run, Worker
+from support.model import Dep, Job, Model, Run, Worker
 from support.servers import RedisServer
+from support.verbs import make_unknown
 
 NAMES = ["a", "b", "c", "d"]
 #: Own queue and granted queue of each job.
@@ -35,6 +36,8 @@ OUTCOMES = [
 PREFIX = "{model}:"
 #: A time in milliseconds that does not come by itself, and the priority of a forced run.
 FAR, FORCED = 10**14, 4
+#: Milliseconds: no end is half as old as that, however slow the machine is, unless time passes on purpose.
+OLD = 7_200_000
 LOOK = """
 local found = { runs = {}, jobs = {}, total = G.total }
 for _, key in ipairs(call('KEYS', P .. 'r:*')) do
@@ -50,6 +53,18 @@ for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
     off = j.off ~= nil, probe = j.probe, sq = call('ZRANGE', P .. 'sq:' .. name, 0, -1) }
 end
 return cjson.encode(found)
+"""
+
+#: All starts and ends so far were ARGV[1] milliseconds earlier, and the next sweep looks at all jobs.
+PASS = """
+for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
+  local j = job(name)
+  j.ended = j.ended and j.ended - 1000 * ARGV[1]
+  j.begun = j.begun and j.begun - 1000 * ARGV[1]
+  j.dirty = true
+  call('SADD', P .. 'stale', name)
+end
+flush()
 """
 
 _server: list[RedisServer] = []
@@ -84,7 +99,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Job]:
             groups=frozenset(groups[name]),
             pairs=_others(name, blocked),
             deps=tuple(
-                (x, draw(st.sampled_from(["success", "finish", "idle"])), draw(st.booleans()))
+                Dep(x, draw(st.sampled_from(["success", "finish", "idle"])), draw(st.booleans()), draw(st.booleans()))
                 for x, y in sorted(depending)
                 if y == name
             ),
@@ -109,8 +124,11 @@ def documents(jobs: dict[str, Job]) -> dict[str, Any]:
             "keyed": job.keyed,
             "conf": sorted(job.pairs),
             "groups": sorted(job.groups),
-            "deps": [{"job": n, "on": on, "max_age_ms": None, "fresh": f and on != "idle"} for n, on, f in job.deps],
-            "depd": sorted(o.name for o in jobs.values() if any(n == job.name for n, _, _ in o.deps)),
+            "deps": [
+                {"job": dep.job, "on": dep.on, "max_age_ms": OLD // 2 if dep.ages else None, "fresh": dep.fresh}
+                for dep in job.deps
+            ],
+            "depd": sorted(o.name for o in jobs.values() if any(dep.job == job.name for dep in o.deps)),
             "crash": job.crash,
             "recmax": job.max_recoveries,
             "fmax": job.max_failures,
@@ -127,7 +145,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.redis: redis.Redis = _server[0].client()
         self.redis.flushall()
         self.ledger = Ledger(redis.ConnectionPool.from_url(_server[0].url()), PREFIX)
-        self.look = self.redis.register_script(script("current").text.rpartition("-- uses:")[0] + LOOK)
+        self.look, self.pass_time = self.registered(LOOK), self.registered(PASS)
         self.numbers = 0
         #: Jobs by run, and the task id and publication of each run.
         self.sent: dict[str, str] = {}
@@ -136,6 +154,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.fences: dict[str, list[str]] = {}
         self.grants: dict[str, list[str]] = {}
         self.term = ""
+
+    def registered(self, text: str) -> Any:
+        """A script of the test's own, with the ledger's records."""
+        return self.redis.register_script(script("current").text.rpartition("-- uses:")[0] + text + "\nend)()")
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
@@ -184,7 +206,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 outcomes.append(Outcome(zombie, self.fences[zombie][0], "succeeded"))
         arrivals = [data.draw(self.arrivals()) for _ in range(data.draw(st.integers(0, 3)))]
         if flush:
-            self.redis.script_flush()
+            make_unknown(self.redis)
         self.numbers += 1
         found = self.ledger.turn(worker.name, self.numbers, "enforce", offered, outcomes, arrivals)
         self.expect_turn(worker, offered, outcomes, arrivals, found)
@@ -221,8 +243,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(job.deps for job in self.model.jobs.values()))
     def line_is_due(self, data: st.DataObject) -> None:
         """A job that others depend on fires, and they come after it."""
-        name = data.draw(st.sampled_from(sorted({name for job in self.model.jobs.values() for name, _, _ in job.deps})))
-        after = [job.name for job in self.model.jobs.values() if any(one == name for one, _, _ in job.deps)]
+        name = data.draw(st.sampled_from(sorted({dep.job for job in self.model.jobs.values() for dep in job.deps})))
+        after = [job.name for job in self.model.jobs.values() if any(dep.job == name for dep in job.deps)]
         self.scheduler_dispatches(data, [(name, False), *((one, False) for one in after if data.draw(st.booleans()))])
         if data.draw(st.booleans()):
             self.turn(data, data.draw(st.integers(0, 2)), False)
@@ -237,18 +259,18 @@ class LedgerMachine(RuleBasedStateMachine):
         known = sorted(self.sent)
         # Often those that have to wait for a fire that came before.
         waited_for = {run.job for run in self.model.runs.values() if run.first}
-        held = [job.name for job in self.model.jobs.values() if any(name in waited_for for name, _, _ in job.deps)]
+        held = [job.name for job in self.model.jobs.values() if any(dep.job in waited_for for dep in job.deps)]
         parts = st.sampled_from(NAMES + 4 * held), st.sampled_from(["", "k"]), st.integers(0, FORCED)
         fresh = st.one_of(st.builds(new, *parts), st.builds(new, *parts), st.builds(later, *parts))
         if not known:
             return fresh
         return st.one_of(
-            fresh, fresh, st.builds(self.again, st.sampled_from(known), st.integers(0, 5), st.integers(0, 9))
+            fresh, fresh, st.builds(self.again, st.sampled_from(known), st.integers(0, 6), st.integers(0, 9))
         )
 
-    def again(self, id: str, kind: int, other: int) -> Arrival:
-        """Another message of a known run: a copy, a granted copy, a retry, a replacement by another job; or its task id
-        is published again."""
+    def again(self, id: str, kind: int, other: int) -> Arrival:  # noqa: PLR0911 - one return for each kind
+        """Another message of a known run: a copy, a granted copy, a retry, a replacement by another job, an attempt
+        before it; or its task id is published again."""
         run = self.model.runs.get(id)
         name = run.job if run is not None else self.sent[id]
         attempt = run.attempt if run is not None else self.model.done.get(id, (0, ""))[0]
@@ -263,6 +285,8 @@ class LedgerMachine(RuleBasedStateMachine):
             return replace(self.arrival(id, attempt + 1, name, "", 1, ""), eta_ms=FAR)
         if kind == 4:
             return self.arrival(id, attempt + 1000, NAMES[other % len(NAMES)], "", 1, "")
+        if kind == 5:
+            return self.arrival(id, max(0, attempt - 1), name, "", 1, grants[-1] if grants and other % 2 else "")
         self.numbers += 1
         task, publication = self.identity[id][0], f"p{self.numbers}"
         return replace(
@@ -449,6 +473,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model.cooled_down(name)
         self.sweep()
 
+    @rule()
+    def time_passes(self) -> None:
+        """What ended so far is too old for dependencies that mind."""
+        self.pass_time(keys=[PREFIX], args=[OLD])
+        for past in self.model.past.values():
+            past.old = past.ended is not None
+        self.sweep()
+
     @rule(paused=st.booleans())
     def somebody_pauses(self, paused: bool) -> None:
         grants = self.ledger.pause(paused, "somebody", "")
@@ -594,7 +626,7 @@ class LedgerMachine(RuleBasedStateMachine):
         kept = {"g", "jobs", "groups", "live", "rel", "relseq", "rj:release", "dead", "gone", "audit", "off", "decided"}
         kept |= {"installed", *(f"j:{name}" for name in NAMES)}
         kept |= {"services", "stopped", "lead", "leads", "entries", *(f"e:{name}" for name in NAMES)}
-        history = ("d:", "h:", "dl:", "dj:", "p:")
+        history = ("d:", "h:", "dl:", "dj:", "p:", "t:", "tm:", "th:")
         further = {id for key in left if key.startswith("p:") for id in self.redis.smembers(f"{PREFIX}{key}")}
         assert all(f"dl:{id}" in left for id in further), "of a task id that was published again only dead letters"
         assert {key for key in left if not key.startswith(history)} <= kept
@@ -642,8 +674,9 @@ def message_of(task: str, publication: str) -> bytes:
     return f"message of {task} {publication}".encode()
 
 
-def _sane(job: Job) -> tuple[tuple[str, str, bool], ...]:
-    return tuple((name, on, fresh and on != "idle") for name, on, fresh in job.deps)
+def _sane(job: Job) -> tuple[Dep, ...]:
+    """Where nothing but being idle is asked for, no end has to be fresh or young."""
+    return tuple(dep if dep.on != "idle" else Dep(dep.job, "idle") for dep in job.deps)
 
 
 LedgerMachine.TestCase.settings = settings(

@@ -12,6 +12,7 @@ from typing import Any
 from soak.journal import Journal
 from soak.plan import LEASE, Fault, Plan
 from support.servers import RabbitServer, RedisServer
+from support.verbs import make_unknown
 from support.wait import until
 from support.workers import Broker, WorkerProcess
 
@@ -181,7 +182,7 @@ class Crew:
 
     def _flush_scripts(self, _: Fault) -> None:
         if self.ledger_is_up:
-            self.ledger.script_flush("SYNC")
+            make_unknown(self.ledger)
 
     # -- looking after them
 

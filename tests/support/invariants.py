@@ -33,6 +33,9 @@ CONFIGURATION = ("g", "jobs", "groups", "live", "rel", "relseq", "slots", "ws", 
 CONFIGURATION += ("services", "stopped", "leads", "names")
 CONFIGURATION += ("installed", "entries", "added", "changed", "lead", "bad", "off", "resting", "decided")
 CONFIGURATION_OF = ("j", "rj", "sr", "w", "ob", "d", "h", "dl", "dj", "e", "p")
+CONFIGURATION_OF += ("t", "tm", "th")  # statistics
+CONFIGURATION += ("sups",)  # supervisors of pools
+CONFIGURATION_OF += ("pool", "pl", "pc")
 
 
 def prefix_of(app: Celery) -> str:
@@ -191,14 +194,10 @@ def _counters(app: Celery, client: redis.Redis) -> Iterator[tuple[str, int]]:
         blocked = client.hget(f"{prefix}j:{name}", "blk")
         if blocked not in (None, "0"):
             yield f"{name} is blocked", int(blocked)
-    script = """local s = redis.call('HGET', KEYS[1], 's'); if not s then return {0, 0} end
-        local v = {cmsgpack.unpack(s)}; return {v[2], v[17] or 0}"""
+    script = """local s = redis.call('HGET', KEYS[1], 's'); return s and ({cmsgpack.unpack(s)})[2] or 0"""
     for name in client.smembers(f"{prefix}jobs"):
-        busy, first = client.eval(script, 1, f"{prefix}j:{name}")
-        if busy:
+        if busy := client.eval(script, 1, f"{prefix}j:{name}"):
             yield f"{name} is busy", busy
-        if first:
-            yield f"{name} has scheduled runs that come first", first
 
 
 def assert_ledger_is_clean(app: Celery, client: redis.Redis, timeout: float = 40) -> None:

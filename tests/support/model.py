@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 HOLDS_ROOM = ("granted", "queued", "running")
 LIMIT = 16
+
+
+class Dep(NamedTuple):
+    job: str
+    on: str
+    fresh: bool = False
+    #: Whether the end of the dependency counts no more once it is old.
+    ages: bool = False
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,7 @@ class Job:
     groups: frozenset[str] = frozenset()
     #: Those that it blocks by name.
     pairs: frozenset[str] = frozenset()
-    deps: tuple[tuple[str, str, bool], ...] = ()  # job, on, fresh
+    deps: tuple[Dep, ...] = ()
     crash: str = "requeue"
     max_recoveries: int = 2
     max_failures: int | None = None
@@ -71,6 +80,8 @@ class Past:
 
     ok: bool | None = None
     ended: int | None = None
+    #: It ended longer ago than any dependency allows.
+    old: bool = False
     begun: int | None = None
     failures: int = 0
     cooling: bool = False
@@ -133,13 +144,15 @@ class Model:
         if run.judged:
             return True
         job = self.jobs[run.job]
-        for name, on, fresh in job.deps:
+        for name, on, fresh, ages in job.deps:
             past = self.past[name]
             if self.busy(name) or self.fires_before(name, run):
                 return False
             if on == "idle":
                 continue
             if past.ended is None or (on == "success" and not past.ok):
+                return False
+            if ages and past.old:
                 return False
             begun = self.past[run.job].begun
             if fresh and begun is not None and past.ended <= begun:
@@ -156,7 +169,7 @@ class Model:
             run.first = run.first and self.has_dependents(run.job)
 
     def has_dependents(self, job: str) -> bool:
-        return any(name == job for other in self.jobs.values() for name, _, _ in other.deps)
+        return any(dep.job == job for other in self.jobs.values() for dep in other.deps)
 
     def enabled_for(self, run: Run) -> bool:
         return run.job not in self.disabled or run.forced or self.disabled[run.job] in ("", run.id)
@@ -231,7 +244,7 @@ class Model:
     def note_end(self, run: Run, ok: bool | None) -> None:
         job, past = self.jobs[run.job], self.past[run.job]
         if ok is not None:
-            past.ok, past.ended = ok, self.tick()
+            past.ok, past.ended, past.old = ok, self.tick(), False
             past.failures = 0 if ok else past.failures + 1
             if job.max_failures and past.failures >= job.max_failures and run.job not in self.disabled:
                 self.disabled[run.job], past.cooling = None, job.cools
@@ -366,7 +379,7 @@ class Model:
                 found.append(((float(run.rank[0]), float(run.rank[1])), run, place))
             # When D ends, those who wait for D may pass D's next run.
             for ended, following in next_ones.items():
-                depends = any(name == ended for name, _, _ in self.jobs[run.job].deps)
+                depends = any(dep.job == ended for dep in self.jobs[run.job].deps)
                 passes = depends and following.rank < run.rank and self._first_of(run.job) is run
                 if passes and self.may_start(run, ignoring=ended):
                     found.append(((float(following.rank[0]), following.rank[1] - 0.5), run, place))

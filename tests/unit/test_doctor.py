@@ -179,7 +179,6 @@ def test_lines_to_type_are_for_the_redis_that_it_is_about(address, where):
     assert found.mend.startswith(f"redis-cli {where} CONFIG SET maxmemory-policy noeviction")
 
 
-
 def test_a_redis_that_may_not_be_asked_is_unknown_not_fine():
     for check in (redis.redis, redis.eviction, redis.persistence, redis.memory):
         assert one(check, info={}, save=None).state == "unknown"
@@ -298,9 +297,21 @@ def test_prefetch(multiplier, strict, options, state, mend):
 def test_strict_priority_is_not_said_to_fetch_nothing_ahead_where_it_does():
     strict = Settings(strict_priority=True)
     assert "nothing is fetched that no slot is free for" in one(fetch.prefetch, settings=strict).found
-    elsewhere = one(fetch.prefetch, settings=strict, broker_is_redis=False).found
+    rabbit = {"broker_is_redis": False, "broker_is_amqp": True}
+    assert "nothing is fetched that no slot is free for" in one(fetch.prefetch, settings=strict, **rabbit).found
+    quorum = Answers({"w1@h": {"prefetches_because": "quorum queues have a count for each consumer"}})
+    elsewhere = one(fetch.prefetch, settings=strict, replies=quorum, **rabbit).found
     assert "nothing is fetched" not in elsewhere
-    assert "one message more than it has slots from each queue" in elsewhere
+    assert "one message more than they have slots from each queue" in elsewhere
+    assert "w1@h (quorum queues" in elsewhere
+
+
+def test_on_rabbitmq_prefetching_is_bounded_unless_a_worker_says_otherwise():
+    rabbit = {"broker_is_redis": False, "broker_is_amqp": True, "prefetch": 4}
+    assert "within 1 s" in one(fetch.prefetch, **rabbit).found
+    assert "up to 4 messages" in one(fetch.prefetch, **rabbit, settings=Settings(fetch="celery")).found
+    refused = Answers({"w1@h": {"prefetches_because": "ACCESS_REFUSED"}})
+    assert "up to 4 messages" in one(fetch.prefetch, **rabbit, replies=refused).found
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,12 @@ def test_a_message_is_published_as_it_came(connection, queue, serializer, compre
         reply_to="client",
         priority=3,
         delivery_mode=1,
+        message_id="message-1",
+        timestamp=1_700_000_000,
+        type="job",
         app_id="shop",
     )
+    assert all(message.properties.get(name) is not None for name in OF_THE_MESSAGE)
     copy = again(connection, queue, message)
     assert_same(message, copy)
     assert ("compression" in copy.headers) == (compression is not None)

@@ -31,6 +31,7 @@ def ask(**known):
         ({"typical": 0.01, "waiting": [LONG]}, 3),  # a long one waits here already
         ({"slots": 1, "typical": 0.05, "running": [30.0]}, 0),
         ({"slots": 0}, 0),
+        ({"running": [0.0] * 4}, 0),  # what takes long is not read ahead, however soon a slot is free
     ],
 )
 def test_amount(known, wanted):

@@ -293,6 +293,18 @@ class TestMerge:
         free, keyed = (job("shop.a", **options).document() for options in ({"max_running": None}, {"key": "{0}"}))
         assert merge([{"shop.a": free}, {"shop.a": keyed}])["shop.a"]["keyed"]
 
+    def test_what_one_release_would_not_run_again_after_a_crash_is_not_run_again(self):
+        again, never = ({"shop.a": job("shop.a", on_crash=written).document()} for written in ("requeue", "fail"))
+        assert [merge(order)["shop.a"]["on_crash"] for order in ([again, never], [never, again])] == ["fail", "fail"]
+        assert merge([again, again])["shop.a"]["on_crash"] == "requeue"
+
+    def test_the_fewest_failures_that_disable_a_job_hold(self):
+        many, few, never = (
+            {"shop.a": job("shop.a", max_consecutive_failures=most).document()} for most in (9, 2, None)
+        )
+        for order in ([many, few, never], [never, few, many], [few, never]):
+            assert merge(order)["shop.a"]["max_failures"] == 2
+
     def test_no_release_is_changed_by_merging(self):
         old, new = ({"shop.a": job("shop.a", blocks=[name]).document()} for name in ("shop.b", "shop.c"))
         assert merge([old, new])["shop.a"]["blocks"] == ["shop.b", "shop.c"]

@@ -672,13 +672,23 @@ class TestSettings:
             ("term_seconds", 7200, "orchestration_term_seconds should be less than or equal to 3600, not 7200"),
             ("term_seconds", "10", "orchestration_term_seconds should be a valid number, not '10'"),
             ("history", -1, "orchestration_history should be greater than or equal to 0, not -1"),
-            ("pools", {}, "orchestration_pools is not available in this version"),
+            ("pools", [], "orchestration_pools should be a table such as {'images': Pool(min=1, max=4)}, not []"),
+            ("pools", {"a b": {}}, "orchestration_pools of pool 'a b': should be made of letters, digits"),
+            ("pools", {"a": 3}, "orchestration_pools of pool 'a': should be a Pool(...) or its options as a mapping"),
+            ("pools", {"a": {"mim": 1}}, "orchestration_pools of pool 'a': unknown option 'mim', did you mean 'min'?"),
+            ("pools", {"a": {"min": 3, "max": 2}}, "orchestration_pools of pool 'a': min=3 is more than max=2"),
         ],
     )
     def test_a_bad_one_is_refused_by_its_full_name(self, name, value, message):
         with pytest.raises(ConfigurationError) as caught:
             Settings.read({f"orchestration_{name}": value}, {}, "shop")
         assert str(caught.value).startswith(message)
+
+    def test_the_environment_says_how_long_a_worker_may_drain(self):
+        env = {"CELERY_ORCHESTRATION_DRAIN_SECONDS": "12.5"}
+        assert Settings.read({"orchestration_drain_seconds": 3}, env, "shop").drain_seconds == 12.5
+        with pytest.raises(ConfigurationError, match=r"^CELERY_ORCHESTRATION_DRAIN_SECONDS should be a valid number"):
+            Settings.read({}, {"CELERY_ORCHESTRATION_DRAIN_SECONDS": "long"}, "shop")
 
     def test_a_bad_value_of_the_environment_is_laid_at_its_door(self):
         with pytest.raises(ConfigurationError, match=r"^CELERY_ORCHESTRATION_MODE should be"):

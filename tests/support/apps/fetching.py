@@ -80,3 +80,23 @@ def job(self: Task, seconds: float = 0) -> None:
 @app.task(base=OrchestratedTask, bind=True, max_running=1)
 def exclusive(self: Task, seconds: float = 0) -> None:
     work(self, seconds)
+
+
+@app.task(base=OrchestratedTask, bind=True, acks_late=True)
+def held_late_job(self: Task, name: str) -> None:
+    hold(self, name)
+
+
+@app.task(base=OrchestratedTask, bind=True)
+def held_job(self: Task, name: str) -> None:
+    hold(self, name)
+
+
+@app.task(base=OrchestratedTask, bind=True, priority="low")
+def low(self: Task, seconds: float = 0) -> None:
+    work(self, seconds)
+
+
+@app.task(base=OrchestratedTask, bind=True, priority="critical")
+def critical(self: Task, seconds: float = 0) -> None:
+    work(self, seconds)

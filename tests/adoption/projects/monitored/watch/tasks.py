@@ -12,6 +12,16 @@ def work(seconds=0.0):
     time.sleep(seconds)
 
 
+@app.task(base=OrchestratedTask, blocks=[work])
+def sweep_up():
+    pass
+
+
+@app.task(base=OrchestratedTask)
+def delayed():
+    pass
+
+
 @app.task
 def plain():
     pass

@@ -1,0 +1,441 @@
+"""Rules of the hand-over, of fences, attempts and sweeps: one short case for each.
+
+The random model checks them all together. These find a mistake in the same place every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_orchestration.ledger import Outcome, keys
+from celery_orchestration.ledger.scripts import script
+from support.servers import RedisServer
+from tests.integration.test_ledger import PREFIX, Shop, arrival
+
+#: A time in milliseconds that does not come by itself.
+FAR = 10**14
+#: The last end of a job (ARGV[1]) is so many milliseconds (ARGV[2]) longer ago.
+AGE = """
+local j = job(ARGV[1])
+j.ended, j.dirty = j.ended - 1000 * ARGV[2], true
+flush()
+"""
+
+
+class Case(Shop):
+    sweeps = 0
+
+    def sweep(self) -> Any:
+        self.sweeps += 1
+        return self.ledger.sweep("w1", self.sweeps, 5000)
+
+    def dies(self, worker: str) -> Any:
+        self.redis.zadd(f"{PREFIX}ws", {worker: -1})
+        return self.sweep()
+
+    def comes_due(self, id: str) -> None:
+        self.redis.zadd(f"{PREFIX}later", {id: 1})
+        self.sweep()
+
+    def ages(self, job: str, ms: int) -> None:
+        text = script("current").text.rpartition("-- uses:")[0] + AGE + "\nend)()"
+        self.redis.register_script(text)(keys=[PREFIX], args=[keys.encode_job(job), ms])
+
+    def started(self, *ids: str, free: int = 8) -> list[str]:
+        """Ends these runs. Returns those that start then."""
+        turn = self.turn(ends=dict.fromkeys(ids, "succeeded"), free=free)
+        return [start.id for start in turn.starts]
+
+    def room(self) -> int:
+        return int(self.ledger.status(10, 10)["total"])
+
+
+@pytest.fixture
+def case(redis_server: RedisServer) -> Iterator[Case]:
+    case = Case(redis_server)
+    yield case
+    case.ledger.close()
+
+
+class TestADependencyThatGrewTooOldWhileARunWaited:
+    """``max_age_seconds`` is looked at again when the run could start."""
+
+    @pytest.fixture
+    def old(self, case: Case) -> Case:
+        needs = {"job": "d", "max_age_ms": 60_000}
+        case.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [needs]}, "k": {"cap": 1}, "x": {"cap": 1}}, cap=1)
+        assert case.come("d1", "d") == "start"
+        assert case.started("d1") == []
+        return case
+
+    def test_after_a_pause_it_waits_and_the_next_one_goes(self, old: Case):
+        old.ledger.pause(True, "me", "")
+        assert [old.come("j1", "j"), old.come("k1", "k")] == ["wait", "wait"]
+        old.ages("d", 61_000)
+        assert [grant.id for grant in old.ledger.pause(False, "me", "")] == ["k1"]
+
+    def test_under_the_global_cap_it_waits_and_the_next_one_goes(self, old: Case):
+        assert old.come("x1", "x") == "start"
+        assert [old.come("j1", "j"), old.come("k1", "k")] == ["wait", "wait"]
+        old.ages("d", 61_000)
+        assert old.started("x1") == ["k1"]
+
+    def test_it_goes_when_the_dependency_has_run_again(self, old: Case):
+        assert old.come("x1", "x") == "start"
+        assert old.come("j1", "j") == "wait"
+        old.ages("d", 61_000)
+        assert old.started("x1") == []
+        assert old.come("d2", "d") == "start"
+        assert old.started("d2") == ["j1"]
+
+    def test_one_that_is_young_enough_goes(self, old: Case):
+        assert old.come("x1", "x") == "start"
+        assert [old.come("j1", "j"), old.come("k1", "k")] == ["wait", "wait"]
+        old.ages("d", 30_000)
+        assert old.started("x1") == ["j1"]
+
+
+class TestRank:
+    def test_a_retry_with_a_countdown_keeps_its_place(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        assert case.come("a", "one") == "start"
+        case.end("a", "retry", free=0)
+        assert case.come("b", "one") == "start"
+        assert case.come("c", "one") == "wait"
+        assert case.come("a", "one", attempt=1, eta_ms=FAR) == "wait"
+        case.comes_due("a")
+        assert case.started("b") == ["a"]
+        assert case.started("a") == ["c"]
+
+    def test_a_new_run_with_a_time_arrives_when_that_has_come(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        assert case.come("a", "one") == "start"
+        assert case.come("b", "one", eta_ms=FAR) == "wait"
+        assert case.come("c", "one") == "wait"
+        case.comes_due("b")
+        assert case.started("a") == ["c"]
+
+    def test_a_retry_goes_before_runs_that_arrived_later(self, case: Case):
+        case.install({"one": {"cap": 1}, "d": {}, "other": {"cap": 1, "deps": [{"job": "d", "on": "idle"}]}})
+        assert case.come("a", "one") == "start"
+        case.end("a", "retry", free=0)
+        assert case.come("b", "one") == "start"
+        assert case.come("c", "one") == "wait"
+        assert case.come("a", "one", attempt=1) == "wait"
+        assert case.started("b") == ["a"]
+
+    def test_a_new_run_of_a_higher_priority_goes_before_a_retry(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        assert case.come("a", "one") == "start"
+        case.end("a", "retry", free=0)
+        assert case.come("b", "one") == "start"
+        assert case.come("a", "one", attempt=1) == "wait"
+        assert case.come("urgent", "one", priority=3) == "wait"
+        assert case.started("b") == ["urgent"]
+
+    def test_the_global_room_goes_to_the_highest_priority_of_all_jobs(self, case: Case):
+        case.install({"a": {}, "b": {}, "c": {}}, cap=1)
+        assert case.come("a1", "a") == "start"
+        assert [case.come("b1", "b", priority=0), case.come("c1", "c", priority=2)] == ["wait", "wait"]
+        assert case.started("a1") == ["c1"]
+        assert case.started("c1") == ["b1"]
+
+    def test_also_if_they_wait_on_different_queues(self, case: Case):
+        case.install({"a": {}, "b": {}, "c": {}}, cap=1)
+        case.register("w1", queues=("q", "q2"))
+        for number, queues in enumerate((("q", "q2"), ("q2", "q"))):
+            assert case.come(f"a{number}", "a") == "start"
+            for id, job, queue, priority in (("b1", "b", queues[0], 0), ("c1", "c", queues[1], 2)):
+                waits = replace(arrival(f"{id}-{queue}", job, priority=priority), queue=queue)
+                assert case.turn(come=[waits]).answers[0].what == "wait"
+            assert case.started(f"a{number}") == [f"c1-{queues[1]}"]
+            assert case.started(f"c1-{queues[1]}") == [f"b1-{queues[0]}"]
+            case.end(f"b1-{queues[0]}")
+
+    def test_nobody_arrives_past_those_who_wait_for_the_global_room(self, case: Case):
+        """More come free at once than one turn hands over."""
+        case.install({"many": {}, "late": {}}, cap=20)
+        running = [f"a{n}" for n in range(20)]
+        for n in range(0, 20, 5):
+            assert {
+                answer.what for answer in case.turn(come=[arrival(id, "many") for id in running[n : n + 5]]).answers
+            } == {"start"}
+        for n in range(20):
+            assert case.come(f"b{n}", "many") == "wait"
+        turn = case.turn(ends=dict.fromkeys(running, "succeeded"), come=[arrival("late", "late")], free=20)
+        assert [start.id for start in turn.starts][:16] == [f"b{n}" for n in range(16)]
+        assert turn.answers[0].what == "wait"
+
+
+class TestAThousandConflicts:
+    NUMBER = 1001
+
+    @pytest.fixture
+    def hub(self, case: Case) -> Case:
+        """It blocks very many jobs; the last two of them are blocked by another one as well."""
+        self.names = [f"b{n:04}" for n in range(self.NUMBER)]
+        case.install(
+            {
+                "hub": {"cap": 1, "blocks": self.names},
+                "x": {"blocks": self.names[-2:]},
+                **{name: {} for name in self.names},
+            }
+        )
+        return case
+
+    @pytest.mark.parametrize("nth", [1000, 1001])
+    def test_each_of_them_bars_it(self, hub: Case, nth: int):
+        name = self.names[nth - 1]
+        assert hub.come("x1", "x") == "start"
+        assert hub.come("first", name) == "wait"
+        assert hub.come("hub1", "hub") == "wait"
+        assert hub.started("x1") == ["first"]
+        assert hub.started("first") == ["hub1"]
+
+    @pytest.mark.parametrize("nth", [1000, 1001])
+    def test_each_of_them_waits_for_it_and_goes_when_it_has_ended(self, hub: Case, nth: int):
+        assert hub.come("hub1", "hub") == "start"
+        assert hub.come("first", self.names[nth - 1]) == "wait"
+        assert hub.started("hub1") == ["first"]
+
+
+class TestSlots:
+    def test_an_arrival_that_has_to_wait_leaves_its_slot_to_a_run_that_may_start(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        assert case.come("a", "one") == "start"
+        assert case.come("b", "one") == "wait"
+        turn = case.turn(ends={"a": "succeeded"}, come=[arrival("c", "one")])
+        assert ([start.id for start in turn.starts], turn.answers[0].what) == (["b"], "wait")
+
+    def test_no_more_start_here_than_slots_are_offered(self, case: Case):
+        case.install({"one": {}}, cap=1)
+        assert case.come("a", "one") == "start"
+        for id in "bcd":
+            assert case.come(id, "one") == "wait"
+        case.install({"one": {}}, cap=9)
+        turn = case.turn(ends={"a": "succeeded"}, free=2)
+        assert [start.id for start in turn.starts] == ["b", "c"]
+        assert [grant.id for grant in turn.grants] == ["d"]
+
+    def test_a_worker_is_handed_only_runs_of_queues_that_it_serves(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        case.register("w2", queues=("elsewhere",))
+        case.turn(worker="w2", come=[arrival("a", "one")])
+        assert case.come("b", "one") == "wait"
+        turn = case.turn(worker="w2", ends={"a": "succeeded"}, free=8)
+        assert (turn.starts, [grant.id for grant in turn.grants]) == ([], ["b"])
+
+    def test_a_copy_of_an_older_grant_does_not_start_the_run(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        assert case.come("a", "one") == "start"
+        assert case.come("b", "one") == "wait"
+        [old] = case.turn(ends={"a": "succeeded"}).grants
+        case.redis.zadd(f"{PREFIX}gr", {"b": -1})
+        [new] = case.sweep().grants
+        assert case.come("b", "one", grant=old.number) == "drop"
+        assert case.come("b", "one", grant=new.number) == "start"
+
+    def test_a_granted_run_holds_its_room_until_it_starts(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        assert case.come("a", "one") == "start"
+        assert case.come("b", "one") == "wait"
+        [grant] = case.turn(ends={"a": "succeeded"}).grants
+        assert (case.room(), case.come("c", "one")) == (1, "wait")
+        assert case.ledger.published([grant]) == 1
+        assert case.come("b", "one", grant=grant.number) == "start"
+        assert case.room() == 1
+
+
+class TestFences:
+    @pytest.fixture
+    def recovered(self, case: Case) -> Case:
+        """A worker lost its lease while it ran `a`, came back, and another worker has started the run since."""
+        case.install({"one": {"cap": 1}})
+        case.register("w2")
+        case.turn(worker="w2", come=[arrival("a", "one")])
+        self.old = case.fences["a"]
+        [grant] = case.dies("w2").grants
+        assert case.come("a", "one", grant=grant.number) == "start"
+        case.register("w2")
+        return case
+
+    @pytest.mark.parametrize("outcome", ["succeeded", "failed", "retry", "crashed", "returned", "requeued"])
+    def test_an_outcome_with_an_old_fence_changes_nothing(self, recovered: Case, outcome: str):
+        recovered.number += 1
+        told = [Outcome("a", self.old, outcome)]
+        assert recovered.ledger.turn("w2", recovered.number, "enforce", 0, told, []).outcomes == ["refused"]
+        assert (recovered.room(), recovered.ledger.history("one", 10)) == (1, [])
+        assert recovered.turn(ends={"a": "succeeded"}).outcomes == ["ok"]
+        assert recovered.room() == 0
+
+    def test_an_outcome_is_taken_once(self, recovered: Case):
+        assert recovered.turn(ends={"a": "succeeded"}).outcomes == ["ok"]
+        assert recovered.turn(ends={"a": "succeeded"}).outcomes == ["refused"]
+        assert recovered.room() == 0
+
+    def test_a_heartbeat_tells_whose_fence_is_old(self, recovered: Case):
+        assert recovered.ledger.beat("w2", 30_000, [("a", self.old)]) == ["a"]
+        assert recovered.ledger.beat("w1", 30_000, [("a", recovered.fences["a"])]) == []
+
+    def test_every_start_has_a_higher_fence(self, recovered: Case):
+        assert int(recovered.fences["a"]) > int(self.old)
+
+
+class TestAttempts:
+    @pytest.fixture
+    def one(self, case: Case) -> Case:
+        case.install({"one": {"cap": 2}})
+        assert case.come("a", "one") == "start"
+        return case
+
+    def test_a_lower_one_than_that_which_runs_is_dropped(self, one: Case):
+        one.end("a", "retry", free=0)
+        assert one.come("a", "one", attempt=1) == "start"
+        assert one.come("a", "one") == "drop"
+
+    def test_a_lower_one_than_that_which_waits_is_dropped(self, one: Case):
+        one.end("a", "retry", free=0)
+        assert [one.come("b", "one"), one.come("c", "one")] == ["start", "start"]
+        assert one.come("a", "one", attempt=1) == "wait"
+        assert one.come("a", "one") == "drop"
+        assert one.started("b") == ["a"]
+
+    def test_a_lower_one_than_that_which_ended_is_dropped(self, one: Case):
+        one.end("a", "retry", free=0)
+        assert one.come("a", "one", attempt=1) == "start"
+        one.end("a")
+        assert one.come("a", "one") == "drop"
+        assert one.come("a", "one", attempt=1) == "drop"
+
+    def test_a_higher_one_waits_for_the_one_that_runs(self, one: Case):
+        assert one.come("a", "one", attempt=1) == "wait"
+        assert one.room() == 1
+        assert one.turn(ends={"a": "retry"}, free=1).starts[0].id == "a"
+
+    def test_of_two_that_wait_for_the_one_that_runs_the_lower_is_dropped(self, one: Case):
+        assert one.come("a", "one", attempt=2) == "wait"
+        assert one.come("a", "one", attempt=1) == "drop"
+        assert one.started("a") == ["a"]
+        assert one.come("a", "one", attempt=2) == "drop"
+
+    def test_a_lower_one_whose_worker_died_is_not_run_again(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        case.register("w2")
+        case.turn(worker="w2", come=[arrival("a", "one")])
+        assert case.come("a", "one", attempt=1) == "wait"
+        swept = case.dies("w2")
+        assert swept.recovered == 0
+        [grant] = swept.grants
+        assert case.come("a", "one", grant=grant.number) == "drop"
+        assert case.come("a", "one", attempt=1, grant=grant.number) == "start"
+
+
+class TestProbe:
+    """The run that tries whether a job works again that failures have disabled."""
+
+    @pytest.fixture
+    def disabled(self, case: Case) -> Case:
+        """Two runs wait for the end of the cool-down."""
+        case.install({"one": {"cap": 2, "max_failures": 1, "cool_down_ms": 3_600_000}})
+        assert case.come("a", "one") == "start"
+        case.end("a", "failed")
+        assert [case.come("b", "one"), case.come("c", "one")] == ["wait", "wait"]
+        return case
+
+    def cools_down(self, case: Case) -> list[str]:
+        case.redis.zadd(f"{PREFIX}cool", {"one": 1})
+        grants = case.sweep().grants
+        return [id for grant in grants for id in [grant.id] if case.come(id, "one", grant=grant.number) == "start"]
+
+    def test_is_one_run_after_the_cool_down_and_none_before(self, disabled: Case):
+        assert disabled.turn(free=8).starts == []
+        assert self.cools_down(disabled) == ["b"]
+        assert disabled.come("d", "one") == "wait"
+        assert disabled.turn(free=8).starts == []
+
+    def test_that_succeeds_enables_the_job(self, disabled: Case):
+        self.cools_down(disabled)
+        assert disabled.started("b") == ["c"]
+        assert disabled.come("d", "one") == "start"
+        assert not disabled.redis.sismember(f"{PREFIX}off", "one")
+
+    def test_that_fails_begins_the_cool_down_anew(self, disabled: Case):
+        self.cools_down(disabled)
+        disabled.redis.delete(f"{PREFIX}cool")
+        assert disabled.end("b", "failed", free=8) == []
+        assert disabled.redis.zscore(f"{PREFIX}cool", "one") is not None
+        assert self.cools_down(disabled) == ["c"]
+
+    def test_that_says_nothing_is_followed_by_another(self, disabled: Case):
+        self.cools_down(disabled)
+        assert disabled.end("b", "ignored", free=8) == ["c"]
+        assert disabled.come("d", "one") == "wait"
+
+
+class TestCrashes:
+    def test_those_of_all_attempts_count(self, case: Case):
+        case.install({"one": {"cap": 1, "max_recoveries": 1}})
+        assert case.come("a", "one") == "start"
+        turn = case.turn(ends={"a": "crashed"}, free=1)
+        assert (turn.outcomes, [start.id for start in turn.starts]) == (["requeued"], ["a"])
+        case.end("a", "retry")
+        assert case.come("a", "one", attempt=1) == "start"
+        assert case.turn(ends={"a": "crashed"}).outcomes == ["dead"]
+
+    def test_what_never_began_does_not_count(self, case: Case):
+        case.install({"one": {"cap": 1, "max_recoveries": 0}})
+        assert case.come("a", "one") == "start"
+        turn = case.turn(ends={"a": "returned"}, free=1)
+        assert (turn.outcomes, [start.id for start in turn.starts]) == (["requeued"], ["a"])
+        assert case.turn(ends={"a": "crashed"}).outcomes == ["dead"]
+
+
+class TestSweep:
+    def test_all_runs_of_a_dead_worker_are_recovered_though_one_call_takes_a_part(self, case: Case):
+        case.install({"one": {}})
+        case.register("w2")
+        for n in range(10):
+            case.turn(worker="w2", come=[arrival(f"{n}-{m}", "one") for m in range(10)])
+        assert case.room() == 100
+        first = case.dies("w2")
+        assert (first.recovered, first.more, first.dead_workers) == (64, True, [])
+        second = case.sweep()
+        assert (second.recovered, second.dead_workers) == (36, ["w2@host"])
+        granted = len(first.grants) + len(second.grants)
+        assert (case.room(), case.redis.zcard(f"{PREFIX}wait")) == (granted, 100 - granted)
+
+    def test_who_sweeps_is_not_taken_for_dead(self, case: Case):
+        case.install({"one": {}})
+        assert case.come("a", "one") == "start"
+        swept = case.dies("w1")
+        assert (swept.recovered, swept.dead_workers) == (0, [])
+        assert case.end("a") == []
+
+    def test_a_worker_that_beats_is_not_taken_for_dead(self, case: Case):
+        case.install({"one": {}})
+        case.register("w2")
+        case.redis.zadd(f"{PREFIX}ws", {"w2": -1})
+        case.ledger.beat("w2", 30_000, [])
+        assert case.sweep().dead_workers == []
+
+    def test_an_ending_that_nobody_carried_out_is_given_out_again(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        case.come("a", "one")
+        case.come("b", "one")
+        case.ledger.cancel("w1", 1, "revoked", ["b"])
+        assert case.sweep().endings == []
+        case.redis.zadd(f"{PREFIX}gr", {"b": -1})
+        assert [(one.id, one.why) for one in case.sweep().endings] == [("b", "revoked")]
+
+    def test_a_retry_that_does_not_arrive_is_sent_again(self, case: Case):
+        case.install({"one": {"cap": 1}})
+        case.come("a", "one")
+        case.end("a", "retry")
+        assert case.sweep().retries == []
+        case.redis.zadd(f"{PREFIX}gr", {"a": -1})
+        assert case.sweep().retries == ["a"]
+        assert case.sweep().retries == []

@@ -1,0 +1,129 @@
+"""In which order entries are fired, and how long a leader may trust its term."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_orchestration.graph import Graph
+from celery_orchestration.ledger import Lead
+from celery_orchestration.scheduler.agenda import Agenda
+from celery_orchestration.scheduler.term import MARGIN, Term
+from celery_orchestration.scheduler.times import Due
+
+
+def entry(task: str, priority: int = 1) -> Any:
+    return SimpleNamespace(
+        id=task, gap_ms=None, call=SimpleNamespace(task=task), policy=SimpleNamespace(priority=priority)
+    )
+
+
+@pytest.fixture
+def agenda() -> Agenda:
+    """`last` depends on `middle`, and that on `first`."""
+    needs: dict[str, tuple[str, ...]] = {"first": (), "middle": ("first",), "last": ("middle",), "other": ()}
+    return Agenda(Graph(needs, {}, {}, {}))
+
+
+class TestEntriesThatAreDueTogether:
+    def order(self, agenda: Agenda, *due: tuple[Any, int]) -> list[str]:
+        return [one.call.task for one, _ in agenda.in_order((one, Due(at, 0, at + 1)) for one, at in due)]
+
+    def test_dependencies_go_first_whatever_their_priority(self, agenda: Agenda):
+        due = [(entry("last", 3), 1), (entry("middle", 2), 2), (entry("first", 0), 3)]
+        assert self.order(agenda, *due) == ["first", "middle", "last"]
+
+    def test_then_those_of_a_higher_priority(self, agenda: Agenda):
+        assert self.order(agenda, (entry("first", 0), 1), (entry("other", 2), 2)) == ["other", "first"]
+
+    def test_then_those_that_were_due_first(self, agenda: Agenda):
+        assert self.order(agenda, (entry("first"), 2), (entry("other"), 1)) == ["other", "first"]
+
+
+class TestAgenda:
+    def test_an_entry_is_looked_at_when_that_was_said_last(self, agenda: Agenda):
+        one = entry("first")
+        agenda.add(one)
+        agenda.look(one, 5)
+        agenda.look(one, 9)
+        assert list(agenda.take(5)) == []
+        assert agenda.first() == (9, one)
+        assert list(agenda.take(9)) == [one]
+        assert list(agenda.take(99)) == []
+
+    def test_an_entry_that_was_removed_or_replaced_is_not_looked_at(self, agenda: Agenda):
+        one, other = entry("first"), entry("first")
+        agenda.add(one)
+        agenda.look(one, 5)
+        agenda.add(other)
+        agenda.look(one, 5)
+        assert list(agenda.take(9)) == []
+        assert (one in agenda, other in agenda) == (False, True)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestTerm:
+    SECONDS = 10.0
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        monkeypatch.setattr("celery_orchestration.scheduler.term.monotonic", clock)
+        return clock
+
+    @pytest.fixture
+    def term(self, clock: Clock) -> Term:
+        """Its ledger takes a second for an answer."""
+        self.answer, self.resigned = "17", list[str]()
+        self.silent = 0.0
+
+        def lead(*_: Any) -> Lead:
+            clock.now += 1
+            return Lead(self.answer, 5000, "somebody", 0, "1")
+
+        ledger: Any = SimpleNamespace(lead=lead, resign=lambda _, term: self.resigned.append(term), address="there")
+        return Term(ledger, "s1", "s1@host", self.SECONDS, lambda: None, lambda: self.silent)
+
+    def test_is_trusted_from_before_it_was_asked_for_and_less_than_the_ledger_grants(self, term: Term, clock: Clock):
+        asked = clock.now
+        term._ask()
+        assert term.number == "17"
+        clock.now = asked + self.SECONDS * (1 - MARGIN) - 0.01
+        assert term.number == "17"
+        clock.now = asked + self.SECONDS * (1 - MARGIN)
+        assert term.number == ""
+
+    def test_is_over_at_once_when_the_ledger_says_so(self, term: Term):
+        term._ask()
+        term.lost("16")
+        assert term.number == "17"
+        term.lost("17")
+        assert term.number == ""
+
+    def test_goes_to_another_whose_answer_it_is(self, term: Term):
+        term._ask()
+        self.answer = ""
+        term._ask()
+        assert (term.number, term.others_led) == ("", True)
+
+    def test_is_resigned_when_who_dispatches_is_stuck(self, term: Term):
+        term._ask()
+        self.silent = self.SECONDS
+        term._ask()
+        assert self.resigned == []
+        self.silent = self.SECONDS + 0.1
+        term._ask()
+        assert (self.resigned, term.number) == (["17"], "")
+
+    def test_the_clock_of_redis_is_reckoned_from_the_middle_of_the_answer(self, term: Term):
+        term._ask()
+        assert term.now() == 5500
