@@ -163,6 +163,8 @@ class PrivateRedis:
     def start(self, say: Callable[[str], None]) -> subprocess.Popen[bytes] | None:
         """Returns the process, whose standard output is its log and needs a reader; or None: one listens already."""
         deadline = time.monotonic() + STARTING + self._grace
+        if self._keeper is not None and not self.alive:
+            self.stop()  # it died: close the pipe to it
         self._wait_for_the_last_one(say, deadline)
         if is_redis(self.address):
             say(f"uses the Redis at {self.address}")

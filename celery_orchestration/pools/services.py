@@ -14,7 +14,7 @@ from time import monotonic
 
 from celery_orchestration.pools import child, run
 from celery_orchestration.pools.merged_log import MergedLog
-from celery_orchestration.pools.private_redis import PrivateRedis, is_redis
+from celery_orchestration.pools.private_redis import PrivateRedis, PrivateRedisError, is_redis
 from celery_orchestration.pools.supervisor import Supervisor
 
 #: Seconds until a process that died is started again: the first time, and at most. One that has lived for longer than
@@ -62,6 +62,8 @@ class RedisService(Service):
         self.name = "redis"
         self._redis, self._log = redis, log
         self._started = False
+        #: When to look at it again, and for how long it could not be started again.
+        self._due, self._wait = 0.0, 0.0
 
     def start(self) -> None:
         process = self._redis.start(lambda text: self._log.line("up", text))
@@ -70,11 +72,24 @@ class RedisService(Service):
             self._log.follow(self.name, process.stdout)
 
     def step(self) -> None:
-        if self._started and not self._redis.alive:
+        if not self._started or self._redis.alive or monotonic() < self._due:
+            return
+        try:
             if is_redis(self._redis.address):
                 return  # its keeper died, and it is about to end
             self._log.line("up", "the private Redis has died and is started again; its data is on disk", alarm=True)
             self.start()
+            self._wait = 0.0
+        except PrivateRedisError as exc:
+            self._try_later(exc)
+
+    def _try_later(self, reason: PrivateRedisError) -> None:
+        """Everything else goes on meanwhile. A Redis that is about to end may give no answer, so the first failure to
+        start it again is not worth an alarm."""
+        if self._wait:
+            self._log.line("up", f"{reason}; the next try is in {self._wait:.0f} s", alarm=True)
+        self._due = monotonic() + (self._wait or FIRST_WAIT)
+        self._wait = min(LONGEST_WAIT, self._wait * 2 or FIRST_WAIT)
 
     def drain(self) -> None:
         self._started = False

@@ -28,6 +28,7 @@ from celery_orchestration.pools.private_redis import (
     loopback_addresses,
     parse,
 )
+from celery_orchestration.pools.services import RedisService
 from support.processes import ManagedProcess, free_port, listening
 from support.servers import RedisServer
 from support.wait import until
@@ -242,6 +243,25 @@ def test_a_killed_keeper_takes_redis_with_it(owner: Callable[..., ManagedProcess
     keeper, server = descendants(owner(port))
     keeper.kill()
     until(lambda: not listening(port) and not server.is_running(), 15, "Redis has ended")
+
+
+def test_up_tries_again_when_redis_cannot_be_started_again(tmp_path: Path, port: int) -> None:
+    shown = io.StringIO()
+    log = MergedLog(shown)
+    service = RedisService(PrivateRedis(Address("127.0.0.1", port), tmp_path, GRACE), log)
+    service.start()
+    try:
+        [keeper] = [one for one in psutil.Process().children() if "redis_keeper" in " ".join(one.cmdline())]
+        keeper.kill()
+        until(lambda: not listening(port), 15, "Redis has ended")
+        with socket.create_server(("127.0.0.1", port)):
+            until(lambda: service.step() or "the next try is in" in shown.getvalue(), 15, "up says what is wrong")
+        until(lambda: service.step() or listening(port), 30, "Redis listens again")
+        assert client(port).ping()
+    finally:
+        service.stop()
+        log.finish(10)
+    assert f"port {port} is taken by something that is no Redis" in shown.getvalue()
 
 
 # -- what cannot be
