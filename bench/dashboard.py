@@ -21,9 +21,9 @@ from bench.crowd import ring
 from bench.ledger import PAIRS, Book
 from bench.look import APP, QUEUES, WORKERS, _env
 from bench.stage import Stage
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Outcome
 from celery_orchestration.ledger.keys import encode_job
-from celery_orchestration.task import jobs_of
 from support.processes import free_port
 from support.servers import RedisServer
 from support.workers import CeleryProcess, celery_command

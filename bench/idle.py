@@ -20,9 +20,9 @@ from kombu.asynchronous import Hub
 
 from bench import PROJECT
 from bench.stage import PATIENCE, Others, Stage, cpu_seconds
+from celery_orchestration.node.stores import Names
 from celery_orchestration.worker.fetch.channel import LOOK_ANYWAY
 from celery_orchestration.worker.fetch.fetcher import Fetcher
-from celery_orchestration.worker.fetch.stores import Names
 from celery_orchestration.worker.fetch.transport import make_reliable
 from support.servers import RedisServer
 from support.workers import environment

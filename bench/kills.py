@@ -28,8 +28,8 @@ from celery import Celery
 from celery.utils import uuid
 
 from bench.stage import Stage, client
-from celery_orchestration.policy import Settings
-from celery_orchestration.worker.fetch.stores import Names, Stores
+from celery_orchestration.job.policy import Settings
+from celery_orchestration.node.stores import Names, Stores
 from support.servers import RedisServer
 from support.workers import WorkerProcess
 

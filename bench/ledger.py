@@ -29,11 +29,11 @@ from celery import Celery
 from bench.crowd import JOBS, ring
 from bench.stage import Others, Stage, verb_calls
 from celery_orchestration import OrchestratedTask
+from celery_orchestration.job.policy import Priority
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.keys import encode_job, prefix
-from celery_orchestration.policy import Priority
-from celery_orchestration.task import jobs_of
-from celery_orchestration.worker import policies
+from celery_orchestration.node import releases
 from support.servers import RedisServer
 
 PAIRS = JOBS // 3
@@ -88,7 +88,7 @@ class Book:
 
     @property
     def presence(self) -> Presence:
-        release = policies.release(self.jobs, None)
+        release = releases.release(self.jobs, None)
         return Presence(
             worker=WORKER,
             name="bench@localhost",
@@ -108,7 +108,7 @@ class Book:
 
     def _register(self) -> None:
         live = self.ledger.register(self.presence).live
-        merged = policies.merged(self.ledger.releases(live))
+        merged = releases.merged(self.ledger.releases(live))
         if not self.ledger.install(live, merged.cap, merged.jobs):
             raise RuntimeError("the policies could not be installed")
 

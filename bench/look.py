@@ -18,7 +18,7 @@ from typing import Any
 from bench.crowd import JOBS, app, ring
 from bench.ledger import PAIRS, Book
 from bench.stage import Others, Stage
-from celery_orchestration.task import jobs_of
+from celery_orchestration.job.task import jobs_of
 from support.servers import RedisServer
 from support.workers import celery_command, environment
 

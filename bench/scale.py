@@ -18,7 +18,7 @@ import redis
 from bench.stage import Stage, verb_calls
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.keys import prefix
-from celery_orchestration.worker import policies
+from celery_orchestration.node import releases
 
 #: Milliseconds. Those that die have the short one.
 LEASE, SHORT_LEASE, SWEEP = 3_600_000, 2_000, 5_000
@@ -100,7 +100,7 @@ class Simulation:
     # -- the installation
 
     def build(self) -> None:
-        merged = policies.merged([self.document])
+        merged = releases.merged([self.document])
         found = self.timed("register", lambda: self.ledger.register(self.presence(SURVIVOR, LEASE)))
         self.timed("install", lambda: self.ledger.install(found.live, merged.cap, merged.jobs))
         for n in range(self.crowd.workers):
@@ -198,7 +198,7 @@ def _small(server: Any, jobs: dict[str, Any]) -> Simulation:
         Ledger(redis.ConnectionPool.from_url(server.url()), prefix("bench")), server.client(), QUICK
     )
     simulation.document, simulation.names = json.dumps({"cap": None, "jobs": jobs}), tuple(jobs)
-    merged = policies.merged([simulation.document])
+    merged = releases.merged([simulation.document])
     found = simulation.ledger.register(simulation.presence(SURVIVOR, LEASE))
     simulation.ledger.install(found.live, merged.cap, merged.jobs)
     return simulation

@@ -35,9 +35,9 @@ from bench.apps import FIRED, add_fired, entry_name
 from bench.stage import PATIENCE, Others, Stage, cpu_seconds
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.ledger import Presence, keys
+from celery_orchestration.node.presence import Member
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.message import Call
-from celery_orchestration.worker.member import Member
 from support.servers import RedisServer
 from support.workers import CeleryProcess, environment
 

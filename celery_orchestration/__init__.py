@@ -34,11 +34,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from celery_orchestration.job.policy import Dependency, External, Pool, Priority
+    from celery_orchestration.job.task import OrchestratedTask
     from celery_orchestration.operate import Orchestration
-    from celery_orchestration.policy import Dependency, External, Pool, Priority
     from celery_orchestration.pools.autoscaler import QueueAutoscaler
     from celery_orchestration.scheduler import OrchestratedScheduler
-    from celery_orchestration.task import OrchestratedTask
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -55,13 +55,13 @@ __all__ = [
 #: Where the public names are: loaded when they are asked for, because every ``celery`` command loads this package for
 #: its plugin, and tasks need neither the operators' client nor the scheduler.
 _MODULES = {
-    "Dependency": "policy",
-    "External": "policy",
+    "Dependency": "job.policy",
+    "External": "job.policy",
     "OrchestratedScheduler": "scheduler",
-    "OrchestratedTask": "task",
+    "OrchestratedTask": "job.task",
     "Orchestration": "operate",
-    "Pool": "policy",
-    "Priority": "policy",
+    "Pool": "job.policy",
+    "Priority": "job.policy",
     "QueueAutoscaler": "pools.autoscaler",
 }
 

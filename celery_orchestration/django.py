@@ -8,7 +8,7 @@ as ``base=`` instead of the plain one, or as ``task_cls`` of the app for all of 
 
 from __future__ import annotations
 
-from celery_orchestration import task
+from celery_orchestration.job import task
 
 try:
     from celery.contrib.django.task import DjangoTask

@@ -21,13 +21,13 @@ from celery.canvas import Signature
 from pydantic import Field, NonNegativeFloat
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.graph import Graph
+from celery_orchestration.job.graph import Graph
+from celery_orchestration.job.policy import Policy, Priority, show, suggest
+from celery_orchestration.job.rules import Job, Last, Run, Situation
+from celery_orchestration.job.task import jobs_of, read_settings, signature_of
 from celery_orchestration.ledger.keys import room_key
 from celery_orchestration.operate import reasons
 from celery_orchestration.operate.base_model import Model
-from celery_orchestration.policy import Policy, Priority, show, suggest
-from celery_orchestration.rules import Job, Last, Run, Situation
-from celery_orchestration.task import jobs_of, read_settings, signature_of
 
 __all__ = ["Decision", "Ended", "decide"]
 

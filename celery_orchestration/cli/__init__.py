@@ -4,15 +4,15 @@ This package is loaded with every celery command: what a command needs is import
 """
 
 from celery_orchestration.cli import (  # noqa: F401  (their commands)
+    actions,
     call,
     check,
     dashboard,
-    letters,
-    look,
+    dead_letters,
     metrics,
     pools,
+    queries,
     schedule,
-    steer,
     up,
 )
 from celery_orchestration.cli.base import orchestration

@@ -1,7 +1,7 @@
 """The ledger: the state of all jobs and runs in Redis, and the only code that talks to it.
 
 One method per verb; what a verb takes, does and returns is said at the head of ``lua/<verb>.lua``. A
-:class:`Ledger` is one connection and belongs to one thread: :meth:`Ledger.line` makes another.
+:class:`Ledger` is one connection and belongs to one thread: :meth:`Ledger.new_connection` makes another.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from redis.connection import ConnectionPool
 from redis.exceptions import NoScriptError
 
 from celery_orchestration.errors import LedgerError, LedgerRefused, LedgerUnavailable, Superseded
+from celery_orchestration.job.policy import Settings
 from celery_orchestration.ledger import keys, packed
 from celery_orchestration.ledger.connect import Address, connect, find, key_prefix
 from celery_orchestration.ledger.pools import PoolVerbs
 from celery_orchestration.ledger.scripts import script
 from celery_orchestration.ledger.wire import Argument, Wire
-from celery_orchestration.policy import Settings
 
 #: The kind of a member that is a scheduler.
 BEAT = "beat"
@@ -439,7 +439,7 @@ class Ledger(PoolVerbs):
         prefix = keys.prefix(settings.namespace, key_prefix(app))
         return cls(connect(address), prefix, address, keys.service(app.main, settings.namespace))
 
-    def line(self) -> Ledger:
+    def new_connection(self) -> Ledger:
         """Another connection to the same ledger, for another thread."""
         return Ledger(self._pool, self.prefix, self.address, self.service)
 

@@ -39,9 +39,9 @@ from celery_orchestration.operate.pool_models import (
 )
 
 if TYPE_CHECKING:
+    from celery_orchestration.operate.dependency_graph import Conflict, Drawn, Exclusive, Needs, Picture
     from celery_orchestration.operate.explanation import Cause, Explanation, Link, OptionValue
     from celery_orchestration.operate.forecast import Collision, Forecast, ForecastRun, JobForecast, Overrun
-    from celery_orchestration.operate.picture import Conflict, Drawn, Exclusive, Needs, Picture
     from celery_orchestration.operate.schedule import Schedule
     from celery_orchestration.operate.statistics import Counts, Durations, JobStatistics, Statistics
 
@@ -102,7 +102,7 @@ __all__ = [
 #: Loaded when they are asked for: most commands need none of them.
 _LATER = {
     **dict.fromkeys(("Cause", "Explanation", "Link", "OptionValue"), "explanation"),
-    **dict.fromkeys(("Conflict", "Drawn", "Exclusive", "Needs", "Picture"), "picture"),
+    **dict.fromkeys(("Conflict", "Drawn", "Exclusive", "Needs", "Picture"), "dependency_graph"),
     **dict.fromkeys(("Collision", "Forecast", "ForecastRun", "JobForecast", "Overrun"), "forecast"),
     **dict.fromkeys(("Counts", "Durations", "JobStatistics", "Statistics"), "statistics"),
     "Schedule": "schedule",

@@ -19,8 +19,8 @@ from kombu import Connection
 from redis import Redis
 
 from celery_orchestration import commands
+from celery_orchestration.node.stores import Names, Store, Stores
 from celery_orchestration.pools.backlog import Queued, read_queues
-from celery_orchestration.worker.fetch.stores import Names, Store, Stores
 
 #: Seconds for all of it, and for each step of connecting.
 SECONDS, CONNECT_SECONDS = 2.0, 1.5

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Literal
 
 from celery_orchestration.operate.attention import by_failures, is_failing
+from celery_orchestration.operate.dependency_graph import Picture, edges
 from celery_orchestration.operate.models import JobStatus, RunStatus, Status
-from celery_orchestration.operate.picture import Picture, edges
 from celery_orchestration.operate.root import LONG
 
 #: Rules of the gate by which a run waits for another job.

@@ -16,8 +16,7 @@ from celery.utils.log import get_logger
 from celery.utils.nodenames import default_nodename, host_format
 from kombu.exceptions import EncodeError, KombuError, OperationalError
 
-from celery_orchestration import commands, queues
-from celery_orchestration.envelope import Envelope
+from celery_orchestration import commands
 from celery_orchestration.errors import (
     AmbiguousRun,
     BadCall,
@@ -30,8 +29,13 @@ from celery_orchestration.errors import (
     UnknownRun,
     UnknownWorker,
 )
+from celery_orchestration.job import queues
+from celery_orchestration.job.envelope import Envelope
+from celery_orchestration.job.policy import pool_problems, show, suggest
+from celery_orchestration.job.task import limits_of, owner_of, read_settings
 from celery_orchestration.ledger import BEAT, Grant, Ledger, keys
 from celery_orchestration.operate import code, reading
+from celery_orchestration.operate.hints import me
 from celery_orchestration.operate.models import (
     MOST_HISTORY,
     OUTCOMES,
@@ -49,23 +53,20 @@ from celery_orchestration.operate.models import (
     Status,
     Triggered,
 )
-from celery_orchestration.operate.narrow import narrowed
-from celery_orchestration.operate.who import me
-from celery_orchestration.policy import pool_problems, show, suggest
-from celery_orchestration.task import limits_of, owner_of, read_settings
+from celery_orchestration.operate.status_filter import narrowed
 
 if TYPE_CHECKING:  # loaded when they are asked for: a status comes quicker without
+    from celery_orchestration.node.stores import Names
+    from celery_orchestration.operate.dependency_graph import Picture
     from celery_orchestration.operate.diagnosis import Diagnosis, Health
     from celery_orchestration.operate.explanation import Explanation
     from celery_orchestration.operate.forecast import Forecast
     from celery_orchestration.operate.measure import Measured
-    from celery_orchestration.operate.picture import Picture
     from celery_orchestration.operate.pool_models import Desired, PoolsStatus
     from celery_orchestration.operate.pools import Pools
     from celery_orchestration.operate.schedule import Schedule
     from celery_orchestration.operate.statistics import Statistics, Unit
     from celery_orchestration.pools.figures import PoolLook
-    from celery_orchestration.worker.fetch.stores import Names
 
 T = TypeVar("T")
 logger = get_logger(__name__)
@@ -194,7 +195,7 @@ class Orchestration:
         return {name: len(reply["fetched"]) for name, reply in answered.items() if "fetched" in reply}
 
     def _store_names(self) -> Names:
-        from celery_orchestration.worker.fetch.stores import Names  # noqa: PLC0415
+        from celery_orchestration.node.stores import Names  # noqa: PLC0415
 
         return Names.in_app(self._app, self._settings.namespace)
 
@@ -269,7 +270,7 @@ class Orchestration:
 
     def graph(self, job: str | None = None) -> Picture:
         """Which jobs wait for which, and which never run together; of one job, what it has to do with."""
-        from celery_orchestration.operate.picture import about, picture  # noqa: PLC0415
+        from celery_orchestration.operate.dependency_graph import about, picture  # noqa: PLC0415
 
         found = picture(self._settings.namespace, self._ask(self._ledger.graph), code.jobs(self._app))
         if job is None:

@@ -14,8 +14,8 @@ import celery
 from celery import Celery
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.policy import Policy
-from celery_orchestration.task import jobs_of, sound_jobs_of
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.task import jobs_of, sound_jobs_of
 
 #: Where an app keeps what was wrong when its tasks were loaded, or None.
 _PROBLEM = "_orchestration_load_problem"

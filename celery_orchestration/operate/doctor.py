@@ -14,9 +14,13 @@ from typing import Any
 
 from celery import Celery
 
-from celery_orchestration import commands, graph, queues
+from celery_orchestration import commands
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerRefused
+from celery_orchestration.job import graph, queues
+from celery_orchestration.job.policy import Policy, Settings, pool_problems
+from celery_orchestration.job.task import limits_of, owner_of
 from celery_orchestration.ledger import Ledger
+from celery_orchestration.node.stores import Names
 from celery_orchestration.operate import broker, checks, code, reading
 from celery_orchestration.operate.checks.code import CODE
 from celery_orchestration.operate.checks.facts import Facts
@@ -24,9 +28,6 @@ from celery_orchestration.operate.checks.redis import REDIS
 from celery_orchestration.operate.diagnosis import Check, Diagnosis
 from celery_orchestration.operate.pools import Pools, pools_status, without_resting
 from celery_orchestration.operate.schedule import Schedule
-from celery_orchestration.policy import Policy, Settings, pool_problems
-from celery_orchestration.task import limits_of, owner_of
-from celery_orchestration.worker.fetch.stores import Names
 
 #: How many runs a status has to list for that: reasons to wait are not looked at.
 _MOST_RUNNING, _MOST_WAITING = 1, 1

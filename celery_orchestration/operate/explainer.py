@@ -9,21 +9,21 @@ from typing import Any
 
 from celery import Celery
 
-from celery_orchestration import graph, queues
 from celery_orchestration.errors import ConfigurationError, UnknownJob
+from celery_orchestration.job import graph, queues
+from celery_orchestration.job.policy import Priority, show, suggest
+from celery_orchestration.job.task import SCHEDULER, owner_of, read_settings
 from celery_orchestration.ledger import BEAT, Ledger
 from celery_orchestration.ledger.keys import decode_job, text
 from celery_orchestration.operate import broker, code, explain, options, reading
 from celery_orchestration.operate.clock import clock, took, when
 from celery_orchestration.operate.explanation import Cause, Explanation, OptionValue
+from celery_orchestration.operate.hints import command
 from celery_orchestration.operate.models import MOST_HISTORY, SHORTEST_ID, Ended, Letter, QueueStatus
+from celery_orchestration.operate.redis_problems import FULL
 from celery_orchestration.operate.root import Finder, Surroundings
 from celery_orchestration.operate.schedule import Schedule
-from celery_orchestration.operate.trouble import FULL
-from celery_orchestration.operate.who import command
-from celery_orchestration.policy import Priority, show, suggest
 from celery_orchestration.pools.table import queues_of
-from celery_orchestration.task import SCHEDULER, owner_of, read_settings
 
 #: Where the ledger knows of nothing that keeps a run from running.
 _MAY_BE_LIMITED = ("handed_over", "not_asked_for", "running", "scheduled")

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from celery_orchestration.job.policy import Source
 from celery_orchestration.operate.base_model import Model
 from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
-from celery_orchestration.policy import Source
 
 Code = Literal[
     "alone",

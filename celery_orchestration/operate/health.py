@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from celery_orchestration.job.policy import show
 from celery_orchestration.ledger import FORGOTTEN
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.diagnosis import Health
 from celery_orchestration.operate.reading import NO_LEADER
-from celery_orchestration.operate.trouble import FULL
-from celery_orchestration.policy import show
+from celery_orchestration.operate.redis_problems import FULL
 
 
 def health(

@@ -8,11 +8,11 @@ from typing import Any
 
 from celery import Celery
 
-from celery_orchestration import queues
+from celery_orchestration.job import queues
+from celery_orchestration.job.task import read_settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.operate import broker, code
 from celery_orchestration.pools.table import queues_of
-from celery_orchestration.task import read_settings
 
 #: Under this name the ledger tells what jobs did that were deleted since.
 DELETED = ""

@@ -7,9 +7,9 @@ from typing import Any
 
 from celery import Task
 
+from celery_orchestration.job.policy import Dependency, Policy, Priority, show
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate.explanation import OptionValue
-from celery_orchestration.policy import Dependency, Policy, Priority, show
 
 #: Celery's own that an operator asks about.
 _CELERY = ("max_retries", "autoretry_for", "retry_backoff", "default_retry_delay", "acks_late", "rate_limit")

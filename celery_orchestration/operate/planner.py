@@ -8,18 +8,18 @@ from typing import Any
 
 from celery import Celery
 
-from celery_orchestration import queues, rules
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.graph import Graph
+from celery_orchestration.job import queues, rules
+from celery_orchestration.job.graph import Graph
+from celery_orchestration.job.policy import Policy, Priority
+from celery_orchestration.job.task import signature_of
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate.models import RunStatus, Status
 from celery_orchestration.operate.schedule import PART
 from celery_orchestration.operate.simulation import Plan, PlannedEntry, PlannedJob, Present, Source
 from celery_orchestration.operate.statistics import Statistics, summed
-from celery_orchestration.policy import Policy, Priority
 from celery_orchestration.scheduler.documents import as_entry, written
 from celery_orchestration.scheduler.entries import Entry, from_code
-from celery_orchestration.task import signature_of
 
 #: Hours of the statistics that say what a run usually takes.
 USUAL_HOURS = 7 * 24

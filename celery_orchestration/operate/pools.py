@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from celery import Celery
 
 from celery_orchestration.errors import UnknownJob
+from celery_orchestration.job.policy import Pool, show, suggest
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.operate import broker
 from celery_orchestration.operate.clock import when
@@ -23,7 +24,6 @@ from celery_orchestration.operate.pool_models import (
     PoolWorker,
     ScalingChange,
 )
-from celery_orchestration.policy import Pool, show, suggest
 from celery_orchestration.pools.decide import decide
 from celery_orchestration.pools.figures import HeldPlace, Looker, PoolLook, Worker
 from celery_orchestration.pools.table import queues_of

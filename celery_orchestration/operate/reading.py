@@ -9,13 +9,15 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Literal
 
-from celery_orchestration import queues
-from celery_orchestration.envelope import Envelope
+from celery_orchestration.job import queues
+from celery_orchestration.job.envelope import Envelope
+from celery_orchestration.job.limits import Limit, sentences
+from celery_orchestration.job.policy import Policy, Priority, show
 from celery_orchestration.ledger import BEAT
 from celery_orchestration.ledger.keys import decode_entry, decode_job, decode_service, retries
-from celery_orchestration.limits import Limit, sentences
-from celery_orchestration.operate import overdue, reasons, trouble
+from celery_orchestration.operate import overdue, reasons, redis_problems
 from celery_orchestration.operate.clock import clock, lasting, when
+from celery_orchestration.operate.hints import CELERY
 from celery_orchestration.operate.models import (
     Change,
     DeadLetter,
@@ -33,8 +35,6 @@ from celery_orchestration.operate.models import (
     Status,
     WorkerStatus,
 )
-from celery_orchestration.operate.who import CELERY
-from celery_orchestration.policy import Policy, Priority, show
 
 NO_LEADER = f"no scheduler leads: nothing is fired; start one with {CELERY} beat"
 
@@ -169,7 +169,7 @@ def _problems(all_queues: list[QueueStatus], found: Mapping[str, Any], sent: Map
         problems = [_unserved(queue, sent.get(queue.name, [])) for queue in all_queues if queue.slots == 0]
     if found["paused"]:
         problems.append("everything is paused")
-    return [*problems, *trouble.with_redis(found)]
+    return [*problems, *redis_problems.with_redis(found)]
 
 
 def limits_served(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from celery_orchestration.ledger.keys import decode_job
-from celery_orchestration.operate.who import command
+from celery_orchestration.operate.hints import command
 
 _DEPENDENCY = {
     "unknown": "no worker has brought that job yet",

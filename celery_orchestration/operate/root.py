@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from celery_orchestration.job.policy import show
 from celery_orchestration.ledger.keys import decode_job
-from celery_orchestration.operate import overdue, reading, reasons, trouble
+from celery_orchestration.operate import overdue, reading, reasons, redis_problems
 from celery_orchestration.operate.broker import Stranger
 from celery_orchestration.operate.clock import lasting, when
 from celery_orchestration.operate.explain import Step, doing
 from celery_orchestration.operate.explanation import Cause, Code
-from celery_orchestration.operate.who import command, redis_cli, worker_for
-from celery_orchestration.policy import show
+from celery_orchestration.operate.hints import command, redis_cli, worker_for
 
 #: Seconds after which somebody may want to end a run that others wait for.
 LONG = 60
@@ -270,7 +270,7 @@ class Finder:
         if not self.found.get("full"):
             return None
         mend = f"{command('doctor')}  # says how to give it more memory"
-        return Cause(code="redis_full", job=job, text=trouble.FULL, wrong=True, mend=mend)
+        return Cause(code="redis_full", job=job, text=redis_problems.FULL, wrong=True, mend=mend)
 
     # -- nobody takes anything from a queue
 

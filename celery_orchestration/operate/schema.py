@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from celery_orchestration.operate.dependency_graph import Picture
 from celery_orchestration.operate.diagnosis import Diagnosis, Health
 from celery_orchestration.operate.explanation import Explanation
 from celery_orchestration.operate.forecast import Forecast
@@ -32,7 +33,6 @@ from celery_orchestration.operate.models import (
     Status,
     Triggered,
 )
-from celery_orchestration.operate.picture import Picture
 from celery_orchestration.operate.pool_models import Desired, PoolsStatus, PoolStatus
 
 #: Each command, and what it prints.

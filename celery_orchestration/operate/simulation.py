@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Literal
 
-from celery_orchestration import rules
+from celery_orchestration.job import rules
 from celery_orchestration.scheduler.times import Asked, Times
 
 #: Runs that are made at most: then it ends before its time.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from celery_orchestration.operate.picture import Picture, edges
+from celery_orchestration.operate.dependency_graph import Picture, edges
 
 #: Levels that fit into a window.
 DEEPEST = 12

@@ -23,9 +23,9 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.autoscale import Autoscaler
 
-from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError
-from celery_orchestration.policy import Pool
+from celery_orchestration.job import queues
+from celery_orchestration.job.policy import Pool
 from celery_orchestration.pools.backlog import Broker
 from celery_orchestration.pools.decide import Figures, Ready, decide
 from celery_orchestration.pools.figures import Looker, PoolLook, encoded
@@ -48,21 +48,21 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
         self.reason = ""
 
     @cached_property
-    def _side(self) -> Any:
+    def _runtime(self) -> Any:
         """The worker's side of the orchestration; None if that is off. Bootsteps are made in any order: not before it
         is needed."""
         return getattr(self.worker, "orchestration", None)
 
     @cached_property
     def _watch(self) -> _Watch | None:
-        return _Watch(self._side, self._line) if self._side is not None else None
+        return _Watch(self._runtime, self._line) if self._runtime is not None else None
 
     @cached_property
     def _line(self) -> Pool:
         """Of the table of pools, if this worker serves one of them; in processes instead of workers."""
-        side = self._side
-        table: Mapping[str, Pool] = side.settings.pools if side is not None else {}
-        served = side.consuming.served if side is not None else ()
+        runtime = self._runtime
+        table: Mapping[str, Pool] = runtime.settings.pools if runtime is not None else {}
+        served = runtime.consuming.served if runtime is not None else ()
         own = next((pool for pool in map(queues.pool_of, served) if pool in table), None)
         line = table[own] if own is not None else Pool()
         bounds = {"min": max(0, self.min_concurrency), "max": max(1, self.max_concurrency), "concurrency": 1}
@@ -112,7 +112,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
         """What was fetched and has no process yet, by how long each task takes here, or elsewhere."""
         tasks = Counter(str(request.name) for request in list(state.reserved_requests))
         share = max(0, tasks.total() - processes) / max(1, tasks.total())
-        demand = self._side.demand if self._side is not None else None
+        demand = self._runtime.demand if self._runtime is not None else None
         found = []
         for task, count in tasks.items() if share else ():
             seconds = demand.typical(task) if demand is not None else None
@@ -136,8 +136,8 @@ def _shared(seen: PoolLook) -> list[Ready]:
 class _Watch:
     """Looks at what is queued for a worker, on a thread that starts with the first question."""
 
-    def __init__(self, side: Any, line: Pool) -> None:
-        self._side, self._line = side, line
+    def __init__(self, runtime: Any, line: Pool) -> None:
+        self._runtime, self._line = runtime, line
         self._thread: threading.Thread | None = None
         self._seen: tuple[float, PoolLook] | None = None
 
@@ -149,11 +149,11 @@ class _Watch:
         return seen[1] if seen is not None and now - seen[0] < OLDEST_SECONDS else None
 
     def _run(self) -> None:
-        side, over = self._side, threading.Event()
-        ledger, broker = side.ledger.line(), Broker(side.app)
+        runtime, over = self._runtime, threading.Event()
+        ledger, broker = runtime.ledger.new_connection(), Broker(runtime.app)
         looker = Looker(ledger, {})
-        while not side.stopping:
-            served = list(side.consuming.served)
+        while not runtime.stopping:
+            served = list(runtime.consuming.served)
             looker.queues = {"": served}
             try:
                 look = looker.look({"": self._line}, broker.read(served), tasks=list(state.total_count))[""]

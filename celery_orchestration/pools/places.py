@@ -42,9 +42,9 @@ from pathlib import Path
 from typing import Any
 
 from celery_orchestration.errors import LedgerError
+from celery_orchestration.job.policy import Settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.pools import Place
-from celery_orchestration.policy import Settings
 
 #: How many supervisors of one app one directory has names for.
 MOST_NAMES = 100

@@ -26,8 +26,8 @@ from celery import Celery
 from kombu.utils.url import url_to_parts
 
 from celery_orchestration.errors import Said
+from celery_orchestration.job.policy import Settings
 from celery_orchestration.ledger.connect import find
-from celery_orchestration.policy import Settings
 from celery_orchestration.pools import redis_keeper
 
 #: Seconds to look whether something listens, and for Redis to read its file and answer.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
+from celery_orchestration.job.policy import Pool
 from celery_orchestration.ledger import Ledger
-from celery_orchestration.policy import Pool
 from celery_orchestration.pools.decide import Decision, decide
 from celery_orchestration.pools.figures import HeldPlace, PoolLook
 from celery_orchestration.pools.table import differences, shared

@@ -19,9 +19,10 @@ from time import monotonic
 from celery import Celery
 
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerUnavailable, Superseded
+from celery_orchestration.job.policy import Policy, Pool, pool_problems
+from celery_orchestration.job.task import owner_of, read_settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.pools import Place
-from celery_orchestration.policy import Policy, Pool, pool_problems
 from celery_orchestration.pools.backlog import Backlog
 from celery_orchestration.pools.command import worker_command, worker_environment
 from celery_orchestration.pools.figures import Looker
@@ -32,7 +33,6 @@ from celery_orchestration.pools.scaled import Scaled
 from celery_orchestration.pools.stall import Stalls
 from celery_orchestration.pools.table import Table, queues_of, shared
 from celery_orchestration.pools.worker_process import OnLine
-from celery_orchestration.task import owner_of, read_settings
 
 #: Seconds that workers get to drain, unless orchestration_drain_seconds says otherwise.
 DRAIN_SECONDS = 30.0

@@ -28,14 +28,14 @@ from kombu.exceptions import OperationalError
 from kombu.utils.imports import symbol_by_name
 
 from celery_orchestration.errors import Said
-from celery_orchestration.policy import Policy, Pool, Settings
+from celery_orchestration.job.policy import Policy, Pool, Settings
+from celery_orchestration.job.queues import DEFAULT_POOL
 from celery_orchestration.pools.merged_log import MergedLog
 from celery_orchestration.pools.private_redis import PrivateRedis, loopback_addresses
 from celery_orchestration.pools.reload import CodeWatcher, source_directories
 from celery_orchestration.pools.run import command_to_read_again
 from celery_orchestration.pools.services import CommandService, PoolsService, RedisService, Service
 from celery_orchestration.pools.supervisor import DRAIN_SECONDS, Supervisor
-from celery_orchestration.queues import DEFAULT_POOL
 
 #: Seconds between two looks at the services.
 STEP = 0.2

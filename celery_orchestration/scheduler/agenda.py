@@ -9,7 +9,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 
-from celery_orchestration.graph import Graph
+from celery_orchestration.job.graph import Graph
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.times import Due
 

@@ -11,10 +11,10 @@ from celery.beat import PersistentScheduler, Scheduler, SchedulingError
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import ConfigurationError, LedgerRefused
+from celery_orchestration.job.task import jobs_of, schedule_of, settings_of
 from celery_orchestration.scheduler.apply import Applier, under_way
 from celery_orchestration.scheduler.entries import from_code
-from celery_orchestration.scheduler.side import SchedulerSide
-from celery_orchestration.task import jobs_of, schedule_of, settings_of
+from celery_orchestration.scheduler.runtime import SchedulerRuntime
 
 logger = get_logger(__name__)
 
@@ -32,7 +32,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
 
     #: RedBeat asks every scheduler for its lock once it is imported, and sentry-sdk imports it where it is installed.
     lock_key = None
-    _side: SchedulerSide | None = None
+    _runtime: SchedulerRuntime | None = None
     _is_started = False
 
     def __new__(cls, app: Celery, *args: Any, **kwargs: Any) -> Any:
@@ -50,25 +50,25 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
         }
         try:
             entries, problems = from_code(self.app, jobs_of(self.app), defaults)
-            side = SchedulerSide(self.app, entries, Applier(self))
-            side.check_ledger()
-            side.tell_defaults()
+            runtime = SchedulerRuntime(self.app, entries, Applier(self))
+            runtime.check_ledger()
+            runtime.tell_defaults()
         except (ConfigurationError, LedgerRefused) as exc:
             logger.critical("%s", exc)
             raise SystemExit(1) from None  # Celery would show a traceback of any other error
         for problem in problems:
             logger.error("%s: it is not fired", problem)
         _end_on_sigterm()
-        self._side = side
+        self._runtime = runtime
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        side = self._side
-        if side is not None and not self._is_started:
+        runtime = self._runtime
+        if runtime is not None and not self._is_started:
             self._is_started = True
-            side.start()
-        if side is not None and side.problem:
-            raise LedgerRefused(side.problem)
-        if side is not None and not side.dispatcher.is_alive():
+            runtime.start()
+        if runtime is not None and runtime.problem:
+            raise LedgerRefused(runtime.problem)
+        if runtime is not None and not runtime.dispatcher.is_alive():
             raise RuntimeError("the dispatcher of this scheduler died")
         return TICK
 
@@ -92,9 +92,9 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
 
     def close(self) -> None:
         """Resigns. Called in a signal handler, and once more when Celery's loop ends."""
-        side, self._side = self._side, None
-        if side is not None and self._is_started:
-            side.stop()
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None and self._is_started:
+            runtime.stop()
         super().close()
 
     @property

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, TypeVar
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerUnavailable
+from celery_orchestration.job.policy import show
 from celery_orchestration.ledger import Adopted, Fire
-from celery_orchestration.policy import show
+from celery_orchestration.node.backoff import Backoff
 from celery_orchestration.scheduler.agenda import Agenda
 from celery_orchestration.scheduler.documents import from_document
 from celery_orchestration.scheduler.entries import Entry
-from celery_orchestration.scheduler.fires import Fires
-from celery_orchestration.scheduler.plain import Sender
+from celery_orchestration.scheduler.fire_factory import FireFactory
+from celery_orchestration.scheduler.plain_sender import Sender
 from celery_orchestration.scheduler.times import Due
-from celery_orchestration.worker.line import Patience
 
 if TYPE_CHECKING:
-    from celery_orchestration.scheduler.side import SchedulerSide
+    from celery_orchestration.scheduler.runtime import SchedulerRuntime
 
 T = TypeVar("T")
 logger = get_logger(__name__)
@@ -38,21 +38,21 @@ MOST_FIRES, MOST_ENTRIES, MOST_PREPARED = 64, 200, 10
 #: Seconds: of a look at nothing; between two looks whether continuous jobs go on; until the ledger has seen all entries
 #: again, those that vanished with them; until an entry that cannot be fired is tried again.
 IDLE, CONTINUE_EVERY, ADOPT_EVERY, AGAIN = 1.0, 1.0, 3600.0, 30.0
-#: Seconds between two looks whether the keeper is registered in the epoch at hand.
+#: Seconds between two looks whether the heartbeat is registered in the epoch at hand.
 EPOCH_WAIT = 0.1
 #: Seconds that fires at hand of plain tasks may take when the scheduler stops.
 STOP_SECONDS = 0.5
 
 
 class Dispatcher(threading.Thread):
-    def __init__(self, side: SchedulerSide, code: Mapping[str, Entry]) -> None:
+    def __init__(self, runtime: SchedulerRuntime, code: Mapping[str, Entry]) -> None:
         super().__init__(name="orchestration-dispatcher", daemon=True)
-        self._side = side
-        self._ledger = side.ledger.line()
+        self._runtime = runtime
+        self._ledger = runtime.ledger.new_connection()
         self._code = {entry.id: entry for entry in code.values()}
-        self._agenda = Agenda(side.graph)
-        self._fires = Fires(side, side.applier)
-        self._sender = Sender(side.app, side.applier, self._leads, self.wake)
+        self._agenda = Agenda(runtime.graph)
+        self._fires = FireFactory(runtime, runtime.applier)
+        self._sender = Sender(runtime.app, runtime.applier, self._leads, self.wake)
         #: What is due and was not asked for yet; the part that was, and got no answer.
         self._due: deque[tuple[Entry, Due]] = deque()
         self._unanswered: list[tuple[Entry, Fire]] = []
@@ -66,7 +66,7 @@ class Dispatcher(threading.Thread):
         self._reported: dict[str, str] = {}
         self._wake = threading.Event()
         self._stopped = False
-        self._patience = Patience(self._wake.wait, 1.0)
+        self._backoff = Backoff(self._wake.wait, 1.0)
 
     def wake(self) -> None:
         self._wake.set()
@@ -103,31 +103,31 @@ class Dispatcher(threading.Thread):
             try:
                 wait = self._round()
             except LedgerError as exc:
-                self._patience.trouble(lambda _, exc=exc: logger.error("Cannot dispatch: %s", exc))  # type: ignore[misc]
+                self._backoff.failed(lambda _, exc=exc: logger.error("Cannot dispatch: %s", exc))  # type: ignore[misc]
                 continue
             except Exception:
                 logger.exception("The dispatcher met an unexpected error and begins anew")
                 self._term = ""
                 self._wake.wait(1.0)
                 continue
-            self._patience.over()
+            self._backoff.succeeded()
             self._wake.wait(wait)
 
     def _round(self) -> float:
         """Returns how many seconds nothing is to be done."""
-        term = self._side.term.number
+        term = self._runtime.term.number
         self._tell_sent()
         if not term:
             self._term = ""
             return IDLE
-        if self._side.keeper.epoch != self._side.term.epoch:
-            # The ledger may have forgotten which entries people had paused: the keeper restores that first.
-            self._side.keeper.register_soon()
+        if self._runtime.heartbeat.epoch != self._runtime.term.epoch:
+            # The ledger may have forgotten which entries people had paused: the heartbeat restores that first.
+            self._runtime.heartbeat.register_soon()
             self._term = ""
             return EPOCH_WAIT
-        if term != self._term or monotonic() >= self._adopt_at or self._jumps != self._side.term.jumps:
+        if term != self._term or monotonic() >= self._adopt_at or self._jumps != self._runtime.term.jumps:
             self._take_over(term)
-        if self._term and self._changes != self._side.term.changes:
+        if self._term and self._changes != self._runtime.term.changes:
             self._follow_changes()
         if self._term and monotonic() >= self._continue_at:
             self._continue()
@@ -136,7 +136,7 @@ class Dispatcher(threading.Thread):
         if self._due or not self._term:
             return 0.0
         first = self._agenda.first()
-        wait = IDLE if first is None else max(0.0, min((first[0] - self._side.term.now()) / 1000, IDLE))
+        wait = IDLE if first is None else max(0.0, min((first[0] - self._runtime.term.now()) / 1000, IDLE))
         if wait and self._unprepared:
             self._prepare()
             return 0.0
@@ -149,17 +149,17 @@ class Dispatcher(threading.Thread):
                 self._fires.prepare(self._unprepared.popleft())
 
     def _leads(self) -> bool:
-        return bool(self._term) and self._side.term.number == self._term
+        return bool(self._term) and self._runtime.term.number == self._term
 
     def _no_longer(self, term: str) -> None:
         """The ledger says that another one leads."""
-        self._side.term.lost(term)
+        self._runtime.term.lost(term)
         self._term = ""
 
     # -- entries ------------------------------------------------------------------------------------
 
     def _take_over(self, term: str) -> None:
-        now = self._side.term.now()
+        now = self._runtime.term.now()
         found = self._ledger.changes(None)
         entries = dict(self._code)
         for id, there, text in found.entries:
@@ -170,10 +170,11 @@ class Dispatcher(threading.Thread):
         self._due.clear()
         self._unprepared.clear()
         self._unanswered = []
-        jumps = self._side.term.jumps
+        jumps = self._runtime.term.jumps
         # What it knows of last fires counts only if nobody else led since.
-        if self._adopt(term, entries.values(), now, known=not self._side.term.others_led) and self._ledger.retire(term):
-            self._side.term.others_led = False
+        known = not self._runtime.term.others_led
+        if self._adopt(term, entries.values(), now, known=known) and self._ledger.retire(term):
+            self._runtime.term.others_led = False
             self._term, self._changes, self._jumps = term, found.number, jumps
             self._adopt_at = monotonic() + ADOPT_EVERY
             self._continue_at = 0.0
@@ -197,7 +198,7 @@ class Dispatcher(threading.Thread):
             entry = self._code.get(id) or (self._read(id, text) if there else None)
             if entry is not None:
                 changed.append(entry)
-        self._adopt(self._term, changed, self._side.term.now())
+        self._adopt(self._term, changed, self._runtime.term.now())
         self._changes = found.number
         self._continue_at = 0.0
         return None
@@ -207,7 +208,7 @@ class Dispatcher(threading.Thread):
         if id in self._code:
             return None
         try:
-            return from_document(self._side.app, id, text, self._side.jobs)
+            return from_document(self._runtime.app, id, text, self._runtime.jobs)
         except ConfigurationError as exc:
             self._report(id, f"{exc}: it is not fired")
             return None
@@ -268,7 +269,7 @@ class Dispatcher(threading.Thread):
         if answer.paused or entry.times is None:
             return None
         try:
-            due = entry.times.next(entry.last_ms, self._side.term.now())
+            due = entry.times.next(entry.last_ms, self._runtime.term.now())
         except Exception as exc:
             self._cannot(entry, exc)
             return None
@@ -289,11 +290,11 @@ class Dispatcher(threading.Thread):
             self._unanswered = [(entry, fire) for entry, due in part if (fire := self._fire(entry, due)) is not None]
             if self._unanswered:
                 self._ask()
-            while self._side.publisher.is_behind and not self._stopped:
+            while self._runtime.publisher.is_behind and not self._stopped:
                 sleep(0.005)
 
     def _what_is_due(self) -> Iterable[tuple[Entry, Due]]:
-        now = self._side.term.now()
+        now = self._runtime.term.now()
         for entry in self._agenda.take(now):
             if entry.times is None:
                 continue
@@ -320,7 +321,7 @@ class Dispatcher(threading.Thread):
         self._again(entry, AGAIN)
 
     def _again(self, entry: Entry, seconds: float) -> None:
-        self._agenda.look(entry, self._side.term.now() + round(seconds * 1000))
+        self._agenda.look(entry, self._runtime.term.now() + round(seconds * 1000))
 
     def _ask(self) -> None:
         """What becomes of the part at hand."""
@@ -339,7 +340,7 @@ class Dispatcher(threading.Thread):
             for entry, _ in part:
                 self._again(entry, 1.0)
             return None
-        self._side.publisher.publish(found.grants)
+        self._runtime.publisher.publish(found.grants)
         stale, wanted = [], []
         for (entry, fire), (what, *detail) in zip(part, found.answers, strict=True):
             if what == "send":
@@ -352,7 +353,8 @@ class Dispatcher(threading.Thread):
                 stale.append(entry)
             else:
                 self._answered(entry, fire, what, " ".join(detail))
-        self._adopt(self._term, [entry for entry in stale if entry in self._agenda], self._side.term.now(), known=True)
+        listed = [entry for entry in stale if entry in self._agenda]
+        self._adopt(self._term, listed, self._runtime.term.now(), known=True)
         return self._make(wanted)
 
     def _make(self, part: list[tuple[Entry, Fire]]) -> None:
@@ -394,7 +396,7 @@ class Dispatcher(threading.Thread):
         elif what == "known":
             self._next(entry, fire)
         elif what == "unknown":
-            self._side.keeper.register_soon()
+            self._runtime.heartbeat.register_soon()
             self._again(entry, 0.3)
         elif what == "early":
             self._again(entry, 0.1)
@@ -435,9 +437,9 @@ class Dispatcher(threading.Thread):
             if found.what == "full":
                 logger.error("The Redis of the ledger is full: continuous jobs do not go on")
                 return None
-            self._side.publisher.publish(found.grants)
+            self._runtime.publisher.publish(found.grants)
             stale = [entry for entry, (what,) in zip(part, found.answers, strict=True) if what == "stale"]
-            if not self._adopt(self._term, stale, self._side.term.now(), known=True):
+            if not self._adopt(self._term, stale, self._runtime.term.now(), known=True):
                 return None
         return None
 

@@ -13,11 +13,11 @@ from celery.schedules import BaseSchedule, crontab, schedule, solar
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job.policy import Policy, Priority, crontab_of, show, suggest
+from celery_orchestration.job.task import OrchestratedTask, service_of
 from celery_orchestration.ledger import keys
-from celery_orchestration.policy import Policy, Priority, crontab_of, show, suggest
 from celery_orchestration.scheduler.entries import Entry, entry_of, in_words
 from celery_orchestration.scheduler.message import Call
-from celery_orchestration.task import OrchestratedTask, service_of
 
 #: Characters of what people write about an entry; seconds between two fires.
 MOST_WRITTEN, _LONGEST = 100_000, 10**9

@@ -10,11 +10,11 @@ from typing import Any
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
 
+from celery_orchestration.job.policy import Policy, printable, show
+from celery_orchestration.job.task import schedule_of, service_of, settings_of
 from celery_orchestration.ledger import keys
-from celery_orchestration.policy import Policy, printable, show
 from celery_orchestration.scheduler.message import MARK, Call
 from celery_orchestration.scheduler.times import Times, latest_is_late, times_of
-from celery_orchestration.task import schedule_of, service_of, settings_of
 
 #: An entry for a task that is no job of ours fires however late, as with Celery's beat.
 _EVER_MS = 10**15

@@ -15,7 +15,7 @@ from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute
 
 _BEAT = ("celery.beat", "celery_orchestration.scheduler.beat")
-_TASK = ("celery.app.task", "celery_orchestration.task")
+_TASK = ("celery.app.task", "celery_orchestration.job.task")
 _SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 
 
@@ -33,8 +33,12 @@ def sending_is_patched(app: Celery, task: Task) -> bool:
         or type(app.amqp) is not AMQP
         or not _is_own(app.amqp.create_task_message, "celery.app.amqp")
         or not _is_own(app.amqp.send_task_message, "celery.app.amqp")
-        or any(type(one) is not MapRoute and not _is_own(one, "celery_orchestration.queues") for one in app.amqp.routes)
+        or any(not _is_own_route(one) for one in app.amqp.routes)
     )
+
+
+def _is_own_route(route: Any) -> bool:
+    return type(route) is MapRoute or _is_own(route, "celery_orchestration.job.queues")
 
 
 def _definitions(thing: Any, name: str) -> list[Any]:

@@ -16,8 +16,8 @@ from celery.result import denied_join_result
 from kombu import Queue, compression
 from kombu.serialization import dumps
 
-from celery_orchestration.envelope import PROPERTIES, Envelope
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job.envelope import PROPERTIES, Envelope
 from celery_orchestration.scheduler.hooks import sending_is_patched
 
 #: Stands for the id of a run in a message that is made once for many; as long as one. lib/entries.lua knows it, too.

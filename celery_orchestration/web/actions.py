@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_orchestration.errors import BadCall, ConfigurationError
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.web.pages import letters
+from celery_orchestration.web.pages import dead_letters
 from celery_orchestration.web.show import many
 
 Given = Mapping[str, str]
@@ -173,7 +173,7 @@ def _resume(client: Orchestration, _: Given) -> str:
 
 def _plan_letters(verb: str, text: str, final: bool) -> Callable[[Orchestration, Given], Plan]:
     def plan(client: Orchestration, given: Given) -> Plan:
-        count = len(letters.chosen(client, given))
+        count = len(dead_letters.chosen(client, given))
         which = many(count, "dead letter")
         return Plan(f"{verb} {which}", text, f"{verb} {which}", final=final, empty=not count)
 
@@ -181,13 +181,13 @@ def _plan_letters(verb: str, text: str, final: bool) -> Callable[[Orchestration,
 
 
 def _requeue(client: Orchestration, given: Given) -> str:
-    found = client.requeue_letters([one.id for one in reversed(letters.chosen(client, given))])
+    found = client.requeue_letters([one.id for one in reversed(dead_letters.chosen(client, given))])
     left = f" {many(len(found.left), 'was', 'were')} left: {next(iter(found.left.values()))}." if found.left else ""
     return f"{many(len(found.runs), 'dead letter')} requeued.{left}"
 
 
 def _purge(client: Orchestration, given: Given) -> str:
-    found = client.purge_letters([one.id for one in letters.chosen(client, given)])
+    found = client.purge_letters([one.id for one in dead_letters.chosen(client, given)])
     return f"{many(found.count, 'dead letter')} removed for good."
 
 

@@ -33,9 +33,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from celery_orchestration.errors import LedgerError, OrchestrationError, WrongUse
+from celery_orchestration.job.task import read_settings
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.operate.who import me
-from celery_orchestration.task import read_settings
+from celery_orchestration.operate.hints import me
 from celery_orchestration.web import auth, health, metrics, security
 from celery_orchestration.web.actions import ACTIONS, carry_out
 from celery_orchestration.web.auth import Attempts, Credentials, Identity, Role, Session, Sessions

@@ -21,9 +21,9 @@ from celery.utils.log import get_logger
 from celery_orchestration.errors import OrchestrationError
 from celery_orchestration.operate import Orchestration
 from celery_orchestration.operate.causes import Causes, causes
+from celery_orchestration.operate.dependency_graph import Picture
 from celery_orchestration.operate.forecast import Forecast
 from celery_orchestration.operate.models import Ended, JobStatus, Status
-from celery_orchestration.operate.picture import Picture
 from celery_orchestration.web.desk import Desk
 
 logger = get_logger(__name__)

@@ -29,7 +29,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from celery_orchestration import queues
+from celery_orchestration.job import queues
 from celery_orchestration.ledger import BEAT, keys
 from celery_orchestration.operate import overdue
 from celery_orchestration.operate.measure import Measured

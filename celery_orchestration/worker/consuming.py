@@ -16,7 +16,7 @@ from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.worker.request import task_ready
 
-from celery_orchestration import queues
+from celery_orchestration.job import queues
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.fetch.channel import ReliableChannel
 from celery_orchestration.worker.fetch.transport import make_reliable
@@ -24,7 +24,7 @@ from celery_orchestration.worker.prefetch import Prefetch, Refused, StrictPrefet
 from celery_orchestration.worker.request import OrchestratedRequest
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.runtime import WorkerRuntime
 
 logger = get_logger(__name__)
 
@@ -37,11 +37,11 @@ CONFIRMED_SECONDS = 2.0
 
 
 class Consuming:
-    def __init__(self, side: WorkerSide) -> None:
-        self._side = side
-        self._app = side.app
-        self._chosen = internals.queues_were_chosen(side.app)
-        queues.select(side.app, self._chosen, side.destinations)
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._app = runtime.app
+        self._chosen = internals.queues_were_chosen(runtime.app)
+        queues.select(runtime.app, self._chosen, runtime.destinations)
         #: Queues that remote control told us not to serve.
         self._cancelled: set[str] = set()
         self._consumer: Any = None
@@ -73,7 +73,7 @@ class Consuming:
     # -- a connection to the broker -----------------------------------------------------------------
 
     def before_connecting(self, consumer: Any) -> None:
-        fetcher = self._side.fetcher
+        fetcher = self._runtime.fetcher
         if fetcher is not None:
             internals.consume_with(consumer, lambda connection: make_reliable(connection, fetcher))
             internals.hear_ends(consumer.pool, fetcher.wake)
@@ -94,7 +94,7 @@ class Consuming:
 
     def _bound_fetching(self) -> None:
         """Nothing is fetched that could run elsewhere sooner; under strict priority nothing that could be overtaken."""
-        consumer, settings = self._consumer, self._side.settings
+        consumer, settings = self._consumer, self._runtime.settings
         if internals.is_amqp(consumer.connection):
             if settings.fetch == "reliable" or settings.strict_priority:
                 self._bound_prefetch()
@@ -102,17 +102,17 @@ class Consuming:
                 self.prefetch_refused = "orchestration_fetch is 'celery'"
         elif settings.strict_priority:
             channel = consumer.task_consumer.channel
-            internals.fetch_only_while(channel, lambda: len(internals.requests_here()) < self._side.slots)
+            internals.fetch_only_while(channel, lambda: len(internals.requests_here()) < self._runtime.slots)
 
     def _bound_prefetch(self) -> None:
-        consumer, side = self._consumer, self._side
-        common = (consumer, side.demand, side.loop, lambda: side.stopping or side.gate.draining)
+        consumer, runtime = self._consumer, self._runtime
+        common = (consumer, runtime.demand, runtime.loop, lambda: runtime.stopping or runtime.gate.draining)
         if not internals.can_bound_prefetch(consumer):
             self.prefetch_refused = "quorum queues have a prefetch count for each consumer, which cannot be changed"
         else:
             try:
-                strict = side.settings.strict_priority
-                found = StrictPrefetch(*common, slots=lambda: side.slots) if strict else Prefetch(*common)
+                strict = runtime.settings.strict_priority
+                found = StrictPrefetch(*common, slots=lambda: runtime.slots) if strict else Prefetch(*common)
                 found.begin()
             except Refused as exc:
                 self.prefetch_refused = str(exc)
@@ -120,9 +120,9 @@ class Consuming:
                 self._prefetch, self.prefetch_refused = found, ""
                 return
         logger.warning("Messages are prefetched as Celery does it: %s", self.prefetch_refused)
-        if side.settings.strict_priority:
+        if runtime.settings.strict_priority:
             # One more than there are slots, or a higher queue's next message would come too late.
-            internals.prefetch_per_queue(consumer.task_consumer.channel, side.slots + 1)
+            internals.prefetch_per_queue(consumer.task_consumer.channel, runtime.slots + 1)
             consumer.qos.callback = noop
 
     def register(self) -> None:
@@ -176,7 +176,7 @@ class Consuming:
     def may_begin(self, request: Any) -> bool:
         """Whether a plain task may begin: not if this worker stood still for so long that its message went back to its
         queue. (The gate knows that of jobs.)"""
-        fetcher, channel = self._side.fetcher, request.message.channel
+        fetcher, channel = self._runtime.fetcher, request.message.channel
         if fetcher is None or not isinstance(channel, ReliableChannel) or isinstance(request, OrchestratedRequest):
             return True
         now = monotonic()
@@ -195,7 +195,7 @@ class Consuming:
 
     def _stop_fetching(self) -> None:
         """What was fetched and not begun goes back to its queue; what a pool has is kept until it has ended."""
-        fetcher = self._side.fetcher
+        fetcher = self._runtime.fetcher
         channels = [one.channel for one in self.consumers if isinstance(one.channel, ReliableChannel)]
         if fetcher is None or not channels:
             return
@@ -204,14 +204,14 @@ class Consuming:
         for channel in channels:
             try:
                 channel.stop_looking()
-                if self._side.stopping:
+                if self._runtime.stopping:
                     channel.give_back_all_but(kept)
             except Exception as exc:
                 logger.warning("What was not begun goes back only when the connection is closed: %r", exc)
 
     def _hand_back_plain(self) -> None:
         """Tasks that are no jobs and have no slot: RabbitMQ would give them to others only when the rest has ended."""
-        for request in reversed(self._side.demand.requests()):
+        for request in reversed(self._runtime.demand.requests()):
             theirs = isinstance(request, OrchestratedRequest) or internals.is_with_pool(request)
             if theirs or request.acknowledged or request.message.acknowledged:
                 continue
@@ -227,10 +227,10 @@ class Consuming:
             self._prefetch.end()
             self._prefetch = None
         self._stop_fetching()
-        if self._side.stopping and self._consumer.connection is not None:
+        if self._runtime.stopping and self._consumer.connection is not None:
             # Celery keeps the connection until the pool has ended: nothing is to lie here until then.
             internals.stop_fetching(self._consumer.connection, self.consumers)
-            self._side.gate.hand_back()
+            self._runtime.gate.hand_back()
             if internals.is_amqp(self._consumer.connection):
                 self._hand_back_plain()
         ours, self._ours = self._ours, None
@@ -267,7 +267,7 @@ class Consuming:
         if cancelled:
             self._cancelled.add(name)
         self._serve_granted()
-        self._side.keeper.register_soon()  # the ledger hands over by what a worker serves
+        self._runtime.heartbeat.register_soon()  # the ledger hands over by what a worker serves
 
     # -- queues that come later ---------------------------------------------------------------------
 
@@ -278,14 +278,14 @@ class Consuming:
         if not names or connection is None or monotonic() < self._look_at:
             return
         self._look_at = monotonic() + (LOOK_EVERY_AMQP if internals.is_amqp(connection) else LOOK_EVERY)
-        self._side.publisher.look_for(names, self._found)
+        self._runtime.publisher.look_for(names, self._found)
 
     def _found(self, names: list[str]) -> None:
-        self._side.in_loop(lambda: self.begin(names))
+        self._runtime.in_loop(lambda: self.begin(names))
 
     def begin(self, names: list[str]) -> None:
         """These queues are in use: serve those that are ours to serve."""
-        if self._side.stopping or self._side.gate.draining:
+        if self._runtime.stopping or self._runtime.gate.draining:
             return
         for name in names:
             if name in queues.may_come(self._app, self._chosen) and name not in self._cancelled:

@@ -16,7 +16,7 @@ from celery.worker.request import Request
 from celery.worker.strategy import default
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.task import OrchestratedTask
+from celery_orchestration.job.task import OrchestratedTask
 from celery_orchestration.worker.request import OrchestratedRequest, Timeless
 
 

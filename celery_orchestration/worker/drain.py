@@ -35,7 +35,7 @@ from celery_orchestration.worker import internals, supervised
 from celery_orchestration.worker.request import gates
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.runtime import WorkerRuntime
 
 logger = get_logger(__name__)
 
@@ -58,10 +58,10 @@ def _shutting_down(sender: str, **_: Any) -> None:
 
 
 class Drain(threading.Thread):
-    def __init__(self, side: WorkerSide) -> None:
+    def __init__(self, runtime: WorkerRuntime) -> None:
         super().__init__(name="orchestration-drain", daemon=True)
-        self._side = side
-        self._ledger = side.ledger.line()
+        self._runtime = runtime
+        self._ledger = runtime.ledger.new_connection()
         # Its put() may be called in a signal handler, whatever that has interrupted.
         self._words: SimpleQueue[str] = SimpleQueue()
 
@@ -83,9 +83,9 @@ class Drain(threading.Thread):
 
     def run(self) -> None:
         word = self._words.get()
-        self._side.keeper.drain()
+        self._runtime.heartbeat.drain()
         if word == "begin":
-            word = self._while_supervised() or self._next_word(self._side.settings.drain_seconds)
+            word = self._while_supervised() or self._next_word(self._runtime.settings.drain_seconds)
         if word != "over":
             self._end_what_runs()
         self._ledger.close()
@@ -112,10 +112,10 @@ class Drain(threading.Thread):
         return self._next_word(seconds) == "over"
 
     def _end_what_runs(self) -> None:
-        runs = [run for run in list(self._side.gate.runs.values()) if not run.settled]
+        runs = [run for run in list(self._runtime.gate.runs.values()) if not run.settled]
         plain = [request for request in internals.given_to_pool() if request not in runs]
         logger.warning("The time to drain is up: %d runs go back to their queues", len(runs))
-        pool = self._side.controller.pool
+        pool = self._runtime.controller.pool
         if not internals.can_kill(pool) and (runs or plain):
             return self.end_process()
         for run in runs:
@@ -140,7 +140,7 @@ class Drain(threading.Thread):
         deadline = monotonic() + CANCELLED_SECONDS + LISTENING_SECONDS * len(internals.children(pool))
         while monotonic() < deadline:
             try:
-                internals.cancel_active(self._side.controller.consumer)
+                internals.cancel_active(self._runtime.controller.consumer)
             except Exception as exc:
                 logger.warning("Plain tasks could not be cancelled: %r", exc)
             if self._is_over(LISTENING_SECONDS / 2):
@@ -151,23 +151,23 @@ class Drain(threading.Thread):
 
     def end_process(self) -> None:
         """The code of our runs goes with the process, and others take them when it is gone."""
-        side = self._side
-        if not internals.owns_process(side.controller):
+        runtime = self._runtime
+        if not internals.owns_process(runtime.controller):
             logger.error("Runs go on in a process that is not ours to end: they are recovered when their lease is over")
             return
         logger.warning("What runs cannot be stopped but by ending this process")
-        for child in internals.children(side.controller.pool):
+        for child in internals.children(runtime.controller.pool):
             internals.kill(child)
-        self._within(HANGING_UP_SECONDS, side.consuming.hang_up)
-        side.gate.wait_told(monotonic() + 1)
-        side.keeper.stop()
-        side.keeper.join(1.0)
+        self._within(HANGING_UP_SECONDS, runtime.consuming.hang_up)
+        runtime.gate.wait_told(monotonic() + 1)
+        runtime.heartbeat.stop()
+        runtime.heartbeat.join(1.0)
         try:
-            self._ledger.drain(side.worker, GONE_MS)
+            self._ledger.drain(runtime.worker, GONE_MS)
         except LedgerError as exc:
             logger.error("Leaving without telling the ledger: %s", exc)
         self._within(EXITING_SECONDS, atexit._run_exitfuncs)
-        os._exit(side.controller.exitcode or (EX_FAILURE if state.should_terminate else EX_OK))
+        os._exit(runtime.controller.exitcode or (EX_FAILURE if state.should_terminate else EX_OK))
 
     @staticmethod
     def _within(seconds: float, function: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
 """The gate in the worker: every job's request comes here before it is executed.
 
-A request that was given a slot asks the ledger whether its run may start (:class:`~.line.Line` carries the question, in
-one round trip with the outcomes of the runs that just ended). It starts, or it waits in the ledger: then its message is
-acknowledged and its slot goes to the next. Everything here happens in the worker's event loop, but for
+A request that was given a slot asks the ledger whether its run may start (:class:`~.turns.Turns` carries the question,
+in one round trip with the outcomes of the runs that just ended). It starts, or it waits in the ledger: then its message
+is acknowledged and its slot goes to the next. Everything here happens in the worker's event loop, but for
 :meth:`Gate.settle`, which may be called from any thread.
 
 While the ledger cannot be reached the gate is closed: requests stay here, unacknowledged, and their slots are given
@@ -29,9 +29,9 @@ from celery.worker.request import create_request_cls, task_ready
 from celery.worker.state import task_reserved
 from celery.worker.strategy import proto1_to_proto2
 
-from celery_orchestration import queues
-from celery_orchestration.envelope import HEADER, Envelope
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job import queues
+from celery_orchestration.job.envelope import HEADER, Envelope
 from celery_orchestration.ledger import Arrival, Claim, Discarded, Outcome, Over, Start, Turn, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.acks import Acks
@@ -43,7 +43,7 @@ from celery_orchestration.worker.request import OrchestratedRequest, publication
 from celery_orchestration.worker.slots import Slots
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.runtime import WorkerRuntime
 
 logger = get_logger(__name__)
 
@@ -122,8 +122,8 @@ def _guarded(function: Callable[..., None], *args: Any) -> None:
 
 
 class Gate:
-    def __init__(self, side: WorkerSide, consumer: Any, loop: Loop, slots: Slots) -> None:
-        self._side = side
+    def __init__(self, runtime: WorkerRuntime, consumer: Any, loop: Loop, slots: Slots) -> None:
+        self._runtime = runtime
         self._loop = loop
         self._slots = slots
         self._reserved: list[Reserved] = []
@@ -187,12 +187,12 @@ class Gate:
         slot sooner: the first to start it wins, the ledger drops the other. Until then we take no more of them."""
         if request.stage != "reserved" or self.closed or self.stopping:
             return
-        queue = internals.queue_of(request.message, self._side.consuming.consumers)
-        if queue in self._side.consuming.granted:  # in the user's own queues messages are prefetched as ever
+        queue = internals.queue_of(request.message, self._runtime.consuming.consumers)
+        if queue in self._runtime.consuming.granted:  # in the user's own queues messages are prefetched as ever
             if not self._sharing:
                 self._sharing = True
-                self._side.consuming.take_granted(False)
-            self._side.publisher.copy(request.envelope(), queue, request.grant)
+                self._runtime.consuming.take_granted(False)
+            self._runtime.publisher.copy(request.envelope(), queue, request.grant)
 
     def _reserve(self, request: OrchestratedRequest) -> None:
         request.stage = "reserved"
@@ -202,7 +202,7 @@ class Gate:
     def _rank(self, request: OrchestratedRequest) -> int:
         if request.fence is not None or request.grant:
             return _HANDED_OVER
-        return queues.rank_of(self._queue_of(request)) if self._side.settings.strict_priority else 0
+        return queues.rank_of(self._queue_of(request)) if self._runtime.settings.strict_priority else 0
 
     def slot(self, request: OrchestratedRequest) -> None:
         """Celery wants a request executed: its slot goes to the first in rank, which need not be this one."""
@@ -228,7 +228,7 @@ class Gate:
         self._slots.rest()
         if self._sharing and not (self._reserved and self._reserved[0].rank == _HANDED_OVER):
             self._sharing = False
-            self._side.consuming.take_granted(True)
+            self._runtime.consuming.take_granted(True)
 
     def rate_limited(self) -> Iterator[OrchestratedRequest]:
         """Runs that Celery's rate limit holds back here, those first that it lets go first."""
@@ -314,7 +314,7 @@ class Gate:
         self._flush_is_due = False
         if self._in_flight is None and (self._has_work() or self._suspects):
             self._in_flight = self._suspects.popleft() if self._suspects else self._next_batch()
-            self._side.line.carry(self._in_flight)
+            self._runtime.turns.carry(self._in_flight)
 
     def _has_work(self) -> bool:
         coming = self._asking or (self._putting_off and not self.closed)
@@ -365,17 +365,17 @@ class Gate:
             text.encode()  # JSON may bring what Redis does not take
         key = ""
         if policy.key is not None:
-            key, request.problem = self._side.room_key(job, request.args, request.kwargs)
+            key, request.problem = self._runtime.room_key(job, request.args, request.kwargs)
         return Arrival(
             id=request.id,
             attempt=request.attempt,
-            job=self._side.encoded[job],
+            job=self._runtime.encoded[job],
             key=key,
-            priority=self._side.priority_of(request.request_dict, policy),
+            priority=self._runtime.priority_of(request.request_dict, policy),
             grant=request.grant,
             expires_ms=int(request.expires.timestamp() * 1000) if request.expires else None,
             queue=queue,
-            granted_queue=queues.granted_queue_for(queue, self._side.default_queue),
+            granted_queue=queues.granted_queue_for(queue, self._runtime.default_queue),
             message=request.envelope().pack(),
             eta_ms=None if request.not_before is None else int(request.not_before * 1000),
             publication=request.publication,
@@ -386,7 +386,7 @@ class Gate:
     def _queue_of(self, request: OrchestratedRequest) -> str:
         if request.origin is not None and not request.origin.get("exchange"):
             return request.origin.get("routing_key") or ""
-        return internals.queue_of(request.message, self._side.consuming.consumers)
+        return internals.queue_of(request.message, self._runtime.consuming.consumers)
 
     def answered(self, batch: Batch, turn: Turn) -> None:
         """The ledger's answers to a turn."""
@@ -454,11 +454,11 @@ class Gate:
                 starting.append((handed_over, start.id, start.fence))
         for request, run_id, _ in starting if turn.waits else ():
             request.waits = turn.waits.get(run_id, "")
-        self._side.publisher.publish(turn.grants)
-        self._side.publisher.end(turn.endings)
+        self._runtime.publisher.publish(turn.grants)
+        self._runtime.publisher.end(turn.endings)
         self.look_again_in(turn.due)
         if turn.disabled:
-            self._side.disabled(turn.disabled)
+            self._runtime.disabled(turn.disabled)
         return starting, slots
 
     def _not_now(self, request: OrchestratedRequest, why: str) -> None:
@@ -467,7 +467,7 @@ class Gate:
             self._say_full()
             return self._ask_again(request, LATER)
         if why == "unknown":
-            self._side.keeper.register_soon()
+            self._runtime.heartbeat.register_soon()
         return self._ask_again(request, 1.0)
 
     def _say_full(self) -> None:
@@ -477,14 +477,14 @@ class Gate:
             logger.error(
                 "The Redis at %s is full: no new run is taken in, jobs stay in their queues; what runs and waits goes "
                 "on. Give it more memory (maxmemory), or free some",
-                self._side.ledger.address,
+                self._runtime.ledger.address,
             )
 
     def _begin(self, starting: list[Starting], slots: int, admitted: float) -> None:
         for request, run_id, fence in starting:
             request.start(run_id, fence, admitted)
             self.voided([run_id])  # an earlier start of it, if that was here
-            self._side.epoch.fence = fence  # they rise
+            self._runtime.epoch.fence = fence  # they rise
             self.runs[run_id] = request
             if self.draining:
                 request.settle("returned")
@@ -542,7 +542,7 @@ class Gate:
 
     @property
     def deadline(self) -> Deadline | None:
-        return self._side.deadline
+        return self._runtime.deadline
 
     def _execute(self, request: OrchestratedRequest) -> None:
         self._limited.discard(request)
@@ -589,11 +589,11 @@ class Gate:
         """A request for a run that was handed over to this worker."""
         consumer = self._consumer
         try:
-            message = Envelope.unpack(start.message).as_message(self._side.accept)
-            headers, body, decoded, utc = message.headers, message.body, False, self._side.app.uses_utc_timezone()
+            message = Envelope.unpack(start.message).as_message(self._runtime.accept)
+            headers, body, decoded, utc = message.headers, message.body, False, self._runtime.app.uses_utc_timezone()
             if "task" not in headers:
                 body, headers, decoded, utc = proto1_to_proto2(message, message.payload)
-            task = self._side.app.tasks[headers["task"]]
+            task = self._runtime.app.tasks[headers["task"]]
             if task.name not in self._request_classes:
                 self._request_classes[task.name] = create_request_cls(
                     request_class(task),
@@ -601,13 +601,13 @@ class Gate:
                     consumer.pool,
                     consumer.hostname,
                     consumer.event_dispatcher,
-                    app=self._side.app,
+                    app=self._runtime.app,
                 )
             request: OrchestratedRequest = self._request_classes[task.name](
                 message,
                 on_ack=noop,
                 on_reject=noop,
-                app=self._side.app,
+                app=self._runtime.app,
                 hostname=consumer.hostname,
                 eventer=consumer.event_dispatcher,
                 task=task,
@@ -618,10 +618,10 @@ class Gate:
                 utc=utc,
             )
             if task.orchestration.key is not None:
-                _, request.problem = self._side.room_key(task.name, request.args, request.kwargs)
+                _, request.problem = self._runtime.room_key(task.name, request.args, request.kwargs)
         except Exception:
             logger.exception("Run %s was handed over, but its message cannot be read", start.id)
-            self._side.keeper.fail(start.id, start.fence)
+            self._runtime.heartbeat.fail(start.id, start.fence)
             return None
         task_reserved(request)
         if not request.received:  # a fire that waited has never been a message
@@ -639,12 +639,12 @@ class Gate:
         now = time.monotonic()
         told = Outcome(request.run_id, request.fence or "", outcome, request.note, trace, request.ran_ms(now), now)
         self._told.append((told, then))
-        self._side.in_loop(self._ended)
+        self._runtime.in_loop(self._ended)
 
     def tell(self, outcome: Outcome) -> None:
         """An outcome of a run that was never in a slot. From any thread."""
         self._told.append((outcome, None))
-        self._side.in_loop(self._flush_soon)
+        self._runtime.in_loop(self._flush_soon)
 
     def _ended(self) -> None:
         if not self.stopping:
@@ -680,18 +680,19 @@ class Gate:
 
     def over(self, request: OrchestratedRequest) -> None:
         """Its time is over, and Celery was told; its code goes on."""
-        self._side.keeper.over(Over(request.run_id, request.fence or "", request.note, request.afterwards is None))
+        told = Over(request.run_id, request.fence or "", request.note, request.afterwards is None)
+        self._runtime.heartbeat.over(told)
 
     def ended_unstarted(self, request: OrchestratedRequest) -> None:
         """Celery found a message revoked or expired, and told everybody: the ledger must not keep its run."""
-        self._side.keeper.finish(Discarded(request.id, request.attempt, request.publication, request.anonymous))
+        self._runtime.heartbeat.finish(Discarded(request.id, request.attempt, request.publication, request.anonymous))
 
     def refused_message(self, message: Any) -> None:
         """Celery refused a run that was handed over, or a retry: it must not be read here."""
         headers = message.headers or {}
         if HEADER in headers and headers.get("id"):
             attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)
-            self._side.keeper.finish(Discarded(headers["id"], attempt, *publication_of(message, headers[HEADER])))
+            self._runtime.heartbeat.finish(Discarded(headers["id"], attempt, *publication_of(message, headers[HEADER])))
 
     def voided(self, ids: Iterable[str]) -> None:
         """The lease of these was lost. Their outcomes will be refused; what can be stopped is stopped."""
@@ -710,7 +711,7 @@ class Gate:
     def revoked(self, ids: list[str], terminate: bool, signal: Any) -> None:
         """Of tasks, or of runs that have an id of their own. Celery knows one request for each task id, and has seen to
         that one."""
-        self._side.keeper.revoke(ids)
+        self._runtime.heartbeat.revoke(ids)
         for request in list(self.runs.values()) if terminate else ():
             if not {request.id, request.run_id}.isdisjoint(ids) and not request._already_revoked:
                 _guarded(request.terminate, self._consumer.pool, signal)
@@ -769,10 +770,10 @@ class Gate:
     def begin_drain(self) -> None:
         """The worker was told to stop. Also in a signal handler."""
         self.draining = True
-        self._side.drain.begin()
+        self._runtime.drain.begin()
 
     def hurry_drain(self) -> None:
-        self._side.drain.hurry()
+        self._runtime.drain.hurry()
 
     def stop(self) -> None:
         """The event loop is down. What the ledger still grants us goes back, and what was not begun."""

@@ -561,19 +561,6 @@ def is_amqp(connection: Any) -> bool:
     return bool(connection.transport.driver_type == "amqp")
 
 
-def has_queue(connection: Any, name: str) -> bool:
-    """Whether the broker has that queue; Redis: whether there are messages in it."""
-    channel = connection.channel()  # RabbitMQ closes it if there is no such queue
-    try:
-        channel.queue_declare(name, passive=True)
-    except connection.channel_errors:
-        return False
-    finally:
-        with suppress(Exception):
-            channel.close()
-    return True
-
-
 def hear_queue_changes(consumer: Any, adding: Callable[[str], bool], changed: Callable[[str, bool], None]) -> None:
     """Remote control begins or ceases to consume from a queue. `adding(name)` is called before the former, and says
     whether Celery is to leave it alone; `changed(name, cancelled)` after either."""

@@ -1,4 +1,4 @@
-"""Watches the time of runs where the execution pool does not: see :mod:`celery_orchestration.limits`."""
+"""Watches the time of runs where the execution pool does not: see :mod:`celery_orchestration.job.limits`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
-from celery_orchestration.limits import clocks
+from celery_orchestration.job.limits import clocks
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.loop import Loop
     from celery_orchestration.worker.request import OrchestratedRequest
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.runtime import WorkerRuntime
 
 logger = get_logger(__name__)
 
 
 class Limits:
-    def __init__(self, side: WorkerSide, loop: Loop) -> None:
-        self._side = side
+    def __init__(self, runtime: WorkerRuntime, loop: Loop) -> None:
+        self._runtime = runtime
         self._loop = loop
         self._lock = threading.Lock()
         #: When we look next.
@@ -46,7 +46,7 @@ class Limits:
         with self._lock:
             sooner = clocks.start(request.run, limit, request.time_is_over) < self._due
         if sooner:
-            self._side.in_loop(self._look)
+            self._runtime.in_loop(self._look)
 
     def _look(self) -> None:
         for clock in clocks.ring(monotonic()):

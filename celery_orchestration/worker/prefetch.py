@@ -30,7 +30,7 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from celery_orchestration import queues
+from celery_orchestration.job import queues
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.fetch.amount import MOST
 from celery_orchestration.worker.fetch.demand import Demand

@@ -1,7 +1,7 @@
 """``celery -A app inspect orchestration``: what a worker says of itself, through Celery's own remote control.
 
 Loaded by the worker and by the command line: Celery looks for the command in both. It answers from memory, in the
-worker's event loop, whatever Redis does; the clocks were compared by the keeper.
+worker's event loop, whatever Redis does; the clocks were compared by the heartbeat.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from celery_orchestration import commands
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.request import OrchestratedRequest
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.runtime import WorkerRuntime
 
 #: How many runs that a rate limit holds back are told, and how many that wait for a slot.
 MOST_LIMITED = 1000
@@ -42,51 +42,51 @@ def orchestration(state: Any) -> dict[str, Any]:
 @control_command(name=commands.SERVE, args=[("queue", str)])  # type: ignore[untyped-decorator]
 def orchestration_serve(state: Any, queue: str) -> None:
     """A queue of the default pool comes into use: serve it, unless this worker was told what to serve."""
-    side = getattr(state.consumer.controller, "orchestration", None)
-    if side is not None:
-        side.consuming.begin([queue])
+    runtime = getattr(state.consumer.controller, "orchestration", None)
+    if runtime is not None:
+        runtime.consuming.begin([queue])
 
 
 @control_command(name=commands.SWEEP)  # type: ignore[untyped-decorator]
 def orchestration_sweep(state: Any) -> dict[str, str]:
     """Orchestration: sweep now, and not only when it is time."""
-    side: Any = getattr(state.consumer.controller, "orchestration", None)
-    if hasattr(side, "keeper"):
-        side.keeper.sweep_soon()
+    runtime: Any = getattr(state.consumer.controller, "orchestration", None)
+    if hasattr(runtime, "heartbeat"):
+        runtime.heartbeat.sweep_soon()
     return {"ok": "it sweeps"}
 
 
-def _told(side: WorkerSide) -> dict[str, Any]:
-    here, gate, keeper = side.presence(), side.gate, side.keeper
-    trouble = keeper.trouble or ("it does not answer" if side.line.down else "")
+def _told(runtime: WorkerRuntime) -> dict[str, Any]:
+    here, gate, heartbeat = runtime.presence(), runtime.gate, runtime.heartbeat
+    trouble = heartbeat.trouble or ("it does not answer" if runtime.turns.down else "")
     return {
         "mode": here.mode,
-        "problem": f"the ledger at {side.ledger.address}: {trouble}" if trouble else None,
-        "ledger": str(side.ledger.address),
-        "namespace": side.settings.namespace,
+        "problem": f"the ledger at {runtime.ledger.address}: {trouble}" if trouble else None,
+        "ledger": str(runtime.ledger.address),
+        "namespace": runtime.settings.namespace,
         "worker_id": here.worker,
         "release": here.release,
         "execution_pool": here.kind,
         "slots": here.slots,
         "free_slots": gate.free_slots(),
-        "received": side.received,
+        "received": runtime.received,
         "runs": [_run(run) for run in list(gate.runs.values())],
         #: Held back by Celery's ``rate_limit``: the ledger has not heard of them, or takes them for running.
         "rate_limited": [{"id": run.run_id, "job": run.name} for run in islice(gate.rate_limited(), MOST_LIMITED)],
         #: They wait for a slot here: the ledger has not heard of them.
         "fetched": [{"id": run.id, "job": run.name} for run in islice(gate.fetched(), MOST_LIMITED)],
         "queues": list(here.queues),
-        "lease_seconds": side.settings.lease_seconds,
+        "lease_seconds": runtime.settings.lease_seconds,
         #: None: no heartbeat has reached the ledger yet.
-        "last_heartbeat_seconds": None if keeper.beaten_at is None else round(monotonic() - keeper.beaten_at, 3),
+        "last_heartbeat_seconds": None if heartbeat.beaten_at is None else round(monotonic() - heartbeat.beaten_at, 3),
         #: How far this machine's clock is ahead of Redis's.
-        "clock_ahead_seconds": None if keeper.ahead is None else round(keeper.ahead, 3) + 0.0,
+        "clock_ahead_seconds": None if heartbeat.ahead is None else round(heartbeat.ahead, 3) + 0.0,
         "draining": gate.draining or gate.stopping,
         #: How it takes messages from a Redis broker, and why it has to ask again and again for them.
-        "fetch": "celery" if side.fetcher is None else "reliable",
-        "fetch_polls_because": None if side.fetcher is None else side.fetcher.refusal or None,
+        "fetch": "celery" if runtime.fetcher is None else "reliable",
+        "fetch_polls_because": None if runtime.fetcher is None else runtime.fetcher.refusal or None,
         #: Why RabbitMQ cannot be told how many messages to send.
-        "prefetches_because": side.consuming.prefetch_refused or None,
+        "prefetches_because": runtime.consuming.prefetch_refused or None,
     }
 
 

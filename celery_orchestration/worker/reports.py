@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 
-from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import LedgerError
+from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Waiting
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.runtime import WorkerRuntime
 
 logger = get_logger(__name__)
 
@@ -32,9 +32,9 @@ LARGEST_MESSAGE, HEADERS = 64 * 1024, 16 * 1024
 
 
 class Reports:
-    def __init__(self, side: WorkerSide) -> None:
-        self._side = side
-        self._ledger = side.ledger.line()
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+        self._ledger = runtime.ledger.new_connection()
         self._free = threading.Lock()
 
     def scheduled(self) -> list[dict[str, Any]]:
@@ -52,14 +52,14 @@ class Reports:
         return {info["id"]: (state, info) for state, info in found}
 
     def _ask(self, which: str, ids: Sequence[str] = ()) -> list[Waiting]:
-        if self._side.line.down or not self._free.acquire(blocking=False):
+        if self._runtime.turns.down or not self._free.acquire(blocking=False):
             return []  # the ledger does not answer, or has not answered the last question yet
         answer: list[Waiting] = []
         done = threading.Event()
 
         def ask() -> None:
             try:
-                found = self._ledger.inspect(self._side.worker, which, MOST_RUNS, LARGEST_MESSAGE, HEADERS, ids)
+                found = self._ledger.inspect(self._runtime.worker, which, MOST_RUNS, LARGEST_MESSAGE, HEADERS, ids)
                 answer.extend(found)
             except LedgerError as exc:
                 logger.warning("Waiting runs are missing in an answer to `celery inspect`: %s", exc)
@@ -72,7 +72,7 @@ class Reports:
 
     def _scheduled(self, run: Waiting) -> dict[str, Any]:
         info = self._info(run)
-        eta = datetime.fromtimestamp((run.eta_ms or 0) / 1000, timezone.utc).astimezone(self._side.app.timezone)
+        eta = datetime.fromtimestamp((run.eta_ms or 0) / 1000, timezone.utc).astimezone(self._runtime.app.timezone)
         return {"eta": eta.isoformat(), "priority": info["delivery_info"]["priority"] or 0, "request": info}
 
     def _info(self, run: Waiting) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Reports:
             "args": headers.get("argsrepr"),
             "kwargs": headers.get("kwargsrepr"),
             "type": run.job,
-            "hostname": self._side.controller.hostname,
+            "hostname": self._runtime.controller.hostname,
             "time_start": None,
             "acknowledged": True,
             "delivery_info": {**place, "priority": properties.get("priority"), "redelivered": False},

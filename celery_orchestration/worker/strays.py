@@ -15,16 +15,16 @@ from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601
 
-from celery_orchestration import queues
-from celery_orchestration.envelope import HEADER, Envelope
+from celery_orchestration.job import queues
+from celery_orchestration.job.envelope import HEADER, Envelope
+from celery_orchestration.job.policy import Priority
 from celery_orchestration.ledger import Stray, keys
-from celery_orchestration.policy import Priority
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.loop import Loop
 from celery_orchestration.worker.request import publication_of
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.runtime import WorkerRuntime
 
 logger = get_logger(__name__)
 
@@ -35,8 +35,8 @@ LATER = 1.0
 class Strays:
     """In the worker's event loop."""
 
-    def __init__(self, side: WorkerSide, loop: Loop) -> None:
-        self._side = side
+    def __init__(self, runtime: WorkerRuntime, loop: Loop) -> None:
+        self._runtime = runtime
         self._loop = loop
 
     def came(self, message: Any, discard: Callable[[], None]) -> None:
@@ -55,7 +55,7 @@ class Strays:
         ours = ours if isinstance(ours, dict) else {}
         origin = {part: ours.get(part) for part in ("exchange", "routing_key")} if ours.get("grant") else None
         publication, anonymous = publication_of(message, ours)
-        queue = (origin or {}).get("routing_key") or internals.queue_of(message, self._side.consuming.consumers)
+        queue = (origin or {}).get("routing_key") or internals.queue_of(message, self._runtime.consuming.consumers)
         id, expires = str(said["id"]), maybe_iso8601(said.get("expires"))
         for text in (id, queue):
             text.encode()
@@ -67,15 +67,15 @@ class Strays:
             grant=ours.get("grant", ""),
             expires_ms=int(expires.timestamp() * 1000) if expires else None,
             queue=queue,
-            granted_queue=queues.granted_queue_for(queue, self._side.default_queue),
+            granted_queue=queues.granted_queue_for(queue, self._runtime.default_queue),
             message=Envelope.of(message, origin, publication).pack(),
             publication=publication,
             anonymous=anonymous,
         )
 
     def _ask(self, stray: Stray, message: Any, discard: Callable[[], None]) -> None:
-        self._side.keeper.stray(
-            stray, lambda answer: self._side.in_loop(lambda: self._answered(answer, stray, message, discard))
+        self._runtime.heartbeat.stray(
+            stray, lambda answer: self._runtime.in_loop(lambda: self._answered(answer, stray, message, discard))
         )
 
     def _answered(self, answer: str, stray: Stray, message: Any, discard: Callable[[], None]) -> None:
@@ -85,15 +85,15 @@ class Strays:
             discard()
         elif answer in ("wait", "drop"):
             logger.info("Run %s came to this worker, which lacks job %s: %s", stray.id, job, answer)
-            message.ack_log_error(logger, self._side.connection_errors)
-        elif not self._side.gate.stopping:
+            message.ack_log_error(logger, self._runtime.connection_errors)
+        elif not self._runtime.gate.stopping:
             self._loop.later(LATER, lambda: self._ask(stray, message, discard))
 
     def take_in(self, messages: Iterable[bytes], consumer: Any) -> None:
         """As if the broker had delivered them here. The ledger has them until their runs are admitted."""
         for packed in messages:
             try:
-                message, payload = Envelope.unpack(packed).as_message(self._side.accept), None
+                message, payload = Envelope.unpack(packed).as_message(self._runtime.accept), None
                 if "task" not in message.headers:
                     payload = message.payload
                 task = (payload or message.headers)["task"]

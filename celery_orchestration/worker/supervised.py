@@ -17,8 +17,8 @@ from time import monotonic, sleep
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError
+from celery_orchestration.job.policy import Settings
 from celery_orchestration.ledger import Ledger
-from celery_orchestration.policy import Settings
 
 logger = get_logger(__name__)
 
@@ -40,7 +40,7 @@ def has_supervisor() -> bool:
 class Supervised(threading.Thread):
     def __init__(self, ledger: Ledger, settings: Settings, place: str, hurry: Callable[[], None]) -> None:
         super().__init__(name="orchestration-supervised", daemon=True)
-        self._ledger = ledger.line()
+        self._ledger = ledger.new_connection()
         self._ask_every = settings.lease_seconds / 3
         pool, number, fence = place.split(":")
         self._place = pool, int(number), fence

@@ -25,13 +25,13 @@ from pydantic import TypeAdapter
 
 from celery_orchestration import OrchestratedTask, Orchestration
 from celery_orchestration.cli import orchestration
-from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import UnknownRun
+from celery_orchestration.job.envelope import Envelope
+from celery_orchestration.job.task import SCHEDULER, jobs_of, read_settings
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
 from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.node import releases
 from celery_orchestration.operate import schema
-from celery_orchestration.task import SCHEDULER, jobs_of, read_settings
-from celery_orchestration.worker import policies
 from support.hostile import TEXTS
 from support.proxy import DroppingProxy
 from support.servers import RedisServer
@@ -121,7 +121,7 @@ class Site:
     def bring(self) -> None:
         """As a worker would."""
         jobs = jobs_of(self.app)
-        release = policies.release(jobs, None)
+        release = releases.release(jobs, None)
         presence = Presence(
             worker="hand", name=f"hand@{TEXTS['ansi']}", host="test", pid=1, slots=9999, kind="solo",
             queues=("celery", "default.granted", TEXTS["newline"]), release=release.name, mode="enforce",
@@ -129,7 +129,7 @@ class Site:
             jobs=tuple(map(encode_job, jobs)),
         )  # fmt: skip
         found = self.ledger.register(presence)
-        assert self.ledger.install(found.live, None, policies.merged([release.document]).jobs)
+        assert self.ledger.install(found.live, None, releases.merged([release.document]).jobs)
 
     def take_in(self, job: str, id: str, key: str = "", eta_ms: int | None = None) -> Any:
         self.turns += 1

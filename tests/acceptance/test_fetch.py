@@ -10,8 +10,8 @@ import pytest
 from celery import Celery
 from kombu.transport import redis as kombu_redis
 
+from celery_orchestration.node.stores import Names, Stores
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.worker.fetch.stores import Names, Stores
 from support.wait import stays, until
 
 APP = "support.apps.fetching"

@@ -19,12 +19,12 @@ from kombu import Connection
 from kombu.exceptions import EncodeError
 
 from celery_orchestration.cli.show.status import print_status
-from celery_orchestration.envelope import Envelope
+from celery_orchestration.job.envelope import Envelope
+from celery_orchestration.job.task import jobs_of, read_settings
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
 from celery_orchestration.ledger.keys import LONGEST_ROOM_KEY, encode_job
+from celery_orchestration.node import releases
 from celery_orchestration.operate import Orchestration, Status
-from celery_orchestration.task import jobs_of, read_settings
-from celery_orchestration.worker import policies
 from support.hostile import TEXTS
 from support.invariants import all_ended, assert_ledger_is_clean, status_of
 from support.stage import Stage
@@ -302,7 +302,7 @@ class Hand:
         self.ledger = Ledger.of(stage.app, read_settings(stage.app))
         self.turns = 0
         jobs = jobs_of(stage.app)
-        release = policies.release(jobs, None)
+        release = releases.release(jobs, None)
         presence = Presence(
             worker="hand", name="hand@test", host="test", pid=1, slots=5, kind="solo", queues=queues,
             release=release.name, mode="enforce", lease_ms=600_000, owner="hostile", done_ms=600_000,
@@ -310,7 +310,7 @@ class Hand:
         )  # fmt: skip
         found = self.ledger.register(presence)
         if found.live != found.installed:
-            assert self.ledger.install(found.live, None, policies.merged([release.document]).jobs)
+            assert self.ledger.install(found.live, None, releases.merged([release.document]).jobs)
 
     def take_in(self, id: str, message: bytes) -> Any:
         self.turns += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.envelope import HEADER
+from celery_orchestration.job.envelope import HEADER
 from celery_orchestration.operate import JobStatus
 from support.history import History
 from support.invariants import status_of

@@ -20,8 +20,8 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from kombu import Connection
 
+from celery_orchestration.job.queues import pool_of
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.queues import pool_of
 from support.servers import RabbitServer, RedisServer
 from support.wait import until
 from support.workers import Broker, WorkerProcess

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
+from celery_orchestration.job.progress import EVERY
 from celery_orchestration.ledger.scripts import script
 from celery_orchestration.operate import Progress
-from celery_orchestration.progress import EVERY
 from support.invariants import status_of
 from support.proxy import DroppingProxy
 from support.servers import RedisServer

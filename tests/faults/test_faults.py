@@ -17,11 +17,11 @@ import pytest
 import redis
 from celery.result import AsyncResult
 
-from celery_orchestration.envelope import Envelope
+from celery_orchestration.job.envelope import Envelope
+from celery_orchestration.job.task import settings_of
 from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.scripts import verbs
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.task import settings_of
 from support.invariants import all_ended, prefix_of, status_of, waiting
 from support.proxy import DroppingProxy
 from support.servers import RedisServer
@@ -228,7 +228,7 @@ def test_a_worker_whose_heartbeat_is_stuck_counts_as_lost(stage_on, redis_broker
         return first.start.pid not in lost.pids() or stage.starts(result)[0].end is not None
 
     until(lambda: f"Run {result.id} of job {NAME('held')} lost its lease" in lost.log(), message="it is told")
-    assert "the keeper is stuck" in lost.log()
+    assert "The heartbeat thread hangs" in lost.log()
     if pool == "prefork":
         until(is_gone, message="it is cancelled")
     (stage.scratch / f"run.{first.start.pid}").touch()
@@ -278,7 +278,7 @@ def test_a_stuck_heartbeat_that_nobody_noticed_harms_no_run(stage_on, redis_brok
     result = stage.send(stage.jobs.held, "run")
     first = stage.started(result)
     (stage.scratch / "stuck").touch()
-    until(lambda: "the keeper is stuck" in lost.log())
+    until(lambda: "The heartbeat thread hangs" in lost.log())
     assert stage.send(stage.jobs.free, 0, "meanwhile").get(timeout=30) == "meanwhile"
     (stage.scratch / "stuck").unlink()
     stays(lambda: len(stage.starts(result)) == 1 and stage.starts(result)[0].end is None, 4)

@@ -9,7 +9,7 @@ import time
 import pytest
 import redis
 
-from celery_orchestration.worker.fetch.stores import Names, Stores
+from celery_orchestration.node.stores import Names, Stores
 from support.processes import ManagedProcess, free_port
 from support.servers import redis_binary
 from support.wait import until

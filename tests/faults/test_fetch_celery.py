@@ -7,7 +7,7 @@ import json
 import pytest
 from kombu import Exchange, Queue
 
-from celery_orchestration.worker.fetch.stores import Names, Stores
+from celery_orchestration.node.stores import Names, Stores
 from support.wait import stays, until
 
 APP = "support.apps.fetching"

@@ -36,8 +36,8 @@ HOUR_MS = 3_600_000
 KILL, STOP = "SIGKILL", "SIGSTOP"
 LEDGER = "celery_orchestration.ledger:Ledger"
 DISPATCHER = "celery_orchestration.scheduler.dispatcher:Dispatcher"
-SENDER = "celery_orchestration.scheduler.plain:Sender"
-PUBLISHER = "celery_orchestration.worker.publisher:Publisher"
+SENDER = "celery_orchestration.scheduler.plain_sender:Sender"
+PUBLISHER = "celery_orchestration.node.publisher:Publisher"
 
 
 def struck(stage: ScheduleStage, step: str, number: str) -> SchedulerProcess:

@@ -16,12 +16,12 @@ from celery.beat import ScheduleEntry, Scheduler, Service
 from kombu.exceptions import OperationalError
 
 from celery_orchestration import OrchestratedScheduler, OrchestratedTask
-from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import LedgerUnavailable
+from celery_orchestration.job.envelope import Envelope
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.scheduler.apply import NOT_SENT, Applier
 from celery_orchestration.scheduler.entries import from_code
-from celery_orchestration.scheduler.side import SchedulerSide
-from celery_orchestration.task import jobs_of
+from celery_orchestration.scheduler.runtime import SchedulerRuntime
 from support.servers import RedisServer
 from support.wait import until
 from support.workers import close_app
@@ -53,35 +53,36 @@ class Beat:
 
     def begin(self) -> None:
         entries, _ = from_code(self.app, jobs_of(self.app), {})
-        self.side = SchedulerSide(self.app, entries, Applier(OrchestratedScheduler(self.app, lazy=True)))
+        self.runtime = SchedulerRuntime(self.app, entries, Applier(OrchestratedScheduler(self.app, lazy=True)))
         self.entries = entries
-        self.ledger = self.side.dispatcher._ledger
-        self.side.keeper._register()
-        self.side.term._ask()
-        self.side.dispatcher._round()
+        self.ledger = self.runtime.dispatcher._ledger
+        self.runtime.heartbeat._register()
+        self.runtime.term._ask()
+        self.runtime.dispatcher._round()
 
     def close(self) -> None:
-        for ledger in (self.ledger, self.side.keeper._ledger, self.side.term._ledger, self.side.publisher._ledger):
+        parts = self.runtime.heartbeat, self.runtime.term, self.runtime.publisher
+        for ledger in (self.ledger, *(part._ledger for part in parts)):
             ledger.close()
         close_app(self.app)
 
     def make_due(self, entry: str) -> None:
         """As if it had last fired an hour ago: each time at another due time."""
-        last = self.side.term.now() - HOUR_MS - 10_000 + 100 * next(self._count)
+        last = self.runtime.term.now() - HOUR_MS - 10_000 + 100 * next(self._count)
         self.redis.hset(f"{PREFIX}e:{entry}", "last", last)
-        self.side.dispatcher._adopt_at = 0.0
+        self.runtime.dispatcher._adopt_at = 0.0
 
     def fire(self, entry: str) -> None:
         self.make_due(entry)
-        self.side.dispatcher._round()
+        self.runtime.dispatcher._round()
         self.send()
 
     def send(self) -> None:
         """What the thread does that sends plain tasks and events."""
-        sender = self.side.dispatcher._sender
+        sender = self.runtime.dispatcher._sender
         sender.stop()
         sender.run()
-        self.side.dispatcher._round()
+        self.runtime.dispatcher._round()
 
     def record(self, entry: str) -> dict[str, str]:
         return self.redis.hgetall(f"{PREFIX}e:{entry}")
@@ -153,7 +154,7 @@ class TestAPatchedApplyEntry:
         assert beat.sent(entry) == []
         assert beat.fires(entry) == (0, 1)
         assert beat.record(entry)["how"] == "skipped"
-        assert beat.side.dispatcher._agenda.first() is not None
+        assert beat.runtime.dispatcher._agenda.first() is not None
         if entry == "job":
             [record] = [json.loads(one) for one in beat.ledger.history("job", 10) or ()]
             assert (record[2], record[10]) == ("skipped", NOT_SENT)
@@ -162,7 +163,7 @@ class TestAPatchedApplyEntry:
     def test_cannot_change_the_id_of_the_run_nor_what_sends_it(self, beat: Beat, patch: Patch, entry: str):
         def around(original: Callable[[], None], one: ScheduleEntry) -> None:
             one.options["task_id"] = "another"
-            beat.side.applier._scheduler.apply_async(one)
+            beat.runtime.applier._scheduler.apply_async(one)
 
         patch(around)
         beat.fire(entry)
@@ -234,8 +235,8 @@ class TestAPatchedApplyEntry:
         beat.ledger.dispatch = dispatch  # type: ignore[method-assign]
         beat.make_due("job")
         with pytest.raises(LedgerUnavailable):
-            beat.side.dispatcher._round()
-        beat.side.dispatcher._round()
+            beat.runtime.dispatcher._round()
+        beat.runtime.dispatcher._round()
         assert beat.fires("job") == (1, 0)
         assert len(beat.sent("job")) == 1
         assert seen == ["job"]
@@ -258,7 +259,7 @@ class TestAPatchedApplyEntry:
         class Own(OrchestratedScheduler):
             def apply_entry(self, entry: Any, producer: Any = None) -> None: ...
 
-        beat.side.applier._scheduler = Own(beat.app, lazy=True)
+        beat.runtime.applier._scheduler = Own(beat.app, lazy=True)
         beat.fire("job")
         assert beat.fires("job") == (0, 1)
 
@@ -363,7 +364,7 @@ class TestEvents:
 
     def test_are_not_sent_otherwise(self, beat: Beat):
         beat.fire("job")
-        assert beat.side.dispatcher._sender._producer is None
+        assert beat.runtime.dispatcher._sender._producer is None
 
 
 def test_nothing_fires_before_the_handlers_of_beat_init_have_run(beat: Beat, caplog: pytest.LogCaptureFixture):
@@ -373,7 +374,7 @@ def test_nothing_fires_before_the_handlers_of_beat_init_have_run(beat: Beat, cap
 
     def begin(sender: Service, **_: Any) -> None:
         sender.stop()
-        alive.append(sender.scheduler._side.dispatcher.is_alive())
+        alive.append(sender.scheduler._runtime.dispatcher.is_alive())
 
     caplog.set_level("INFO")
     before = signal.getsignal(signal.SIGTERM)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from celery_orchestration.ledger import Outcome, UnknownWorker
-from celery_orchestration.operate import trouble
-from celery_orchestration.worker import policies
+from celery_orchestration.node import releases
+from celery_orchestration.operate import redis_problems
 from support.servers import RedisServer
 from tests.integration.test_ledger import PREFIX, arrival
 from tests.integration.test_ledger_cases import Case
@@ -53,12 +53,12 @@ def test_a_job_whose_record_cannot_be_read_is_reported_and_restored_and_others_g
     (bad,) = (job for job in status["jobs"] if job["name"] == "bad")
     assert (bad["running"], bad["busy"], bad["waiting"]) == (1, 1, 2)
     assert json.loads(bad["off"])["by"] == "ledger"
-    assert [problem for problem in trouble.with_redis(status) if "j:bad could not be read" in problem]
+    assert [problem for problem in redis_problems.with_redis(status) if "j:bad could not be read" in problem]
 
     # Whoever sweeps sees that the policies are not installed any more.
     swept = case.sweep()
     assert swept.installed_releases == "" != swept.live_releases
-    merged = policies.merged([case.document])
+    merged = releases.merged([case.document])
     assert case.ledger.install("r1", merged.cap, merged.jobs)
     assert case.come("b4", "bad") == "wait"
     assert case.come("s1", "beside") == "wait"  # blocked by the run that was there before
@@ -98,7 +98,7 @@ def test_a_job_whose_record_was_deleted_waits_until_a_worker_brings_it(case: Cas
     assert case.come("s1", "beside") == "wait"
     assert case.status()["jobs"]
     case.end("f1")
-    merged = policies.merged([case.document])
+    merged = releases.merged([case.document])
     assert case.ledger.install("r1", merged.cap, merged.jobs)
     assert case.end("s1") == ["b1"]
 
@@ -117,7 +117,7 @@ def test_runs_of_a_job_whose_record_was_deleted_end_and_others_go_on(case: Case)
 def test_a_job_that_somebody_had_disabled_stays_so_when_its_record_was_deleted(case: Case) -> None:
     case.ledger.switch("bad", False, "me", "")
     case.redis.delete(f"{PREFIX}j:bad")
-    merged = policies.merged([case.document])
+    merged = releases.merged([case.document])
     assert case.ledger.install("r1", merged.cap, merged.jobs)
     assert case.come("b1", "bad") == "wait"
     case.ledger.switch("bad", True, "me", "")
@@ -174,7 +174,7 @@ def test_a_worker_whose_record_is_of_another_type_registers_again_or_dies_and_ot
 
     status = case.status()
     assert len(status["workers"]) == (1 if record.startswith("w:") else 2)
-    assert any(f"{record} could not be read" in problem for problem in trouble.with_redis(case.status()))
+    assert any(f"{record} could not be read" in problem for problem in redis_problems.with_redis(case.status()))
     assert case.ledger.explain("job", "fine")["chain"]
     assert len(case.ledger.members().members) >= 1
     case.ledger.health("shop", "")

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from celery_orchestration import Dependency, OrchestratedTask
+from celery_orchestration.job.policy import Priority
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
+from celery_orchestration.node import releases
 from celery_orchestration.operate import reading
-from celery_orchestration.policy import Priority
-from celery_orchestration.task import jobs_of
 from celery_orchestration.testing import Decision, Ended, decide
-from celery_orchestration.worker import policies
 from support.servers import RedisServer
 
 NAMES = ["a", "b", "c", "d"]
@@ -135,8 +135,8 @@ class Played:
         self.ledger = ledger
         self.app = app
         self.count = 0
-        release = policies.release(jobs_of(app), now.cap)
-        merged = policies.merged([release.document])
+        release = releases.release(jobs_of(app), now.cap)
+        merged = releases.merged([release.document])
         ledger.register(
             Presence(
                 worker="w", name="w@host", host="h", pid=1, slots=9, kind="prefork", queues=(SERVED,),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.envelope import Envelope
+from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Adopted, Adoption, Dispatched, Fire, Grant
 from celery_orchestration.scheduler.message import MARK
 from integration.test_ledger import PREFIX, arrival

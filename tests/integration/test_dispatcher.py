@@ -15,11 +15,11 @@ from celery import Celery
 
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Fire, Grant
 from celery_orchestration.scheduler.dispatcher import MOST_ENTRIES, MOST_FIRES
 from celery_orchestration.scheduler.entries import from_code
-from celery_orchestration.scheduler.side import SchedulerSide
-from celery_orchestration.task import jobs_of
+from celery_orchestration.scheduler.runtime import SchedulerRuntime
 from support.servers import RedisServer
 from support.wait import until
 from support.workers import close_app
@@ -34,42 +34,43 @@ class Scheduler:
 
     def __init__(self, app: Celery, server: RedisServer) -> None:
         entries, _ = from_code(app, jobs_of(app), {})
-        self.side = SchedulerSide(app, entries)
+        self.runtime = SchedulerRuntime(app, entries)
         self.redis = server.client()
-        self.ledger = self.side.dispatcher._ledger
+        self.ledger = self.runtime.dispatcher._ledger
         self.entries = list(entries.values())
         self.names = [entry.id for entry in entries.values()]
-        self.side.keeper._register()
-        self.side.term._ask()
+        self.runtime.heartbeat._register()
+        self.runtime.term._ask()
 
     def close(self) -> None:
-        for ledger in (self.ledger, self.side.keeper._ledger, self.side.term._ledger, self.side.publisher._ledger):
+        parts = self.runtime.heartbeat, self.runtime.term, self.runtime.publisher
+        for ledger in (self.ledger, *(part._ledger for part in parts)):
             ledger.close()
 
     def round(self) -> None:
-        self.side.dispatcher._round()
+        self.runtime.dispatcher._round()
 
     def make_due(self) -> None:
         """All entries: as if each had fired an hour ago."""
-        last = self.side.term.now() - HOUR_MS
+        last = self.runtime.term.now() - HOUR_MS
         for name in self.names:
             self.redis.hset(f"{{fires}}:e:{name}", mapping={"gen": "1", "last": last})
 
     def take_over(self) -> None:
         """A term of its own, after another one's."""
-        term = self.side.term
-        term._ledger.resign(self.side.worker, term.number)
+        term = self.runtime.term
+        term._ledger.resign(self.runtime.worker, term.number)
         term.lost(term.number)
         term._ask()
 
     def has_a_worker(self) -> None:
         """One with slots for all: every fire is handed over."""
-        presence = self.side.as_present("worker@host", "prefork", 2 * COUNT, ("celery", "default.granted"))
+        presence = self.runtime.as_present("worker@host", "prefork", 2 * COUNT, ("celery", "default.granted"))
         self.ledger.register(replace(presence, worker="worker"))
 
     def published(self) -> list[Grant]:
         """Has everything published that was granted; what is in the broker then."""
-        publisher = self.side.publisher
+        publisher = self.runtime.publisher
         publisher.start()
         publisher.stop()
         publisher.join(20)
@@ -146,7 +147,7 @@ def test_the_ledger_is_gone_for_a_moment_while_fires_are_asked_for_one_by_one(sc
 def test_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Scheduler):
     """As after a pause of the process: the same term is renewed right away."""
     scheduler.make_due()
-    term, original = scheduler.side.term, scheduler.ledger.dispatch
+    term, original = scheduler.runtime.term, scheduler.ledger.dispatch
 
     def paused(*args: Any) -> Any:
         term._held = (term._held[0], 0.0)
@@ -175,18 +176,18 @@ def test_the_ledger_is_gone_for_a_moment_while_entries_are_adopted(scheduler: Sc
 def test_the_ledger_is_gone_for_a_moment_while_an_entry_that_vanished_is_adopted_again(scheduler: Scheduler):
     scheduler.make_due()
     vanished = scheduler.names[0]
-    original = scheduler.side.dispatcher._dispatch
+    original = scheduler.runtime.dispatcher._dispatch
 
     def dispatch() -> None:
         scheduler.redis.delete(f"{{fires}}:e:{vanished}")
         original()
 
-    scheduler.side.dispatcher._dispatch = dispatch  # type: ignore[method-assign]
+    scheduler.runtime.dispatcher._dispatch = dispatch  # type: ignore[method-assign]
     adopting = -(-COUNT // MOST_ENTRIES)
     scheduler.fails_once("adopt", adopting + 1)
     with pytest.raises(LedgerUnavailable):
         scheduler.round()
-    scheduler.side.dispatcher._dispatch = original  # type: ignore[method-assign]
+    scheduler.runtime.dispatcher._dispatch = original  # type: ignore[method-assign]
     until(scheduler.all_fire_once, message="each entry has fired")
 
 
@@ -196,7 +197,7 @@ def test_runs_that_were_granted_again_meanwhile_are_published_once(scheduler: Sc
     scheduler.round()
     granted = scheduler.redis.zrange("{fires}:gr", 0, -1)
     scheduler.redis.zadd("{fires}:gr", dict.fromkeys(granted[::3], -1))
-    scheduler.side.keeper._sweep()
+    scheduler.runtime.heartbeat._sweep()
     grants = scheduler.published()
     assert sorted(grant.id for grant in grants) == sorted(granted)
     assert None not in scheduler.ledger.all_granted(grants)
@@ -218,7 +219,7 @@ def test_messages_are_made_before_they_are_due(scheduler: Scheduler):
 
     def nothing_left_to_do() -> bool:
         scheduler.round()
-        return not scheduler.side.dispatcher._unprepared
+        return not scheduler.runtime.dispatcher._unprepared
 
     until(nothing_left_to_do, message="all entries are prepared")
     assert all(entry.template for entry in scheduler.entries)
@@ -228,7 +229,7 @@ def test_messages_are_made_before_they_are_due(scheduler: Scheduler):
 class TestAPublisherThatIsBehind:
     @pytest.fixture
     def publisher(self, scheduler: Scheduler) -> Any:
-        publisher = scheduler.side.publisher
+        publisher = scheduler.runtime.publisher
         publisher.publish([Grant("run", "1")] * 1000)
         return publisher
 

@@ -10,9 +10,9 @@ import redis
 from kombu import Connection, Consumer, Producer, Queue
 from kombu.asynchronous import Hub
 
+from celery_orchestration.node.stores import Names, Stores
 from celery_orchestration.worker.fetch.fetcher import Fetcher
 from celery_orchestration.worker.fetch.recovery import Recovery
-from celery_orchestration.worker.fetch.stores import Names, Stores
 from celery_orchestration.worker.fetch.transport import make_reliable
 from support.wait import until
 
@@ -94,7 +94,7 @@ def test_what_was_acknowledged_does_not_come_back_if_redis_could_not_be_told_unt
         worker="w1",
         store_names=NAMES,
         app=SimpleNamespace(connection_for_read=lambda: Connection(url)),
-        ledger=SimpleNamespace(line=lambda: None),
+        ledger=SimpleNamespace(new_connection=lambda: None),
     )
     recovery = Recovery(member, worker.fetcher)
     recovery._look()

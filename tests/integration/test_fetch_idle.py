@@ -8,9 +8,9 @@ from contextlib import suppress
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
 
+from celery_orchestration.node.stores import Names
 from celery_orchestration.worker.fetch.channel import LOOK_ANYWAY
 from celery_orchestration.worker.fetch.fetcher import Fetcher
-from celery_orchestration.worker.fetch.stores import Names
 from celery_orchestration.worker.fetch.transport import make_reliable
 
 

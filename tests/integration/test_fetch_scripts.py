@@ -11,7 +11,7 @@ from kombu.transport.redis import Channel
 from kombu.utils.scheduling import cycle_by_name
 from redis.exceptions import ResponseError
 
-from celery_orchestration.worker.fetch.stores import FETCH, Names, Stores, key_of, number_of, redelivered
+from celery_orchestration.node.stores import FETCH, Names, Stores, key_of, number_of, redelivered
 from support.servers import redis_binaries
 
 NAMES = Names.of("shop")

@@ -30,7 +30,7 @@ from celery_orchestration.ledger import (
     keys,
 )
 from celery_orchestration.ledger.scripts import script, verbs
-from celery_orchestration.worker import policies
+from celery_orchestration.node import releases
 from support.hostile import TEXTS
 from support.servers import RedisServer, redis_binaries
 from support.verbs import make_unknown
@@ -72,7 +72,7 @@ class Shop:
         self.document = json.dumps({"cap": cap, "jobs": documents})
         self.jobs = tuple(map(keys.encode_job, jobs))
         self.register("w1", release=release)
-        merged = policies.merged([self.document])
+        merged = releases.merged([self.document])
         assert self.ledger.install(release, merged.cap, merged.jobs)
 
     def register(self, worker: str, slots: int = 8, queues: tuple[str, ...] = ("q",), release: str = "r1") -> Any:
@@ -710,7 +710,7 @@ class TestAttemptsThatCameEarly:
         change(document["jobs"])
         shop.document = json.dumps(document)
         shop.register("w1", release="r2")
-        merged = policies.merged([shop.document])
+        merged = releases.merged([shop.document])
         assert shop.ledger.install("r2", merged.cap, merged.jobs)
 
     def test_a_replacement_whose_job_is_gone_becomes_a_dead_letter(self, shop: Shop):

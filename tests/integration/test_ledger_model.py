@@ -647,8 +647,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def bring_on(self, run: Run) -> None:
         # A run that is tried alone starts on the worker that is kept free for it.
-        keeper = next((name for name, id in self.model.kept.items() if id == run.id), "w2")
-        worker = self.model.workers[keeper if run.state == "waiting" else "w2"]
+        heartbeat = next((name for name, id in self.model.kept.items() if id == run.id), "w2")
+        worker = self.model.workers[heartbeat if run.state == "waiting" else "w2"]
         if self.model.runs.get(run.id) is not run:
             return None
         outcomes, arrivals = [], []

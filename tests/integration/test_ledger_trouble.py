@@ -18,9 +18,9 @@ from celery_orchestration.ledger import (
     Registered,
     UnknownWorker,
 )  # fmt: skip
+from celery_orchestration.node import releases
 from celery_orchestration.operate.health import health
-from celery_orchestration.operate.trouble import FULL
-from celery_orchestration.worker import policies
+from celery_orchestration.operate.redis_problems import FULL
 from integration.test_ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer, redis_binaries
 from support.wait import until
@@ -46,7 +46,7 @@ class Worker:
         )  # fmt: skip
         found = shop.ledger.register(presence, self.epoch, self.fence)
         if found.live != found.installed:
-            merged = policies.merged([shop.document])
+            merged = releases.merged([shop.document])
             assert shop.ledger.install(found.live, merged.cap, merged.jobs)
         self.epoch = self.epoch or found.epoch
         return found

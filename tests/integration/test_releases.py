@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Stray
-from celery_orchestration.worker import policies
+from celery_orchestration.node import releases
 from integration.test_explain import Desk
 from support.servers import RedisServer
 from tests.integration.test_ledger import PREFIX, arrival
@@ -23,7 +23,7 @@ class Rollout(Desk):
         other.install(second, release="r2")
         self.register("w1")
         other.register("w2", release="r2")
-        merged = policies.merged([self.document, other.document])
+        merged = releases.merged([self.document, other.document])
         assert self.ledger.install("r1 r2", merged.cap, merged.jobs)
 
     def stray(self, id: str, job: str, worker: str = "w2", **more: Any) -> str:

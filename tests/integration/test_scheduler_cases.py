@@ -10,7 +10,7 @@ from celery import Celery
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.scheduler.dispatcher import Dispatcher
-from celery_orchestration.scheduler.term import Term
+from celery_orchestration.scheduler.leadership import Term
 from integration.test_dispatch import Beat, any_beat, beat
 from integration.test_dispatcher import HOUR_MS, Scheduler, _nothing
 from integration.test_ledger import PREFIX, arrival
@@ -181,9 +181,9 @@ def test_an_emptied_ledger_has_the_last_fires_that_its_leader_knows(redis_server
     last = scheduler.redis.hget("{fires}:e:hourly", "last")
     scheduler.redis.flushall()
     scheduler.round()  # the ledger says that nobody leads
-    scheduler.side.keeper._registered = False
-    scheduler.side.keeper._register()
-    scheduler.side.term._ask()
+    scheduler.runtime.heartbeat._registered = False
+    scheduler.runtime.heartbeat._register()
+    scheduler.runtime.term._ask()
     scheduler.round()
     assert scheduler.redis.hget("{fires}:e:hourly", "last") == last
     scheduler.close()
@@ -192,7 +192,7 @@ def test_an_emptied_ledger_has_the_last_fires_that_its_leader_knows(redis_server
 
 class TestALeaderThatCannotDispatch:
     def term(self, beat: Beat, silent: list[float]) -> Term:
-        ledger: Ledger = beat.ledger.line()
+        ledger: Ledger = beat.ledger.new_connection()
         return Term(ledger, "s1", "s1@host", 10, lambda: None, lambda: silent[0])
 
     def test_resigns_and_asks_no_more_until_it_can(self, beat: Beat):
@@ -214,7 +214,7 @@ class TestALeaderThatCannotDispatch:
         app.task(name="fired", base=OrchestratedTask)(_nothing)
         app.finalize()
         scheduler = Scheduler(app, redis_server)
-        dispatcher: Dispatcher = scheduler.side.dispatcher
+        dispatcher: Dispatcher = scheduler.runtime.dispatcher
         assert dispatcher.silent_for() == 0, "it has not begun"
         dispatcher._go = lambda: None  # type: ignore[method-assign]
         dispatcher.start()

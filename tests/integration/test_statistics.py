@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_orchestration import tracing
-from celery_orchestration.envelope import Envelope
+from celery_orchestration.job import tracing
+from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Outcome, packed
 from celery_orchestration.operate import statistics
 from celery_orchestration.operate.statistics import Counts, Durations, Statistics

@@ -11,13 +11,13 @@ import pytest
 from celery import Celery
 
 from celery_orchestration import Pool
+from celery_orchestration.job.task import read_settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.pools import run
 from celery_orchestration.pools.backlog import Backlog
 from celery_orchestration.pools.places import Places
 from celery_orchestration.pools.supervisor import Supervisor
 from celery_orchestration.pools.table import shared
-from celery_orchestration.task import read_settings
 from support.servers import RedisServer
 from support.wait import until
 

@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         "term-trusted-too-long",
-        "scheduler/term.py",
+        "scheduler/leadership.py",
         "before + self._seconds * (1 - MARGIN)",
         "after + self._seconds * (1 + MARGIN)",
         "A scheduler that was silent for long trusts a term that another one has taken.",
@@ -133,7 +133,7 @@ MUTANTS = [
     # -- policies and the graph
     Mutant(
         "cap-of-the-newest-release",
-        "graph.py",
+        "job/graph.py",
         '"cap": min((cap for cap, _ in limits), default=None)',
         '"cap": newer["cap"]',
         "During a deployment more runs than the old release allows run at once.",
@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "blocks-of-the-newest-release",
-        "graph.py",
+        "job/graph.py",
         '"blocks": sorted({*older["blocks"], *newer["blocks"]})',
         '"blocks": sorted(newer["blocks"])',
         "During a deployment jobs run together that the old release forbids.",
@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     Mutant(
         "crash-policy-of-the-newest-release",
-        "graph.py",
+        "job/graph.py",
         '"fail" if "fail" in (older["on_crash"], newer["on_crash"]) else newer["on_crash"]',
         'newer["on_crash"]',
         "During a deployment a task that must not run twice is run again after a crash.",
@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         "small-cliques",
-        "graph.py",
+        "job/graph.py",
         "return [jobs for jobs in alike.values() if len(jobs) >= 3]",
         "return list(alike.values())",
         "Jobs that do not block each other are made one group.",
@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         "unbounded-dependency-allowed",
-        "graph.py",
+        "job/graph.py",
         "and (target.max_running is None or target.key is not None)",
         "and target.max_running is None",
         "on='success' of a job that is capped per key waits for an arbitrary run.",
@@ -173,7 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         "reject-is-retried",
-        "policy.py",
+        "job/policy.py",
         "if self.recurring and any(issubclass(Reject, caught) for caught in autoretry_for):",
         "if False:",
         "A recurring job that raises Reject is retried.",
@@ -181,7 +181,7 @@ MUTANTS = [
     ),
     Mutant(
         "acks-late-does-not-requeue",
-        "policy.py",
+        "job/policy.py",
         'return ("requeue", "acks_late") if written.get("acks_late") else None',
         "return None",
         "A task with acks_late is not run again after a crash, as it was before.",
@@ -190,7 +190,7 @@ MUTANTS = [
     # -- the rules in Python
     Mutant(
         "rules-ignore-room",
-        "rules.py",
+        "job/rules.py",
         "self._room[run.job, run.key] >= job.max_running",
         "self._room[run.job, run.key] > job.max_running",
         "testing.decide and the forecast let one run too many start.",
@@ -198,7 +198,7 @@ MUTANTS = [
     ),
     Mutant(
         "rules-ignore-the-key",
-        "rules.py",
+        "job/rules.py",
         "if any(one.key == run.key for one in self._before(run, [run.job])):",
         "if self._before(run, [run.job]):",
         "testing.decide lets runs of one key wait for another's.",
@@ -206,7 +206,7 @@ MUTANTS = [
     ),
     Mutant(
         "rules-ignore-age",
-        "rules.py",
+        "job/rules.py",
         '(self.now - last.at) * 1000 > dep["max_age_ms"]:',
         "(self.now - last.at) * 1000 < 0:",
         "testing.decide ignores max_age_seconds.",
@@ -214,7 +214,7 @@ MUTANTS = [
     ),
     Mutant(
         "rules-let-unmet-runs-bar",
-        "rules.py",
+        "job/rules.py",
         "if one.job not in self.disabled and not self._unmet(one)), None)",
         "if one.job not in self.disabled), None)",
         "testing.decide says that a run waits for one that waits for something else.",
@@ -361,7 +361,7 @@ MUTANTS = [
     Mutant(
         "foreign-origin-accepted",
         "web/security.py",
-        'return origin is None or urlsplit(origin).netloc == request.headers.get("host", "")',
+        'return origin is None or origin.partition("://")[2] == request.headers.get("host", "")',
         "return True",
         "Another site can send forms to the dashboard.",
         (DASHBOARD,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants import Mutant
 
 GATES = "unit/test_worker_gate.py"
-KEEPERS = "unit/test_worker_keeper.py"
+KEEPERS = "unit/test_worker_heartbeat.py"
 SCRIPTS = "integration/test_fetch_scripts.py"
 AMOUNT = "unit/test_fetch_amount.py"
 
@@ -143,31 +143,31 @@ MUTANTS = [
     ),
     Mutant(
         "sweeps-while-outcomes-are-untold",
-        "worker/keeper.py",
-        "return not self._side.line.down",
+        "worker/heartbeat.py",
+        "return not self._runtime.turns.down",
         "return True",
         "After an outage, runs that are over are recovered and run again.",
         (KEEPERS,),
     ),
     Mutant(
         "no-heartbeat-while-publishing",
-        "worker/lease.py",
+        "node/heartbeat.py",
         "if now >= self._beat_at:",
-        "if now >= self._beat_at and not self._member.publisher._errands.qsize() > 256:",
+        "if now >= self._beat_at and not self._node.publisher._errands.qsize() > 256:",
         "A worker that has much to publish loses its lease.",
         (KEEPERS,),
     ),
     Mutant(
         "void-runs-beaten",
-        "worker/keeper.py",
-        "for run in list(self._side.gate.runs.values()) if not run.void]",
-        "for run in list(self._side.gate.runs.values())]",
+        "worker/heartbeat.py",
+        "for run in list(self._runtime.gate.runs.values()) if not run.void]",
+        "for run in list(self._runtime.gate.runs.values())]",
         "Every heartbeat reports the same lost leases again.",
         (KEEPERS,),
     ),
     Mutant(
         "restarted-run-voided",
-        "worker/keeper.py",
+        "worker/heartbeat.py",
         "and run.fence == asked[id]]",
         "]",
         "A run that was started anew on the same worker is stopped because of its old lease.",
@@ -175,7 +175,7 @@ MUTANTS = [
     ),
     Mutant(
         "sweep-stops-early",
-        "worker/lease.py",
+        "node/heartbeat.py",
         "if not swept.more:",
         "if True:",
         "Of very many lost runs only 64 are recovered with each sweep.",
@@ -183,7 +183,7 @@ MUTANTS = [
     ),
     Mutant(
         "lost-sweep-renumbered",
-        "worker/lease.py",
+        "node/heartbeat.py",
         "swept = self._ledger.sweep(",
         "self._sweeps += 1\n            swept = self._ledger.sweep(",
         "What a sweep whose reply was lost had granted waits for its deadline.",
@@ -191,7 +191,7 @@ MUTANTS = [
     ),
     Mutant(
         "revoked-while-the-ledger-was-away-lost",
-        "worker/keeper.py",
+        "worker/heartbeat.py",
         "            if not self._cancelling:\n                self._cancelling = [",
         "            if True:\n                self._cancelling = [",
         "A revoke that came while the ledger was away has no effect.",
@@ -199,11 +199,11 @@ MUTANTS = [
     ),
     Mutant(
         "second-claim-after-a-lost-reply",
-        "worker/line.py",
+        "worker/turns.py",
         "claiming = False  # a second claim",
         "pass  # a second claim",
         "After a failover a run that has just started is given to another worker as well.",
-        ("unit/test_line.py",),
+        ("unit/test_turns.py",),
     ),
     Mutant(
         "read-ahead-behind-long-runs",
@@ -239,7 +239,7 @@ MUTANTS = [
     ),
     Mutant(
         "fetch-into-a-sealed-store",
-        "worker/fetch/lua/fetch.lua",
+        "node/lua/fetch.lua",
         "if call('HEXISTS', KEYS[1], id) == 0 then return redis.error_reply('SEALED ' .. id) end",
         "",
         "Messages that a worker fetches after it was taken for dead are lost.",
@@ -247,7 +247,7 @@ MUTANTS = [
     ),
     Mutant(
         "fetch-writes-over-a-message",
-        "worker/fetch/lua/fetch.lua",
+        "node/lua/fetch.lua",
         "until stored ~= 0",
         "until true",
         "A message is taken from its queue and is nowhere.",
@@ -255,7 +255,7 @@ MUTANTS = [
     ),
     Mutant(
         "fetch-loses-what-it-cannot-store",
-        "worker/fetch/lua/fetch.lua",
+        "node/lua/fetch.lua",
         "    call('RPUSH', key, message)\n",
         "",
         "A message that cannot be stored is lost.",
@@ -263,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         "fetch-order-ignores-steps",
-        "worker/fetch/lua/fetch.lua",
+        "node/lua/fetch.lua",
         "        if rotate then",
         "        if not rotate then",
         "Queues are served in another order than by kombu.",
@@ -271,7 +271,7 @@ MUTANTS = [
     ),
     Mutant(
         "given-back-twice",
-        "worker/fetch/lua/give_back.lua",
+        "node/lua/give_back.lua",
         "if call('HDEL', KEYS[1], ARGV[i]) == 1 then",
         "if call('HDEL', KEYS[1], ARGV[i]) >= 0 then",
         "A message that was acknowledged meanwhile comes back, and runs twice.",
@@ -279,7 +279,7 @@ MUTANTS = [
     ),
     Mutant(
         "store-forgotten-too-early",
-        "worker/fetch/lua/give_back.lua",
+        "node/lua/give_back.lua",
         "if call('EXISTS', KEYS[1]) == 0 then call(",
         "if true then call(",
         "If giving back is interrupted, the rest of the messages is never given back.",
@@ -287,7 +287,7 @@ MUTANTS = [
     ),
     Mutant(
         "envelope-drops-a-property",
-        "envelope.py",
+        "job/envelope.py",
         '"message_id", "timestamp", "type", "app_id")',
         '"message_id", "timestamp", "app_id")',
         "A message that waited lacks a property that its sender had set.",
@@ -295,7 +295,7 @@ MUTANTS = [
     ),
     Mutant(
         "envelope-drops-the-message-id",
-        "envelope.py",
+        "job/envelope.py",
         '"delivery_mode", "message_id",',
         '"delivery_mode",',
         "A handed-over message is taken for another call of its task id.",
@@ -303,7 +303,7 @@ MUTANTS = [
     ),
     Mutant(
         "envelope-keeps-the-old-grant",
-        "envelope.py",
+        "job/envelope.py",
         "headers = {key: value for key, value in message.headers.items() if key != HEADER}",
         "headers = dict(message.headers)",
         "A run that was handed over and waits again keeps a grant that is void.",

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from celery_orchestration import Orchestration
 from celery_orchestration.errors import LedgerError, OrchestrationError
-from celery_orchestration.task import jobs_of
+from celery_orchestration.job.task import jobs_of
 from soak.crew import APP, Crew
 from soak.journal import VARIABLE, Journal
 from soak.plan import LEASE, Act, Call, Fault, Plan, Run

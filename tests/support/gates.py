@@ -11,7 +11,7 @@ from celery import Celery
 from celery.worker.request import create_request_cls
 
 from celery_orchestration import OrchestratedTask
-from celery_orchestration.envelope import HEADER, Envelope
+from celery_orchestration.job.envelope import HEADER, Envelope
 from celery_orchestration.ledger import Answer, Outcome, Start, Turn
 from celery_orchestration.worker.custom import request_class
 from celery_orchestration.worker.gate import Batch, Gate
@@ -79,15 +79,15 @@ class GateStage:
         def noting(name: str) -> Callable[..., None]:
             return lambda *_: self.called.append(name)
 
-        side = SimpleNamespace(
+        runtime = SimpleNamespace(
             app=app,
             accept={"application/json"},
             settings=SimpleNamespace(strict_priority=False, **settings),
             ledger=SimpleNamespace(address="there"),
-            line=SimpleNamespace(carry=self.turns.append),
+            turns=SimpleNamespace(carry=self.turns.append),
             consuming=SimpleNamespace(consumers=[], granted=(), take_granted=noting("take_granted")),
             publisher=SimpleNamespace(publish=noting("publish"), end=noting("end")),
-            keeper=SimpleNamespace(register_soon=noting("register_soon"), fail=noting("fail"), finish=noting("finish")),
+            heartbeat=SimpleNamespace(**{name: noting(name) for name in ("register_soon", "fail", "finish")}),
             epoch=SimpleNamespace(fence=""),
             drain=SimpleNamespace(begin=noting("drain")),
             deadline=None,
@@ -101,7 +101,7 @@ class GateStage:
             pool=self.pool, hostname=HOST, event_dispatcher=None, connection_errors=(), task_buckets={"job": None},
             on_task_request=self.comes,
         )  # fmt: skip
-        self.gate = gates[HOST] = Gate(side, self.consumer, self.loop, self.slots)  # type: ignore[arg-type]
+        self.gate = gates[HOST] = Gate(runtime, self.consumer, self.loop, self.slots)  # type: ignore[arg-type]
         self.gate.open()
         self.loop.drain()
         self.answer()  # every worker begins with a turn that offers its slots

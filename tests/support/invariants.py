@@ -22,9 +22,9 @@ from celery import Celery
 from celery.result import AsyncResult
 from celery.states import READY_STATES
 
+from celery_orchestration.job.task import jobs_of, read_settings
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate import Orchestration, Status
-from celery_orchestration.task import jobs_of, read_settings
 from support.history import History, Span
 from support.wait import until
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 
+from celery_orchestration.job.task import read_settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.pools.table import queues_of
-from celery_orchestration.task import read_settings
 from support.processes import ManagedProcess
 from support.stage import Stage
 from support.wait import until

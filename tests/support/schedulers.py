@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from celery_orchestration.job.task import jobs_of, read_settings
 from celery_orchestration.ledger import Ledger, keys
-from celery_orchestration.task import jobs_of, read_settings
 from support.invariants import Fired, fired_twice, fires_of
 from support.stage import Stage
 from support.wait import until

@@ -13,11 +13,11 @@ import pytest
 
 from celery_orchestration.errors import BadCall, ConfigurationError
 from celery_orchestration.operate.causes import causes
+from celery_orchestration.operate.dependency_graph import Needs, Picture
 from celery_orchestration.operate.models import Disabled, Ended, JobStatus, RunStatus, Status
-from celery_orchestration.operate.picture import Needs, Picture
 from celery_orchestration.web import auth, filters, redaction, show
 from celery_orchestration.web.auth import Attempts, BadCredentials, Credentials, Sessions, hash_password, hash_token
-from celery_orchestration.web.pages import job, letters, timeline
+from celery_orchestration.web.pages import dead_letters, job, timeline
 from celery_orchestration.web.svg import bands, graph, spark
 from celery_orchestration.web.svg import timeline as drawn
 from celery_orchestration.web.svg.timeline import Span, Window
@@ -184,14 +184,14 @@ def test_what_is_done_to_a_group_is_done_to_no_other_job() -> None:
         return there[skip : skip + count]
 
     client: Any = SimpleNamespace(dead_letters=some, status=lambda depths: SimpleNamespace(at=NOW))
-    groups = letters.grouped(there)
+    groups = dead_letters.grouped(there)
     for group in groups:
-        found = letters.chosen(client, {"job": group.job, **({"shape": group.shape} if group.shape else {})})
+        found = dead_letters.chosen(client, {"job": group.job, **({"shape": group.shape} if group.shape else {})})
         assert len(found) == group.count
-        assert {(one.job, letters.shape(one.error)) for one in found} == {(group.job, group.shape)}
+        assert {(one.job, dead_letters.shape(one.error)) for one in found} == {(group.job, group.shape)}
     assert sum(group.count for group in groups) == len(there)
     with pytest.raises(BadCall):
-        letters.chosen(client, {"until": "yesterday"})
+        dead_letters.chosen(client, {"until": "yesterday"})
 
 
 # -- causes
@@ -384,8 +384,8 @@ def test_figures_are_of_all_runs() -> None:
 
 
 def test_errors_that_differ_by_numbers_are_one_group() -> None:
-    assert letters.shape("order 12: 0x7f declined") == letters.shape("order 345: 0x8a declined")
-    assert letters.shape("timeout") != letters.shape("refused")
+    assert dead_letters.shape("order 12: 0x7f declined") == dead_letters.shape("order 345: 0x8a declined")
+    assert dead_letters.shape("timeout") != dead_letters.shape("refused")
 
 
 def a_run(**values: Any) -> RunStatus:

@@ -17,7 +17,7 @@ from django.test import TestCase
 
 import celery_orchestration
 from celery_orchestration.django import OrchestratedTask
-from celery_orchestration.task import jobs_of
+from celery_orchestration.job.task import jobs_of
 from support.workers import environment
 
 

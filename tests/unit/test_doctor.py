@@ -13,18 +13,18 @@ import pytest
 
 from celery_orchestration.cli.show.check import health_line, print_diagnosis
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job.policy import Policy, Settings, read_options
 from celery_orchestration.ledger import Member, Members
+from celery_orchestration.node import releases
+from celery_orchestration.node.stores import Store
 from celery_orchestration.operate import Check, Death, Diagnosis, Disabled, EntryStatus, JobStatus, Status, reading
 from celery_orchestration.operate.broker import Answers, Kept, Stranger
 from celery_orchestration.operate.checks import CHECKS, code, events, examine, fetch, redis, workers
 from celery_orchestration.operate.checks.facts import Facts
 from celery_orchestration.operate.doctor import unreadable
 from celery_orchestration.operate.health import health
+from celery_orchestration.operate.hints import command, redis_cli, worker_for
 from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
-from celery_orchestration.operate.who import command, redis_cli, worker_for
-from celery_orchestration.policy import Policy, Settings, read_options
-from celery_orchestration.worker import policies
-from celery_orchestration.worker.fetch.stores import Store
 from support.hostile import TEXTS
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -199,7 +199,7 @@ def test_code_that_cannot_be_read_is_told_line_by_line():
 
 
 def documents(**jobs: Policy) -> str:
-    return policies.release(jobs, None).document
+    return releases.release(jobs, None).document
 
 
 def test_a_cycle_of_live_releases_names_its_jobs_and_the_workers_to_end():

@@ -19,7 +19,7 @@ from kombu import Connection, Producer, Queue
 from kombu.compression import compress
 from kombu.message import Message
 
-from celery_orchestration.envelope import HEADER, Envelope
+from celery_orchestration.job.envelope import HEADER, Envelope
 
 
 class Explosive:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration import rules
+from celery_orchestration.job import rules
 from celery_orchestration.operate import simulation
 from celery_orchestration.operate.forecast import Forecast, forecast
 from celery_orchestration.operate.simulation import Plan, PlannedEntry, PlannedJob, Present

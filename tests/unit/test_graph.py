@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.graph import Graph, cliques, conflicts, cycles, merge
-from celery_orchestration.policy import Dependency, JobOptions, Policy
+from celery_orchestration.job.graph import Graph, cliques, conflicts, cycles, merge
+from celery_orchestration.job.policy import Dependency, JobOptions, Policy
 
 
 def job(name, **options):

@@ -6,7 +6,7 @@ from time import monotonic
 
 import pytest
 
-from celery_orchestration.limits import Clocks, sentences, soft_sentence
+from celery_orchestration.job.limits import Clocks, sentences, soft_sentence
 
 RUN = ("id", "7")
 

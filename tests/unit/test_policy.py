@@ -12,7 +12,7 @@ from celery.local import Proxy
 from celery.schedules import crontab, schedule
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.policy import (
+from celery_orchestration.job.policy import (
     NOT_AVAILABLE,
     OPTIONS,
     Dependency,

@@ -11,15 +11,15 @@ from kombu import Queue
 
 from celery_orchestration import OrchestratedTask, Pool
 from celery_orchestration.errors import BadCall, ConfigurationError
+from celery_orchestration.job.policy import pool_problems
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.operate.serve import Figures as Served
 from celery_orchestration.operate.serve import address_of, answer
-from celery_orchestration.policy import pool_problems
 from celery_orchestration.pools import child
 from celery_orchestration.pools.figures import Waits
 from celery_orchestration.pools.machine import Machine, machine
 from celery_orchestration.pools.places import identity
 from celery_orchestration.pools.table import arguments_of, differences, queues_of, shared, strictest
-from celery_orchestration.task import jobs_of
 from celery_orchestration.worker import supervised
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pools.md"

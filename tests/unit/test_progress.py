@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration import OrchestratedTask, progress
+from celery_orchestration import OrchestratedTask
 from celery_orchestration.cli.show.status import _progress
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
+from celery_orchestration.job import progress
+from celery_orchestration.job.progress import EVERY, LONGEST_WAIT, MOST, Reporter, said
 from celery_orchestration.ledger.keys import LONGEST_PROGRESS
 from celery_orchestration.operate import Progress
-from celery_orchestration.progress import EVERY, LONGEST_WAIT, MOST, Reporter, said
 
 
 @pytest.mark.parametrize(

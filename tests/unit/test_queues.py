@@ -13,7 +13,7 @@ from kombu import Exchange, Queue
 
 from celery_orchestration import OrchestratedTask, Priority
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.queues import (
+from celery_orchestration.job.queues import (
     StrictCycle,
     check,
     declared,
@@ -27,7 +27,7 @@ from celery_orchestration.queues import (
     rank_of,
     select,
 )
-from celery_orchestration.task import jobs_of
+from celery_orchestration.job.task import jobs_of
 
 DEFAULTS = ["default.critical", "default.high", "default.normal", "default.low"]
 

@@ -12,10 +12,10 @@ from celery.schedules import crontab, schedule
 
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import keys
 from celery_orchestration.scheduler import documents
 from celery_orchestration.scheduler.documents import MOST_WRITTEN, document, from_document
-from celery_orchestration.task import jobs_of
 from support.hostile import TEXTS
 
 NOW = 1_893_456_000_000

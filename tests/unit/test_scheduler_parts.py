@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.graph import Graph
+from celery_orchestration.job.graph import Graph
 from celery_orchestration.ledger import Lead
 from celery_orchestration.scheduler.agenda import Agenda
-from celery_orchestration.scheduler.term import MARGIN, Term
+from celery_orchestration.scheduler.leadership import MARGIN, Term
 from celery_orchestration.scheduler.times import Due
 
 
@@ -77,7 +77,7 @@ class TestTerm:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock = Clock()
-        monkeypatch.setattr("celery_orchestration.scheduler.term.monotonic", clock)
+        monkeypatch.setattr("celery_orchestration.scheduler.leadership.monotonic", clock)
         return clock
 
     @pytest.fixture

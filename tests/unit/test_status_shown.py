@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from celery_orchestration.cli.look import OUTCOMES as OUTCOMES_OF_THE_COMMAND
-from celery_orchestration.cli.look import STATES as STATES_OF_THE_COMMAND
+from celery_orchestration.cli.queries import OUTCOMES as OUTCOMES_OF_THE_COMMAND
+from celery_orchestration.cli.queries import STATES as STATES_OF_THE_COMMAND
 from celery_orchestration.cli.show.status import View, print_status
 from celery_orchestration.errors import BadCall, UnknownJob
 from celery_orchestration.operate import (
@@ -30,7 +30,7 @@ from celery_orchestration.operate import (
 )
 from celery_orchestration.operate.attention import by_urgency, wrong
 from celery_orchestration.operate.models import OUTCOMES
-from celery_orchestration.operate.narrow import STATES, narrowed
+from celery_orchestration.operate.status_filter import STATES, narrowed
 from support.hostile import TEXTS
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)

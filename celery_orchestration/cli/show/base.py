@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from celery_orchestration.cli.base import forgiving
+from celery_orchestration.job.policy import printable
 from celery_orchestration.operate.clock import lasting
-from celery_orchestration.policy import printable
 
 _COLOURS = {
     "running": "green",

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from celery_orchestration.cli.show.base import console_to, plain, state
-from celery_orchestration.operate.picture import Drawn, Picture
+from celery_orchestration.operate.dependency_graph import Drawn, Picture
 from celery_orchestration.operate.tree import DEEPEST, Line, tree
 
 #: Of jobs that one never runs together with, how many are named.

@@ -25,9 +25,9 @@ from celery_orchestration.cli.show.base import console_to
 from celery_orchestration.cli.show.grid import short
 from celery_orchestration.cli.show.status import ALL, ROWS, View
 from celery_orchestration.errors import LedgerError, LedgerRefused
+from celery_orchestration.job.policy import printable
 from celery_orchestration.operate.clock import lasting
 from celery_orchestration.operate.models import Status
-from celery_orchestration.policy import printable
 
 Look = Callable[[], BaseModel]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from celery_orchestration.operate.checks import code, events, fetch, pools, redis, workers
 from celery_orchestration.operate.checks.facts import About, Facts
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.who import command
+from celery_orchestration.operate.hints import command
 
 CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
     *(redis.redis, redis.eviction, redis.persistence, redis.memory),

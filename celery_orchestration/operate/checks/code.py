@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 
-from celery_orchestration import graph
+from celery_orchestration.job import graph
+from celery_orchestration.job.policy import show
 from celery_orchestration.ledger import BEAT
+from celery_orchestration.node.releases import merged
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, end, listed, many
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.who import command
-from celery_orchestration.policy import show
-from celery_orchestration.worker import policies
+from celery_orchestration.operate.hints import command
 
 #: How long releases that differ may be live together.
 DEPLOYING = timedelta(hours=1)
@@ -44,7 +44,7 @@ def cycles(facts: Facts) -> Iterator[Check]:
     about = About("cycles", "jobs that depend on each other in a circle wait for ever")
     for line in facts.cycles:
         yield about.problem(f"this code has a {line}", "take one of these out of depends_on")
-    found = policies.merged([text for text in facts.releases.values() if text]).cycles
+    found = merged([text for text in facts.releases.values() if text]).cycles
     for cycle in found[:MOST]:
         yield about.problem(*_installed_cycle(facts, cycle))
     yield from about.more(len(found), "cycles of that kind", command("graph"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from celery_orchestration.job.limits import Limit
+from celery_orchestration.job.policy import Policy, Settings
 from celery_orchestration.ledger import Members
-from celery_orchestration.limits import Limit
 from celery_orchestration.operate.broker import Answers, Kept, Stranger
 from celery_orchestration.operate.diagnosis import Check, CheckState
+from celery_orchestration.operate.hints import command
 from celery_orchestration.operate.models import EntryStatus, Status
-from celery_orchestration.operate.who import command
-from celery_orchestration.policy import Policy, Settings
 
 #: How many of a kind are told one by one.
 MOST = 10

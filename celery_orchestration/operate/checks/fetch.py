@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from celery_orchestration.operate.checks.facts import About, Facts, listed, many
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.who import command
+from celery_orchestration.operate.hints import command
 
 #: Seconds: of a limit that is that high, a run is long.
 LONG = 600.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from celery_orchestration.operate.checks.facts import About, Facts, many
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.who import command
+from celery_orchestration.operate.hints import command
 
 
 def pools(facts: Facts) -> Iterator[Check]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from celery_orchestration.operate.checks.facts import About, Facts, claim, redis_url
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.trouble import FULL
-from celery_orchestration.operate.who import redis_cli
+from celery_orchestration.operate.hints import redis_cli
+from celery_orchestration.operate.redis_problems import FULL
 
 #: Part of maxmemory that may be used.
 MOST_MEMORY = 0.9

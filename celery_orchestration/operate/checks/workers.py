@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from celery_orchestration.limits import sentences, soft_sentence
+from celery_orchestration.job.limits import sentences, soft_sentence
+from celery_orchestration.job.policy import show
 from celery_orchestration.operate import reasons
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, end, listed, many
 from celery_orchestration.operate.diagnosis import Check
-from celery_orchestration.operate.who import command, worker_for
-from celery_orchestration.policy import show
+from celery_orchestration.operate.hints import command, worker_for
 
 #: Seconds by which clocks may differ.
 MOST_SKEW = 5.0

@@ -25,8 +25,8 @@ from kombu.utils.scheduling import priority_cycle, round_robin_cycle
 from redis import Redis
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
+from celery_orchestration.node.stores import FETCH, Stores, key_of, new_id, number_of
 from celery_orchestration.worker.fetch.link import Link
-from celery_orchestration.worker.fetch.stores import FETCH, Stores, key_of, new_id, number_of
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.fetch.fetcher import Fetcher

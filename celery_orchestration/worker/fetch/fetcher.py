@@ -7,9 +7,9 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-from celery_orchestration import queues
+from celery_orchestration.job import queues
+from celery_orchestration.node.stores import Names
 from celery_orchestration.worker.fetch.demand import Demand
-from celery_orchestration.worker.fetch.stores import Names
 
 logger = get_logger(__name__)
 

@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.log import get_logger
 from redis import Redis
 
+from celery_orchestration.node.backoff import Backoff
+from celery_orchestration.node.stores import Names, Store, Stores
 from celery_orchestration.worker.fetch.fetcher import Fetcher
-from celery_orchestration.worker.fetch.stores import Names, Store, Stores
 from celery_orchestration.worker.fetch.transport import is_redis, make_reliable
-from celery_orchestration.worker.line import Patience
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.member import Member
+    from celery_orchestration.node.presence import Node
 
 logger = get_logger(__name__)
 
 
 class Recovery(threading.Thread):
-    def __init__(self, member: Member, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, node: Node, fetcher: Fetcher | None = None) -> None:
         """`fetcher`: of a worker that has stores itself."""
         super().__init__(name="orchestration-recovery", daemon=True)
-        self._member = member
+        self._node = node
         self._fetcher = fetcher
-        self._ledger = member.ledger.line()
+        self._ledger = node.ledger.new_connection()
         self._swept = threading.Event()
         self._stopped = threading.Event()
-        self._patience = Patience(self._stopped.wait)
+        self._backoff = Backoff(self._stopped.wait)
         self._connection: Any = None
         self._stores: Stores | None = None
 
@@ -54,9 +54,9 @@ class Recovery(threading.Thread):
                 self._look()
             except Exception as exc:
                 self._disconnect()
-                self._patience.trouble(lambda _, exc=exc: _say(exc))  # type: ignore[misc]
+                self._backoff.failed(lambda _, exc=exc: _say(exc))  # type: ignore[misc]
             else:
-                self._patience.over()
+                self._backoff.succeeded()
         self._disconnect()
         self._ledger.close()
 
@@ -64,10 +64,10 @@ class Recovery(threading.Thread):
         stores = self._connected()
         found = stores.all()  # before the ledger is asked: a worker that opens one now is registered already
         ours = self._fetcher.open.copy() if self._fetcher is not None else set()
-        workers = {store.worker for store in found} - {self._member.worker}
-        gone = self._ledger.gone(int(self._member.settings.lease_seconds * 1000), workers) if workers else set()
+        workers = {store.worker for store in found} - {self._node.worker}
+        gone = self._ledger.gone(int(self._node.settings.lease_seconds * 1000), workers) if workers else set()
         for store in found:
-            left_over = store.worker == self._member.worker and store.id not in ours
+            left_over = store.worker == self._node.worker and store.id not in ours
             if store.sealed or left_over or store.worker in gone:
                 self._give_back(stores, store)
 
@@ -77,15 +77,15 @@ class Recovery(threading.Thread):
             stores.acknowledge(store.id, acknowledged[store.id])
         moved = stores.end(store.id)
         acknowledged.pop(store.id, None)
-        if moved and store.worker != self._member.worker:
+        if moved and store.worker != self._node.worker:
             logger.warning("%d messages that %s had fetched and not begun go back to their queues", moved, store.name)
 
     def _connected(self) -> Stores:
         if self._stores is None:
-            member = self._member
-            self._connection = make_reliable(member.app.connection_for_read(), _nobody(member.store_names))
+            node = self._node
+            self._connection = make_reliable(node.app.connection_for_read(), _nobody(node.store_names))
             channel = self._connection.default_channel
-            self._stores = Stores(Redis(connection_pool=channel.pool), member.store_names)
+            self._stores = Stores(Redis(connection_pool=channel.pool), node.store_names)
         return self._stores
 
     def _disconnect(self) -> None:

@@ -1,4 +1,4 @@
-"""The jobs of ``faults``. With TEST_STICK a worker's first keeper is stuck while there is a file ``stuck``, and the one
+"""The jobs of ``faults``. With TEST_STICK a worker's first heartbeat hangs while there is a file ``stuck``, and the one
 that takes its place has no heartbeat while there is a file ``breathless``."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from celery_orchestration.worker.keeper import Keeper
+from celery_orchestration.worker.heartbeat import WorkerHeartbeat
 from support.apps.faults import app, free, held, noted, scratch
 
 __all__ = ["app", "free", "held", "noted"]
@@ -18,8 +18,10 @@ def wait_while(name: str) -> None:
         time.sleep(0.01)
 
 
-def holding_up(method: Callable[[Keeper], None], name: str, wanted: Callable[[Keeper], bool]) -> Callable[..., None]:
-    def held_up(self: Keeper) -> None:
+def holding_up(
+    method: Callable[[WorkerHeartbeat], None], name: str, wanted: Callable[[WorkerHeartbeat], bool]
+) -> Callable[..., None]:
+    def held_up(self: WorkerHeartbeat) -> None:
         if wanted(self):
             wait_while(name)
         method(self)
@@ -28,11 +30,11 @@ def holding_up(method: Callable[[Keeper], None], name: str, wanted: Callable[[Ke
 
 
 if "TEST_STICK" in os.environ:
-    keepers: list[Keeper] = []
+    keepers: list[WorkerHeartbeat] = []
 
-    def is_first(keeper: Keeper) -> bool:
-        keepers.append(keeper)
-        return keeper is keepers[0]
+    def is_first(heartbeat: WorkerHeartbeat) -> bool:
+        keepers.append(heartbeat)
+        return heartbeat is keepers[0]
 
-    Keeper._round = holding_up(Keeper._round, "stuck", is_first)
-    Keeper._renew = holding_up(Keeper._renew, "breathless", lambda keeper: not is_first(keeper))
+    WorkerHeartbeat._round = holding_up(WorkerHeartbeat._round, "stuck", is_first)
+    WorkerHeartbeat._renew = holding_up(WorkerHeartbeat._renew, "breathless", lambda heartbeat: not is_first(heartbeat))

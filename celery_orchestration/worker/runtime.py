@@ -14,12 +14,14 @@ from typing import Any
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from celery_orchestration import queues
 from celery_orchestration.errors import ConfigurationError, LedgerError
+from celery_orchestration.job import queues
+from celery_orchestration.job.limits import CANNOT_INTERRUPT, sentences, soft_sentence
+from celery_orchestration.job.policy import pool_problems
+from celery_orchestration.job.task import SCHEDULER, limits_of
 from celery_orchestration.ledger import Presence
-from celery_orchestration.limits import CANNOT_INTERRUPT, sentences, soft_sentence
-from celery_orchestration.policy import pool_problems
-from celery_orchestration.task import SCHEDULER, limits_of
+from celery_orchestration.node.presence import Node
+from celery_orchestration.node.publisher import Publisher
 from celery_orchestration.worker import custom, internals
 from celery_orchestration.worker.consuming import Consuming
 from celery_orchestration.worker.deadline import Deadline
@@ -29,18 +31,16 @@ from celery_orchestration.worker.fetch.demand import Demand
 from celery_orchestration.worker.fetch.fetcher import Fetcher
 from celery_orchestration.worker.fetch.recovery import Recovery, has_stores
 from celery_orchestration.worker.gate import Gate
-from celery_orchestration.worker.keeper import Keeper
+from celery_orchestration.worker.heartbeat import WorkerHeartbeat
 from celery_orchestration.worker.limits import Limits
-from celery_orchestration.worker.line import Line
 from celery_orchestration.worker.loop import DirectLoop, HubLoop
-from celery_orchestration.worker.member import Member
-from celery_orchestration.worker.publisher import Publisher
 from celery_orchestration.worker.reports import Reports
 from celery_orchestration.worker.request import OrchestratedRequest, gates
 from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots
 from celery_orchestration.worker.strays import Strays
 from celery_orchestration.worker.supervised import Supervised
-from celery_orchestration.worker.watch import Watch
+from celery_orchestration.worker.turns import Turns
+from celery_orchestration.worker.watchdog import Watchdog
 
 logger = get_logger(__name__)
 
@@ -48,14 +48,15 @@ logger = get_logger(__name__)
 STOP_SECONDS = 5.0
 
 
-class WorkerSide(Member):
+class WorkerRuntime(Node):
     gate: Gate
-    line: Line
-    keeper: Keeper
-    watch: Watch
+    turns: Turns
+    heartbeat: WorkerHeartbeat
+    watchdog: Watchdog
     drain: Drain
     strays: Strays
     reports: Reports
+    recovery: Recovery | None
 
     def __init__(self, controller: Any) -> None:
         super().__init__(controller.app)
@@ -171,7 +172,8 @@ class WorkerSide(Member):
             self.check_scheduler()
             self.check_pools()
             supervised = Supervised.of_environment(self.ledger, self.settings, self.drain.hurry)
-            for thread in (self.line, self.keeper, self.publisher, self.watch, self.drain, self.recovery, supervised):
+            threads = self.turns, self.heartbeat, self.publisher, self.watchdog, self.drain, self.recovery, supervised
+            for thread in threads:
                 if thread is not None:
                     thread.start()
             self._running = True
@@ -202,8 +204,8 @@ class WorkerSide(Member):
         self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
         if self.kind in CANNOT_INTERRUPT:
             self.gate.limits = Limits(self, self._loop)
-        self.line, self.keeper, self.publisher = Line(self, self._loop), Keeper(self), Publisher(self)
-        self.watch = Watch(self)
+        self.turns, self.heartbeat, self.publisher = Turns(self, self._loop), WorkerHeartbeat(self), Publisher(self)
+        self.watchdog = Watchdog(self)
         self.strays = Strays(self, self._loop)
         self.reports = Reports(self)
         self.drain = Drain(self)
@@ -212,8 +214,8 @@ class WorkerSide(Member):
         internals.watch_exits(pool)
         internals.before_beginning(controller, self.consuming.may_begin)
         internals.say_nothing_of_returned(queues.is_granted)
-        internals.show_more_queues(lambda consumer: gates[consumer.hostname]._side.consuming.active_queues())
-        internals.report_waiting(lambda consumer: (gate := gates.get(consumer.hostname)) and gate._side.reports)
+        internals.show_more_queues(lambda consumer: gates[consumer.hostname]._runtime.consuming.active_queues())
+        internals.report_waiting(lambda consumer: (gate := gates.get(consumer.hostname)) and gate._runtime.reports)
         internals.hear_revokes(lambda consumer, *what: gates[consumer.hostname].revoked(*what))
 
     def _flushed(self, lost: list[OrchestratedRequest]) -> None:
@@ -247,12 +249,12 @@ class WorkerSide(Member):
         else:
             self._loop.call(function)
 
-    def replace_keeper(self) -> None:
+    def replace_heartbeat(self) -> None:
         """Should the one that is stuck ever go on, it ends."""
-        stuck = self.keeper
+        stuck = self.heartbeat
         stuck.stop()
-        self.keeper = Keeper(self, stuck)
-        self.keeper.start()
+        self.heartbeat = WorkerHeartbeat(self, stuck)
+        self.heartbeat.start()
 
     @property
     def stopping(self) -> bool:
@@ -295,7 +297,7 @@ class WorkerSide(Member):
         if self._running:
             self.gate.begin_drain()
             self.gate.stop()
-            self.line.give_to_thread()
+            self.turns.give_to_thread()
             cold = self._cold_since is not None
             if cold and self.gate.runs and not internals.can_kill(self.controller.pool):
                 self._end_after_soft_shutdown()  # Celery could not cancel them
@@ -317,20 +319,20 @@ class WorkerSide(Member):
             return None
         if not self.gate.code_is_gone():
             self.drain.end_process()
-            return self.keeper.stop()
+            return self.heartbeat.stop()
         self.drain.over()
         deadline = monotonic() + STOP_SECONDS
         self.gate.return_all()
         if not self.gate.wait_told(deadline):
             logger.error("The ledger does not answer: outcomes are lost, their runs will be recovered and run again")
-        self.watch.stop()
+        self.watchdog.stop()
         if self.recovery is not None:
             self.recovery.stop()
-        self.line.stop()
-        self.keeper.stop()
-        self.keeper.join(max(0.1, deadline - monotonic()))
+        self.turns.stop()
+        self.heartbeat.stop()
+        self.heartbeat.join(max(0.1, deadline - monotonic()))
         try:
-            self.publisher.publish(self.keeper.leave())
+            self.publisher.publish(self.heartbeat.leave())
         except LedgerError as exc:
             logger.error("Leaving without telling the ledger: %s", exc)
         self.publisher.stop()

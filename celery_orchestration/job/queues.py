@@ -24,7 +24,7 @@ from kombu.utils.scheduling import round_robin_cycle
 
 from celery_orchestration import commands
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.policy import Policy, Priority
+from celery_orchestration.job.policy import Policy, Priority
 
 logger = get_logger(__name__)
 
@@ -35,7 +35,7 @@ PRIORITY_HEADER = "orchestration_priority"
 FORCE_HEADER = "orchestration_force"
 FORCED = 4
 
-STRICT = "celery_orchestration.queues:StrictCycle"
+STRICT = "celery_orchestration.job.queues:StrictCycle"
 
 _RANKS = {"granted": -1, **{p.name.lower(): 3 - p for p in Priority}}
 _NORMAL = _RANKS["normal"]

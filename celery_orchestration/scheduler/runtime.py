@@ -13,14 +13,14 @@ from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.ledger import BEAT, FORGOTTEN, Presence, Registered
+from celery_orchestration.node.heartbeat import Heartbeat
+from celery_orchestration.node.presence import Node
+from celery_orchestration.node.publisher import Publisher
 from celery_orchestration.scheduler.apply import Applier
 from celery_orchestration.scheduler.dispatcher import Dispatcher
 from celery_orchestration.scheduler.entries import Entry
-from celery_orchestration.scheduler.term import Term
+from celery_orchestration.scheduler.leadership import Term
 from celery_orchestration.worker.fetch.recovery import Recovery, has_stores
-from celery_orchestration.worker.lease import Lease
-from celery_orchestration.worker.member import Member
-from celery_orchestration.worker.publisher import Publisher
 
 logger = get_logger(__name__)
 
@@ -28,11 +28,11 @@ logger = get_logger(__name__)
 STOP_SECONDS = 5.0
 
 
-class SchedulerKeeper(Lease):
+class SchedulerHeartbeat(Heartbeat):
     """It has no runs: there is nothing to claim in a new epoch."""
 
-    def __init__(self, side: SchedulerSide) -> None:
-        super().__init__(side, "orchestration-keeper")
+    def __init__(self, runtime: SchedulerRuntime) -> None:
+        super().__init__(runtime, "orchestration-heartbeat")
         self._epoch = ""
 
     def _told(self) -> tuple[str, str]:
@@ -40,10 +40,10 @@ class SchedulerKeeper(Lease):
 
     def _is_registered(self, found: Registered) -> None:
         if self._epoch and found.epoch != self._epoch:
-            self._ledger.claim(self._member.worker, found.epoch, [], [])
+            self._ledger.claim(self._node.worker, found.epoch, [], [])
             logger.error(
                 "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s",
-                self._member.ledger.address,
+                self._node.ledger.address,
                 FORGOTTEN.get(found.why, "may have forgotten something"),
                 found.closed_ms / 1000,
             )
@@ -58,21 +58,23 @@ class SchedulerKeeper(Lease):
         self._registered = False
 
     def _renew(self) -> None:
-        self._ledger.beat(self._member.worker, int(self._member.settings.lease_seconds * 1000), [])
+        self._ledger.beat(self._node.worker, int(self._node.settings.lease_seconds * 1000), [])
 
 
-class SchedulerSide(Member):
+class SchedulerRuntime(Node):
+    recovery: Recovery | None
+
     def __init__(self, app: Celery, entries: Mapping[str, Entry], applier: Applier | None = None) -> None:
         super().__init__(app)
         self.applier = applier or Applier()
         self.name = f"beat-{os.getpid()}@{socket.gethostname()}"
         self.problem = ""
         self.publisher = Publisher(self)
-        self.keeper = SchedulerKeeper(self)
+        self.heartbeat = SchedulerHeartbeat(self)
         self.recovery = Recovery(self) if has_stores(app) else None
         self.dispatcher = Dispatcher(self, entries)
         self.term = Term(
-            self.ledger.line(),
+            self.ledger.new_connection(),
             self.worker,
             self.name,
             self.settings.term_seconds,
@@ -90,7 +92,7 @@ class SchedulerSide(Member):
         """Events are for workers."""
 
     def start(self) -> None:
-        for thread in (self.publisher, self.keeper, self.recovery, self.dispatcher, self.term):
+        for thread in (self.publisher, self.heartbeat, self.recovery, self.dispatcher, self.term):
             if thread is not None:
                 thread.start()
 
@@ -101,11 +103,11 @@ class SchedulerSide(Member):
         self.term.stop()
         if self.recovery is not None:
             self.recovery.stop()
-        self.keeper.stop()
-        self.keeper.join(max(0.1, deadline - monotonic()))
-        if not self.keeper.is_alive():
+        self.heartbeat.stop()
+        self.heartbeat.join(max(0.1, deadline - monotonic()))
+        if not self.heartbeat.is_alive():
             try:
-                self.publisher.publish(self.keeper.leave())
+                self.publisher.publish(self.heartbeat.leave())
             except LedgerError as exc:
                 logger.warning("Leaving without telling the ledger: %s", exc)
         self.publisher.stop()

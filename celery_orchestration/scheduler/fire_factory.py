@@ -6,21 +6,21 @@ from datetime import datetime
 
 from celery.utils.log import get_logger
 
-from celery_orchestration import queues
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job import queues
 from celery_orchestration.ledger import Adoption, Fire, keys
+from celery_orchestration.node.presence import Node
 from celery_orchestration.scheduler.apply import NOT_SENT, Applier
 from celery_orchestration.scheduler.entries import Entry, Template
 from celery_orchestration.scheduler.message import MARK, Kept, Message, Unroutable, is_constant, make, make_for_all
 from celery_orchestration.scheduler.times import Due
-from celery_orchestration.worker.member import Member
 
 logger = get_logger(__name__)
 
 
-class Fires:
-    def __init__(self, member: Member, applier: Applier) -> None:
-        self._member = member
+class FireFactory:
+    def __init__(self, node: Node, applier: Applier) -> None:
+        self._node = node
         self._applier = applier
 
     def adoption(self, entry: Entry, last_ms: int | None) -> Adoption:
@@ -28,7 +28,7 @@ class Fires:
         name, task, every = (keys.text(one) for one in (entry.name, entry.call.task, entry.every))
         found = Adoption(entry.id, name, task, self._job(entry), every, entry.source, last_ms)
         if entry.gap_ms is not None:
-            one = self._placed(entry, make_for_all(self._member.app, entry.call))
+            one = self._placed(entry, make_for_all(self._node.app, entry.call))
             found.gap_ms, found.message = entry.gap_ms, one.message(MARK)
             found.queue, found.granted_queue, found.key, found.priority = one.place
         return found
@@ -64,19 +64,19 @@ class Fires:
 
     def prepare(self, entry: Entry) -> None:
         """What can be made of its fires before it is due."""
-        if not self._job(entry) or self._applier.is_needed or not is_constant(self._member.app, entry.call):
+        if not self._job(entry) or self._applier.is_needed or not is_constant(self._node.app, entry.call):
             entry.template = None
         elif entry.template is None:
-            entry.template = self._placed(entry, make(self._member.app, entry.call, MARK))
+            entry.template = self._placed(entry, make(self._node.app, entry.call, MARK))
 
     def _job(self, entry: Entry) -> str:
         """In observe mode the gate is asked by the worker. Continuous jobs are the ledger's in any case."""
-        ours = self._member.settings.mode == "enforce" or entry.gap_ms is not None
-        return self._member.encoded[entry.call.task] if ours and entry.policy is not None else ""
+        ours = self._node.settings.mode == "enforce" or entry.gap_ms is not None
+        return self._node.encoded[entry.call.task] if ours and entry.policy is not None else ""
 
     def _made(self, entry: Entry, id: str) -> Message:
         logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
-        return make(self._member.app, entry.call, id)
+        return make(self._node.app, entry.call, id)
 
     def _applied(self, entry: Entry, id: str) -> Message | None:
         kept = Kept()
@@ -88,20 +88,20 @@ class Fires:
         entry.is_unroutable, fire.job = True, ""
 
     def _placed(self, entry: Entry, message: Message) -> Template:
-        member, policy = self._member, entry.policy
+        node, policy = self._node, entry.policy
         if policy is None:
             raise ConfigurationError(f"entry {entry.name!r} fires no job")
         packed = message.envelope.pack()
         head = len(packed) - len(message.envelope.body)
-        key, _ = member.room_key(entry.call.task, message.args, message.kwargs)  # without one it fails when it starts
+        key, _ = node.room_key(entry.call.task, message.args, message.kwargs)  # without one it fails when it starts
         return Template(
             packed[:head],
             packed[head:],
             (
                 keys.text(message.queue),
-                queues.granted_queue_for(message.queue, member.default_queue),
+                queues.granted_queue_for(message.queue, node.default_queue),
                 key,
-                member.priority_of(message.envelope.headers, policy),
+                node.priority_of(message.envelope.headers, policy),
             ),
         )
 

@@ -9,7 +9,6 @@ socket (gevent), or the socket is not plain (TLS), the thread carries every turn
 
 from __future__ import annotations
 
-import random
 import ssl
 import threading
 from collections.abc import Callable
@@ -22,16 +21,15 @@ from celery.utils.log import get_logger
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.ledger import NewEpoch, Turn, UnknownWorker
 from celery_orchestration.ledger.connect import SOCKET_TIMEOUT
+from celery_orchestration.node.backoff import Backoff
 from celery_orchestration.worker.loop import Loop
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.gate import Batch
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.runtime import WorkerRuntime
 
 logger = get_logger(__name__)
 
-#: Seconds: how long to wait before asking again, and how often to say that there is no answer.
-FIRST_WAIT, LONGEST_WAIT, SAY_EVERY = 0.05, 2.0, 30.0
 #: How often the ledger may answer a turn with an error before that is taken for its answer.
 MOST_REFUSALS = 4
 #: Seconds that the event loop waits for an answer that a slot stands idle for: twice what a turn takes. Going
@@ -39,42 +37,15 @@ MOST_REFUSALS = 4
 IDLE_WAIT = 0.001
 
 
-class Patience:
-    """Waits longer each time, not in step with others; says now and then that it is still waiting."""
-
-    def __init__(self, wait: Callable[[float], object], longest: float = LONGEST_WAIT) -> None:
-        self._wait = wait
-        self._longest = longest
-        self.since: float | None = None
-        self._said = 0.0
-        self._next = FIRST_WAIT
-
-    def trouble(self, say: Callable[[float], None]) -> None:
-        """`say` gets the seconds since it began."""
-        now = monotonic()
-        if self.since is None:
-            self.since = now
-        if now - self._said >= SAY_EVERY:
-            self._said = now
-            say(now - self.since)
-        self._wait(self._next * random.uniform(0.5, 1.0))
-        self._next = min(self._next * 2, self._longest)
-
-    def over(self) -> float | None:
-        """Back to normal; returns how long it took, if there was trouble."""
-        since, self.since, self._said, self._next = self.since, None, 0.0, FIRST_WAIT
-        return None if since is None else monotonic() - since
-
-
-class Line(threading.Thread):
-    def __init__(self, side: WorkerSide, loop: Loop) -> None:
-        super().__init__(name="orchestration-line", daemon=True)
-        self._side = side
+class Turns(threading.Thread):
+    def __init__(self, runtime: WorkerRuntime, loop: Loop) -> None:
+        super().__init__(name="orchestration-turns", daemon=True)
+        self._runtime = runtime
         self._loop = loop
-        self._ledger = side.ledger.line()
+        self._ledger = runtime.ledger.new_connection()
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._stopped = threading.Event()
-        self._patience = Patience(self._stopped.wait)
+        self._backoff = Backoff(self._stopped.wait)
         self._number = 0
         #: The turn that the loop waits for, and since when.
         self._sent: tuple[Batch, float] | None = None
@@ -96,14 +67,14 @@ class Line(threading.Thread):
         self._batches.put(None)
 
     def _arguments(self, batch: Batch) -> tuple[Any, ...]:
-        side = self._side
-        return side.worker, self._number, side.settings.mode, batch.offered, batch.outcomes, batch.arrivals
+        runtime = self._runtime
+        return runtime.worker, self._number, runtime.settings.mode, batch.offered, batch.outcomes, batch.arrivals
 
     # -- in the event loop ------------------------------------------------------------------------
 
     def _send(self, batch: Batch) -> bool:
         socket = self._ledger.socket
-        if self.down or socket is None or self._side.gate.stopping or isinstance(socket, ssl.SSLSocket):
+        if self.down or socket is None or self._runtime.gate.stopping or isinstance(socket, ssl.SSLSocket):
             return False  # the thread connects
         if socket is not self._listening_to:
             if not self._loop.listen(socket, self._readable):
@@ -130,7 +101,7 @@ class Line(threading.Thread):
         elif turn is None:
             self._by_thread(sent[0])
         else:
-            self._side.gate.answered(sent[0], turn)
+            self._runtime.gate.answered(sent[0], turn)
 
     def _look_after(self) -> None:
         """A Redis that hangs is not noticed by listening."""
@@ -175,34 +146,34 @@ class Line(threading.Thread):
             if turn is None:
                 return
             if isinstance(turn, Turn):
-                self._in_loop(lambda batch=batch, turn=turn: self._side.gate.answered(batch, turn))  # type: ignore[misc]
+                self._in_loop(lambda batch=batch, turn=turn: self._runtime.gate.answered(batch, turn))  # type: ignore[misc]
             else:
-                self._in_loop(lambda batch=batch, exc=turn: self._side.gate.refused(batch, exc))  # type: ignore[misc]
+                self._in_loop(lambda batch=batch, exc=turn: self._runtime.gate.refused(batch, exc))  # type: ignore[misc]
         self._ledger.close()
 
     def _in_loop(self, function: Callable[[], None]) -> None:
         try:
-            self._side.in_loop(function)
+            self._runtime.in_loop(function)
         except Exception:
             logger.exception("An answer of the ledger was not dealt with")  # the line must not end by it
 
     def _turn(self, batch: Batch) -> Turn | LedgerError | None:
         """Asks until there is an answer; None if the worker stops before that. An error that comes again and again is
         an answer as well."""
-        side, refusals, claiming = self._side, 0, False
+        runtime, refusals, claiming = self._runtime, 0, False
         while True:
             try:
                 if claiming:
-                    side.epoch.claim(self._ledger)
+                    runtime.epoch.claim(self._ledger)
                     claiming = False  # a second claim would lack what the turn has started, should its reply get lost
                 turn = self._ledger.turn(*self._arguments(batch))
             except UnknownWorker:
-                side.keeper.register_soon()
+                runtime.heartbeat.register_soon()
                 self._stopped.wait(0.05)
             except NewEpoch as exc:
-                claiming = side.epoch.can_claim(exc.epoch)
+                claiming = runtime.epoch.can_claim(exc.epoch)
                 if not claiming:
-                    side.keeper.register_soon()
+                    runtime.heartbeat.register_soon()
                     self._stopped.wait(0.05)
             except LedgerError as exc:
                 refusals = 0 if isinstance(exc, LedgerUnavailable) else refusals + 1
@@ -220,22 +191,22 @@ class Line(threading.Thread):
                 return None
 
     def _recovered(self) -> None:
-        took = self._patience.over()
+        took = self._backoff.succeeded()
         if took is not None:
             self.down = False
-            logger.warning("The ledger at %s answers again after %.1f s", self._side.ledger.address, took)
-            self._side.in_loop(self._side.gate.open)
+            logger.warning("The ledger at %s answers again after %.1f s", self._runtime.ledger.address, took)
+            self._runtime.in_loop(self._runtime.gate.open)
 
     def _trouble(self, exc: LedgerError) -> None:
         if not self.down:
             self.down = True
-            self._side.in_loop(self._side.gate.close)
+            self._runtime.in_loop(self._runtime.gate.close)
         what = "does not answer" if isinstance(exc, LedgerUnavailable) else "answers with an error"
-        self._patience.trouble(
+        self._backoff.failed(
             lambda seconds: logger.error(
                 "The ledger at %s %s (%s, for %.0f s): the gate is closed, jobs stay in their queues, "
                 "what runs goes on and its outcome is kept",
-                self._side.ledger.address,
+                self._runtime.ledger.address,
                 what,
                 exc,
                 seconds,

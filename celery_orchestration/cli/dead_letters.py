@@ -34,7 +34,7 @@ def list_letters(client: Orchestration, as_json: bool, job: str | None, count: i
     found = client.dead_letters(job, count)
     if as_json:
         return print_json(found)
-    from celery_orchestration.cli.show.letters import print_letters  # noqa: PLC0415
+    from celery_orchestration.cli.show.dead_letters import print_letters  # noqa: PLC0415
 
     return print_letters(found, client.status(depths=False).dead_letters if job is None else len(found), sys.stdout)
 
@@ -49,7 +49,7 @@ def show(client: Orchestration, as_json: bool, run_id: str) -> None:
     found = client.dead_letter(client.find_run(run_id, dead=True))
     if as_json:
         return print_json(found)
-    from celery_orchestration.cli.show.letters import print_letter  # noqa: PLC0415
+    from celery_orchestration.cli.show.dead_letters import print_letter  # noqa: PLC0415
 
     return print_letter(found, sys.stdout)
 

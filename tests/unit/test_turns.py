@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_orchestration.errors import LedgerUnavailable
 from celery_orchestration.ledger import NewEpoch, Turn
-from celery_orchestration.worker.line import Line
+from celery_orchestration.worker.turns import Turns
 
 
 class Ledger:
@@ -24,23 +24,23 @@ class Ledger:
         return answer
 
 
-def line_to(ledger: Ledger, claim: Callable[[Any], None]) -> Line:
-    side = SimpleNamespace(
+def turns_with(ledger: Ledger, claim: Callable[[Any], None]) -> Turns:
+    runtime = SimpleNamespace(
         worker="w",
-        ledger=SimpleNamespace(line=lambda: ledger, address="there"),
+        ledger=SimpleNamespace(new_connection=lambda: ledger, address="there"),
         settings=SimpleNamespace(mode="enforce"),
         epoch=SimpleNamespace(claim=claim, can_claim=lambda epoch: True),
         gate=SimpleNamespace(open=lambda: None, close=lambda: None),
         in_loop=lambda function: function(),
     )
-    return Line(side, None)  # type: ignore[arg-type]
+    return Turns(runtime, None)  # type: ignore[arg-type]
 
 
 def test_a_turn_whose_reply_got_lost_after_a_claim_is_made_again_without_another_claim() -> None:
     """The claim would lack the run that this very turn has started, and the ledger would give that to another."""
     claims: list[Any] = []
     turn = object.__new__(Turn)
-    line = line_to(Ledger(NewEpoch("2"), LedgerUnavailable("its reply got lost"), turn), claims.append)
+    line = turns_with(Ledger(NewEpoch("2"), LedgerUnavailable("its reply got lost"), turn), claims.append)
     assert line._turn(SimpleNamespace(offered=1, outcomes=[], arrivals=[])) is turn  # type: ignore[arg-type]
     assert len(claims) == 1
 
@@ -48,6 +48,6 @@ def test_a_turn_whose_reply_got_lost_after_a_claim_is_made_again_without_another
 def test_every_new_epoch_is_claimed() -> None:
     claims: list[Any] = []
     turn = object.__new__(Turn)
-    line = line_to(Ledger(NewEpoch("2"), LedgerUnavailable("it is down"), NewEpoch("3"), turn), claims.append)
+    line = turns_with(Ledger(NewEpoch("2"), LedgerUnavailable("it is down"), NewEpoch("3"), turn), claims.append)
     assert line._turn(SimpleNamespace(offered=1, outcomes=[], arrivals=[])) is turn  # type: ignore[arg-type]
     assert len(claims) == 2

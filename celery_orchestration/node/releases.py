@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_orchestration import graph
+from celery_orchestration.job import graph
+from celery_orchestration.job.policy import Policy
 from celery_orchestration.ledger.keys import encode_job, named_group
-from celery_orchestration.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.policy import Policy, ordered, show, suggest
+from celery_orchestration.job.policy import Policy, ordered, show, suggest
 
 Edges = Mapping[str, Collection[str]]
 Document = dict[str, Any]

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from celery_orchestration import graph
+from celery_orchestration.job import graph
+from celery_orchestration.job.policy import Policy
 from celery_orchestration.ledger.keys import decode_job, name_of_group, named_group
 from celery_orchestration.operate.base_model import Model
 from celery_orchestration.operate.clock import when
-from celery_orchestration.policy import Policy
 
 
 class Drawn(Model):

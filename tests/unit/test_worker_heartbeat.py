@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Grant, Sweep
-from celery_orchestration.worker.keeper import Keeper
-from celery_orchestration.worker.publisher import MANY, Publisher
+from celery_orchestration.node.publisher import MANY, Publisher
+from celery_orchestration.worker.heartbeat import WorkerHeartbeat
 
 
 class Ledger:
@@ -23,7 +23,7 @@ class Ledger:
         self.void: list[str] = []
         self.more = 0
 
-    def line(self) -> Ledger:
+    def new_connection(self) -> Ledger:
         return self
 
     def beat(self, worker: str, lease_ms: int, runs: list[tuple[str, str]]) -> list[str]:
@@ -45,27 +45,28 @@ class Worker:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.voided: list[str] = []
-        self.line = SimpleNamespace(down=False)
+        self.turns = SimpleNamespace(down=False)
         self.gate = SimpleNamespace(
             runs={"a": run("a", "7"), "b": run("b", "8", void=True)},
             voided=self.voided.extend,
             look_again_in=lambda seconds: None,
         )
         settings = SimpleNamespace(lease_seconds=30, sweep_interval_seconds=5, pools={})
-        self.side: Any = SimpleNamespace(
-            ledger=self.ledger, line=self.line, gate=self.gate, settings=settings, worker="w1", slots=0, deadline=None,
+        self.runtime: Any = SimpleNamespace(
+            ledger=self.ledger, turns=self.turns, gate=self.gate, settings=settings, worker="w1", slots=0,
+            deadline=None,
             destinations={}, recovery=None, memory=SimpleNamespace(refresh=lambda *_: None), disabled=None,
             in_loop=lambda function: function(), take_in=lambda strays: None,
             consuming=SimpleNamespace(look=lambda: None),
         )  # fmt: skip
-        self.side.publisher = Publisher(self.side)
-        self.keeper = Keeper(self.side)
-        self.keeper._registered = True
+        self.runtime.publisher = Publisher(self.runtime)
+        self.heartbeat = WorkerHeartbeat(self.runtime)
+        self.heartbeat._registered = True
 
     def round(self) -> list[str]:
         """What one round of its thread calls."""
         self.ledger.called.clear()
-        self.keeper._round()
+        self.heartbeat._round()
         return self.ledger.called
 
 
@@ -81,18 +82,18 @@ def test_it_beats_and_sweeps_and_then_only_when_it_is_time(worker: Worker):
 
 def test_it_does_not_sweep_while_outcomes_are_untold(worker: Worker):
     """A sweep could recover a run that is over, here or on another worker that cannot tell either."""
-    worker.line.down = True
+    worker.turns.down = True
     assert worker.round() == ["beat"]
-    worker.keeper.sweep_soon()
+    worker.heartbeat.sweep_soon()
     assert worker.round() == []
-    worker.line.down = False
+    worker.turns.down = False
     assert worker.round() == ["sweep 0"]
 
 
 def test_it_beats_however_much_is_to_be_published(worker: Worker):
-    worker.side.publisher.publish([Grant("run", "1")] * (2 * MANY))
+    worker.runtime.publisher.publish([Grant("run", "1")] * (2 * MANY))
     assert worker.round() == ["beat", "sweep 0"]
-    worker.keeper._beat_at = 0.0
+    worker.heartbeat._beat_at = 0.0
     assert worker.round() == ["beat"]
 
 
@@ -113,7 +114,7 @@ def test_a_run_whose_lease_was_lost_is_void_here_unless_it_was_started_again(wor
         return beat(*arguments)
 
     worker.ledger.beat = meanwhile  # type: ignore[method-assign]
-    worker.keeper._beat_at = 0.0
+    worker.heartbeat._beat_at = 0.0
     worker.round()
     assert worker.voided == []
 
@@ -147,9 +148,9 @@ def test_revoked_runs_that_could_not_be_cancelled_are_cancelled_later_under_the_
         return [], []
 
     worker.ledger.cancel = cancel  # type: ignore[attr-defined]
-    worker.keeper.revoke(["x"])
+    worker.heartbeat.revoke(["x"])
     with pytest.raises(ConnectionError):
         worker.round()
-    worker.keeper.revoke(["y"])
+    worker.heartbeat.revoke(["y"])
     worker.round()
     assert calls == [(0, ["x"]), (0, ["x"]), (1, ["y"])]

@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_orchestration import OrchestratedTask
-from celery_orchestration.scheduler.side import SchedulerSide
-from celery_orchestration.worker.member import MOST_TOLD
+from celery_orchestration.node.presence import MOST_TOLD
+from celery_orchestration.scheduler.runtime import SchedulerRuntime
 from support.servers import RedisServer
 from support.workers import close_app
 
@@ -30,10 +30,10 @@ class TestTheDefaultsOfRecurringJobs:
             app.task(name=name, base=OrchestratedTask, shared=False, **options)(_nothing)
         app.finalize()
         caplog.set_level("INFO", "celery_orchestration")
-        side = SchedulerSide(app, {})
-        side.tell_defaults()
-        side.ledger.close()
-        return [record.message for record in caplog.records if record.name.endswith("member")]
+        runtime = SchedulerRuntime(app, {})
+        runtime.tell_defaults()
+        runtime.ledger.close()
+        return [record.message for record in caplog.records if record.name.endswith("presence")]
 
     def test_are_one_line_for_each_job(self, app: Celery, caplog: pytest.LogCaptureFixture):
         found = self.told(

@@ -22,13 +22,13 @@ from celery.schedules import maybe_schedule
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 
-from celery_orchestration import progress, tracing
-from celery_orchestration.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RUN, WAITS, new_message_id
 from celery_orchestration.errors import ConfigurationError, LedgerError
+from celery_orchestration.job import progress, tracing
+from celery_orchestration.job.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RUN, WAITS, new_message_id
+from celery_orchestration.job.limits import Clock, Limit, Run, clocks
+from celery_orchestration.job.policy import OnCrash, Policy, Priority, RecurringDefaults, Settings, read_options
+from celery_orchestration.job.queues import PRIORITY_HEADER, announce, install_route, queue_name
 from celery_orchestration.ledger import Ledger, keys
-from celery_orchestration.limits import Clock, Limit, Run, clocks
-from celery_orchestration.policy import OnCrash, Policy, Priority, RecurringDefaults, Settings, read_options
-from celery_orchestration.queues import PRIORITY_HEADER, announce, install_route, queue_name
 
 logger = get_logger(__name__)
 
@@ -160,8 +160,8 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
     @classmethod
     def _bind_job(cls, app: Celery, written: dict[str, Any]) -> None:
-        app.steps["worker"].add("celery_orchestration.worker.steps:Boot")
-        app.steps["consumer"].add("celery_orchestration.worker.steps:GateStep")
+        app.steps["worker"].add("celery_orchestration.worker.bootsteps:Boot")
+        app.steps["consumer"].add("celery_orchestration.worker.bootsteps:GateStep")
         conf = app.conf
         configured = {name: value for name in _CONFIGURED if (value := conf.get(f"task_{name}"))}
         if conf.get("orchestration_on_crash") in get_args(OnCrash):  # if not: what starts says so

@@ -15,11 +15,11 @@ import redis
 from celery import Celery
 
 from celery_orchestration import Dependency, OrchestratedTask
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Presence
 from celery_orchestration.ledger.keys import encode_job, prefix
+from celery_orchestration.node import releases
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.task import jobs_of
-from celery_orchestration.worker import policies
 from support.servers import RedisServer
 from support.wait import until
 from support.workers import close_app
@@ -42,7 +42,7 @@ class Crowd:
         self.ledger = Ledger(redis.ConnectionPool.from_url(server.url(0)), prefix("crowd"))
         self.turns = self.runs = 0
         jobs = jobs_of(self.app)
-        release = policies.release(jobs, None)
+        release = releases.release(jobs, None)
         for number in range(3):
             presence = Presence(
                 worker=f"w{number}", name=f"w{number}@host", host="host", pid=os.getpid(), slots=4, kind="prefork",
@@ -50,7 +50,7 @@ class Crowd:
                 done_ms=60_000, policies=release.document, jobs=tuple(map(encode_job, jobs)),
             )  # fmt: skip
             live = self.ledger.register(presence).live
-        merged = policies.merged(self.ledger.releases(live))
+        merged = releases.merged(self.ledger.releases(live))
         assert self.ledger.install(live, merged.cap, merged.jobs)
 
     def arrive(self, count: int) -> None:

@@ -7,26 +7,25 @@ import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery import Celery
 from celery.utils.log import get_logger
 from kombu.serialization import prepare_accept_content
 
-from celery_orchestration import queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
-from celery_orchestration.graph import Graph
+from celery_orchestration.job import queues
+from celery_orchestration.job.graph import Graph
+from celery_orchestration.job.policy import Policy, Priority, printable
+from celery_orchestration.job.task import jobs_of, owner_of, settings_of, signature_of
 from celery_orchestration.ledger import Disabled, Ledger, Presence, keys
-from celery_orchestration.policy import Policy, Priority, printable
+from celery_orchestration.node import eviction, releases
+from celery_orchestration.node.decisions import Memory
+from celery_orchestration.node.stores import Names
 from celery_orchestration.signals import job_disabled
-from celery_orchestration.task import jobs_of, owner_of, settings_of, signature_of
-from celery_orchestration.worker import eviction, policies
-from celery_orchestration.worker.decisions import Memory
-from celery_orchestration.worker.fetch.stores import Names
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.fetch.recovery import Recovery
-    from celery_orchestration.worker.publisher import Publisher
+    from celery_orchestration.node.publisher import Publisher
 
 logger = get_logger(__name__)
 
@@ -35,7 +34,12 @@ logger = get_logger(__name__)
 MOST_TOLD = 20
 
 
-class Member(ABC):
+class AfterSweep(Protocol):
+    def swept(self) -> None:
+        """The ledger was swept: it knows who is gone."""
+
+
+class Node(ABC):
     publisher: Publisher
 
     def __init__(self, app: Celery) -> None:
@@ -47,7 +51,7 @@ class Member(ABC):
         self.encoded = {name: keys.encode_job(name) for name in self.jobs}
         keyed = [name for name, job in self.jobs.items() if job.key is not None]
         self.signatures = {name: signature_of(app.tasks[name]) for name in keyed}
-        self.release = policies.release(self.jobs, self.settings.max_running)
+        self.release = releases.release(self.jobs, self.settings.max_running)
         #: Its id, of this very process.
         self.worker = secrets.token_hex(6)
         self.eviction_is_checked = False
@@ -57,8 +61,8 @@ class Member(ABC):
         queues.check(app, self.jobs)
         self.destinations = queues.destinations(app, self.jobs)
         self.store_names = Names.in_app(app, self.settings.namespace)
-        #: None where the broker is not Redis.
-        self.recovery: Recovery | None = None
+        #: Gives back the messages of workers that are gone; None where the broker is not Redis.
+        self.recovery: AfterSweep | None = None
 
     @abstractmethod
     def presence(self) -> Presence: ...

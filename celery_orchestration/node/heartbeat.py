@@ -12,12 +12,12 @@ from time import monotonic
 
 from celery.utils.log import get_logger
 
-from celery_orchestration import graph, queues
 from celery_orchestration.errors import LedgerError, LedgerRefused
+from celery_orchestration.job import graph, queues
 from celery_orchestration.ledger import Grant, NewEpoch, Registered, Sweep, UnknownWorker, keys
-from celery_orchestration.worker import policies
-from celery_orchestration.worker.line import LONGEST_WAIT, Patience
-from celery_orchestration.worker.member import Member
+from celery_orchestration.node import releases
+from celery_orchestration.node.backoff import LONGEST_WAIT, Backoff
+from celery_orchestration.node.presence import Node
 
 logger = get_logger(__name__)
 
@@ -25,16 +25,16 @@ logger = get_logger(__name__)
 UNSERVED_SECONDS = 30.0
 
 
-class Lease(threading.Thread, ABC):
-    def __init__(self, member: Member, name: str) -> None:
+class Heartbeat(threading.Thread, ABC):
+    def __init__(self, node: Node, name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self._member = member
-        self._ledger = member.ledger.line()
+        self._node = node
+        self._ledger = node.ledger.new_connection()
         self._wake = threading.Event()
         self._stopped = False
         self._sweeps = 0
         # Once the ledger is back, others sweep: a lease must be renewed well before it could run out.
-        self._patience = Patience(self._wake.wait, min(LONGEST_WAIT, member.settings.lease_seconds / 10))
+        self._backoff = Backoff(self._wake.wait, min(LONGEST_WAIT, node.settings.lease_seconds / 10))
         self._registered = self._unknown = False
         #: In which it is registered, and has restored what it knows of decisions.
         self._epoch_name = ""
@@ -46,7 +46,7 @@ class Lease(threading.Thread, ABC):
         self.beaten_at: float | None = None
         self.ahead: float | None = None
         self.trouble = ""
-        self._sweep_seconds = member.settings.sweep_interval_seconds
+        self._sweep_seconds = node.settings.sweep_interval_seconds
         #: Queues of our jobs that no live worker serves, since when; said: those the log knows of.
         self._unserved: dict[str, float] = {}
         self._said: set[str] = set()
@@ -115,23 +115,23 @@ class Lease(threading.Thread, ABC):
                 self._epoch_began(exc.epoch)
                 continue
             except LedgerRefused as exc:
-                self._member.give_up(str(exc))
+                self._node.give_up(str(exc))
                 return
             except LedgerError as exc:
                 self.trouble = str(exc)
                 self._ledger_is_away()
-                self._patience.trouble(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
+                self._backoff.failed(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
                 continue
             except Exception:
-                logger.exception("The keeper met an unexpected error and goes on")
+                logger.exception("The heartbeat met an unexpected error and goes on")
                 self._wake.wait(1.0)
                 continue
-            self._patience.over()
+            self._backoff.succeeded()
             self.trouble = ""
             self._wake.wait(max(0.0, min(self._beat_at, self._sweep_at) - monotonic()))
 
     def _say(self, exc: LedgerError, seconds: float) -> None:
-        logger.error("No heartbeat for %.0f s: the ledger at %s says %s", seconds, self._member.ledger.address, exc)
+        logger.error("No heartbeat for %.0f s: the ledger at %s says %s", seconds, self._node.ledger.address, exc)
 
     def _round(self) -> None:
         if not self._registered:
@@ -140,7 +140,7 @@ class Lease(threading.Thread, ABC):
         now = monotonic()
         if now >= self._beat_at:
             self._renew()
-            self._beat_at = now + self._member.settings.lease_seconds / 3
+            self._beat_at = now + self._node.settings.lease_seconds / 3
             self.beaten_at = monotonic()
             self.ahead = self._ledger.ahead
         if (now >= self._sweep_at or self._sweep_is_asked_for) and self._may_sweep():
@@ -150,17 +150,17 @@ class Lease(threading.Thread, ABC):
         self._after()
 
     def _register(self) -> None:
-        member = self._member
-        if not member.eviction_is_checked:  # Redis was down when this process started
-            member.check_eviction(self._ledger)
+        node = self._node
+        if not node.eviction_is_checked:  # Redis was down when this process started
+            node.check_eviction(self._ledger)
         told, fence = self._told()
-        found = self._ledger.register(member.presence(), told, fence)
+        found = self._ledger.register(node.presence(), told, fence)
         if self._unknown and found.epoch == told:
             logger.error("The lease was lost: what runs here is void; it registers again")
         self._unknown = False
         self._install(found.live, found.installed)
         if told and found.epoch != told and found.why in ("emptied", "moved"):
-            member.memory.restore(self._ledger, member.presence().name, found.epoch)
+            node.memory.restore(self._ledger, node.presence().name, found.epoch)
         self._epoch_name = found.epoch
         self._is_registered(found)
         self._registered = True
@@ -168,7 +168,7 @@ class Lease(threading.Thread, ABC):
     def _install(self, live: str, installed: str) -> None:
         """Puts the policies of all live releases into force, if that is not done."""
         while live != installed:
-            merged = policies.merged(self._ledger.releases(live))
+            merged = releases.merged(self._ledger.releases(live))
             for cycle in merged.cycles:
                 logger.error(
                     "The releases that are live together have a cycle of dependencies: %s: these jobs wait "
@@ -176,40 +176,40 @@ class Lease(threading.Thread, ABC):
                     " -> ".join(cycle),
                 )
             if self._ledger.install(live, merged.cap, merged.jobs):
-                for line in graph.absent(self._member.jobs, [keys.decode_job(name) for name in merged.jobs]):
+                for line in graph.absent(self._node.jobs, [keys.decode_job(name) for name in merged.jobs]):
                     logger.warning("%s", line)
                 return
-            found = self._ledger.register(self._member.presence(), *self._told())
+            found = self._ledger.register(self._node.presence(), *self._told())
             live, installed = found.live, found.installed
 
     def _sweep(self) -> None:
-        member = self._member
+        node = self._node
         while not self._stopped:
-            swept = self._ledger.sweep(member.worker, self._sweeps, int(self._sweep_seconds * 1000))
+            swept = self._ledger.sweep(node.worker, self._sweeps, int(self._sweep_seconds * 1000))
             self._sweeps += 1  # not before: a call whose reply was lost is made again under its number
             for name in swept.dead_workers:
                 logger.warning("%s is dead: its lease ran out", name)
             if swept.recovered:
                 logger.warning("%d runs of dead workers go back to their queues", swept.recovered)
-            member.publisher.publish(swept.grants)
-            member.publisher.end(swept.endings)
-            member.publisher.retry(swept.retries)
+            node.publisher.publish(swept.grants)
+            node.publisher.end(swept.endings)
+            node.publisher.retry(swept.retries)
             if swept.disabled:
-                member.disabled(swept.disabled)
-            member.memory.refresh(self._ledger, swept.decisions, self._epoch_name)
+                node.disabled(swept.disabled)
+            node.memory.refresh(self._ledger, swept.decisions, self._epoch_name)
             self._has_swept(swept)
             self._install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)
             if not swept.more:
-                if member.recovery is not None:
-                    member.recovery.swept()
+                if node.recovery is not None:
+                    node.recovery.swept()
                 return
 
     def _look_for_unserved(self, served: list[str]) -> None:
         now = monotonic()
-        jobs = self._member.destinations
+        jobs = self._node.destinations
         # A pool of the table may rest without a worker: who runs it sees to it.
-        resting = [name for name, pool in self._member.settings.pools.items() if pool.min == 0]
+        resting = [name for name, pool in self._node.settings.pools.items() if pool.min == 0]
         unserved = [queue for queue in jobs if queue not in served and queues.pool_of(queue) not in resting]
         self._unserved = {queue: self._unserved.get(queue, now) for queue in unserved}
         self._said &= self._unserved.keys()
@@ -222,6 +222,6 @@ class Lease(threading.Thread, ABC):
 
     def leave(self) -> list[Grant]:
         """After the thread has ended."""
-        grants = self._ledger.leave(self._member.worker)
+        grants = self._ledger.leave(self._node.worker)
         self._ledger.close()
         return grants

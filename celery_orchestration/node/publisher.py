@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from queue import Empty, PriorityQueue
 from time import monotonic
@@ -25,15 +25,14 @@ from kombu.exceptions import KombuError
 from kombu.utils.encoding import safe_repr
 from redis.exceptions import RedisError
 
-from celery_orchestration import queues
-from celery_orchestration.envelope import Envelope
 from celery_orchestration.errors import LedgerError
+from celery_orchestration.job import queues
+from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Ending, Grant, keys
-from celery_orchestration.worker import internals
-from celery_orchestration.worker.line import Patience
+from celery_orchestration.node.backoff import Backoff
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.member import Member
+    from celery_orchestration.node.presence import Node
 
 logger = get_logger(__name__)
 
@@ -75,14 +74,14 @@ Errand = Grant | Ending | Copy | Again | Look
 
 
 class Publisher(threading.Thread):
-    def __init__(self, member: Member) -> None:
+    def __init__(self, node: Node) -> None:
         super().__init__(name="orchestration-publisher", daemon=True)
-        self._member = member
-        self._ledger = member.ledger.line()
+        self._node = node
+        self._ledger = node.ledger.new_connection()
         self._errands: PriorityQueue[tuple[int, int, Errand | None]] = PriorityQueue()
         self._numbers = itertools.count()
         self._stopped = threading.Event()
-        self._patience = Patience(self._stopped.wait)
+        self._backoff = Backoff(self._stopped.wait)
         self._done_at = 0.0
         self._producer: Any = None
         #: Queues by name, bound to the producer's channel: else each message would bind its queue once more.
@@ -185,15 +184,15 @@ class Publisher(threading.Thread):
                 tries += not isinstance(exc, UNREACHABLE)
                 if tries >= MOST_TRIES:
                     return self._set_aside(errand, exc)
-                self._patience.trouble(lambda _, exc=exc: logger.error("Cannot hand over: %r", exc))  # type: ignore[misc]
+                self._backoff.failed(lambda _, exc=exc: logger.error("Cannot hand over: %r", exc))  # type: ignore[misc]
             else:
-                self._patience.over()
+                self._backoff.succeeded()
                 self._done_at = monotonic()
                 return done
         return False
 
     def _set_aside(self, errand: Errand, exc: Exception) -> bool:
-        self._patience.over()
+        self._backoff.succeeded()
         if isinstance(errand, Look):
             logger.error("The broker cannot be asked for the queues %s: %r", ", ".join(errand.queues), exc)
             return False
@@ -236,7 +235,7 @@ class Publisher(threading.Thread):
 
     def _look(self, look: Look) -> bool:
         self._connected()
-        found = [name for name in look.queues if internals.has_queue(self._connection, name)]
+        found = [name for name in look.queues if _has_queue(self._connection, name)]
         if found:
             look.found(found)
         return True
@@ -244,14 +243,14 @@ class Publisher(threading.Thread):
     def _put(self, envelope: Envelope, queue: str, grant: str) -> bool:
         producer = self._connected()
         if queue not in self._queues:
-            self._queues[queue] = queues.declared(self._member.app, queue).bind(producer.channel)
+            self._queues[queue] = queues.declared(self._node.app, queue).bind(producer.channel)
         envelope.publish(producer, self._queues[queue], grant)
         return True
 
     def _connected(self) -> Any:
         if self._producer is None:
-            self._connection = self._member.app.connection_for_write()
-            self._producer = self._member.app.amqp.Producer(self._connection, auto_declare=False)
+            self._connection = self._node.app.connection_for_write()
+            self._producer = self._node.app.amqp.Producer(self._connection, auto_declare=False)
         return self._producer
 
     def _confirm(self, published: list[Grant]) -> None:
@@ -280,8 +279,8 @@ class Publisher(threading.Thread):
         envelope = Envelope.unpack(message)
         headers, embed = self._read(envelope)
         id = headers.get("id") or ending.id  # a run may have an id of its own
-        task = self._member.app.tasks.get(headers.get("task"))
-        backend = task.backend if task is not None else self._member.app.backend
+        task = self._node.app.tasks.get(headers.get("task"))
+        backend = task.backend if task is not None else self._node.app.backend
         delivered = {"exchange": envelope.exchange, "routing_key": envelope.routing_key}
         reply_to = envelope.properties.get("reply_to")
         context = Context({**headers, **(embed or {}), "reply_to": reply_to, "delivery_info": delivered})
@@ -297,11 +296,11 @@ class Publisher(threading.Thread):
             signals.task_failure.send(
                 sender=task, task_id=id, exception=exc, args=context.args, kwargs=context.kwargs, einfo=None
             )
-            self._member.send_event("task-failed", id, exception=safe_repr(exc), traceback=None)
+            self._node.send_event("task-failed", id, exception=safe_repr(exc), traceback=None)
         else:
             backend.mark_as_revoked(id, why, request=context, store_result=store)
             signals.task_revoked.send(task, request=context, terminated=False, signum=None, expired=why == "expired")
-            self._member.send_event("task-revoked", id, terminated=False, signum=None, expired=why == "expired")
+            self._node.send_event("task-revoked", id, terminated=False, signum=None, expired=why == "expired")
         logger.info("Run %s of job %s ended before it started: %s", ending.id, headers.get("task"), why)
         self.publish(self._ledger.finish([(ending.id, attempt)]))
         return True
@@ -309,7 +308,7 @@ class Publisher(threading.Thread):
     def _read(self, envelope: Envelope) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Headers and what is embedded in the body (callbacks, chord), read as Celery's worker would read it."""
         try:
-            payload = envelope.as_message(self._member.accept).payload
+            payload = envelope.as_message(self._node.accept).payload
         except Exception as exc:
             if "task" not in envelope.headers:
                 raise
@@ -321,3 +320,16 @@ class Publisher(threading.Thread):
             args, kwargs, embed = payload
             return {**envelope.headers, "args": args, "kwargs": kwargs}, embed
         return dict(payload), {key: payload.get(key) for key in ("callbacks", "errbacks", "chord")}
+
+
+def _has_queue(connection: Any, name: str) -> bool:
+    """Whether the broker has that queue; Redis: whether there are messages in it."""
+    channel = connection.channel()  # RabbitMQ closes it if there is no such queue
+    try:
+        channel.queue_declare(name, passive=True)
+    except connection.channel_errors:
+        return False
+    finally:
+        with suppress(Exception):
+            channel.close()
+    return True

@@ -1,4 +1,4 @@
-"""The keeper: a worker's lease, sweeps, and what else must happen without anybody waiting for it.
+"""The heartbeat: a worker's lease, sweeps, and what else must happen without anybody waiting for it.
 
 It needs neither the event loop nor the broker, so that on prefork a lease holds whatever tasks do. (On threads, gevent
 and solo a task that never lets go of the interpreter can starve it.)
@@ -11,18 +11,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from celery_orchestration.ledger import Discarded, Outcome, Over, Registered, Stray, Sweep
+from celery_orchestration.node.heartbeat import Heartbeat
 from celery_orchestration.worker import deadline
-from celery_orchestration.worker.lease import Lease
 
 if TYPE_CHECKING:
-    from celery_orchestration.worker.side import WorkerSide
+    from celery_orchestration.worker.runtime import WorkerRuntime
 
 
-class Keeper(Lease):
-    def __init__(self, side: WorkerSide, before: Keeper | None = None) -> None:
+class WorkerHeartbeat(Heartbeat):
+    def __init__(self, runtime: WorkerRuntime, before: WorkerHeartbeat | None = None) -> None:
         """`before`: the one whose place it takes."""
-        super().__init__(side, "orchestration-keeper")
-        self._side = side
+        super().__init__(runtime, "orchestration-heartbeat")
+        self._runtime = runtime
         self._cancels = 0
         self._slots = 0
         self._draining = self._drain_is_told = False
@@ -70,90 +70,90 @@ class Keeper(Lease):
     # -- the thread ---------------------------------------------------------------------------------
 
     def _told(self) -> tuple[str, str]:
-        return self._side.epoch.name, self._side.epoch.fence
+        return self._runtime.epoch.name, self._runtime.epoch.fence
 
     def _round(self) -> None:
         self._round_began = deadline.now()
         super()._round()
 
     def _register(self) -> None:
-        self._slots = self._side.slots
+        self._slots = self._runtime.slots
         super()._register()
 
     def _is_registered(self, found: Registered) -> None:
         self._lease_runs_from(self._round_began)
-        self._side.epoch.registered(found)
+        self._runtime.epoch.registered(found)
         self._drain_is_told = False
-        self._side.in_loop(self._open)
+        self._runtime.in_loop(self._open)
 
     def _open(self) -> None:
         """In the loop: jobs that came before count as waiting for a slot, not as set aside."""
-        self._side.demand.registered = True
-        self._side.gate.open()
+        self._runtime.demand.registered = True
+        self._runtime.gate.open()
 
     def _ledger_is_away(self) -> None:
         """Plain tasks do not need the ledger: they are fetched although it does not know this worker yet. Nobody can
         ask it for dead workers meanwhile either."""
-        self._side.demand.registered = True
+        self._runtime.demand.registered = True
 
     def _epoch_began(self, epoch: str) -> None:
         """The line claims what we run, before its next turn: here is one."""
-        if self._side.epoch.can_claim(epoch):
-            self._side.in_loop(self._side.gate.take_a_turn)
+        if self._runtime.epoch.can_claim(epoch):
+            self._runtime.in_loop(self._runtime.gate.take_a_turn)
             self._wake.wait(0.1)
         else:
             self._registered = False
 
     def _before(self) -> None:
-        if self._side.slots != self._slots:  # somebody let the execution pool grow or shrink
+        if self._runtime.slots != self._slots:  # somebody let the execution pool grow or shrink
             self._register()
         if self._draining and not self._drain_is_told:
-            self._side.publisher.publish(self._ledger.drain(self._side.worker))
+            self._runtime.publisher.publish(self._ledger.drain(self._runtime.worker))
             self._drain_is_told = True
 
     def _may_sweep(self) -> bool:
         """Not while outcomes are untold: a sweep could recover a run that is over."""
-        return not self._side.line.down
+        return not self._runtime.turns.down
 
     def _has_swept(self, swept: Sweep) -> None:
-        self._side.in_loop(lambda: self._side.gate.look_again_in(swept.due))
-        self._side.take_in(swept.strays)
-        self._side.consuming.look()
+        self._runtime.in_loop(lambda: self._runtime.gate.look_again_in(swept.due))
+        self._runtime.take_in(swept.strays)
+        self._runtime.consuming.look()
 
     def _renew(self) -> None:
-        runs = [(run.run_id, run.fence or "") for run in list(self._side.gate.runs.values()) if not run.void]
+        runs = [(run.run_id, run.fence or "") for run in list(self._runtime.gate.runs.values()) if not run.void]
         sent = deadline.now()
-        void = self._ledger.beat(self._side.worker, int(self._side.settings.lease_seconds * 1000), runs)
+        void = self._ledger.beat(self._runtime.worker, int(self._runtime.settings.lease_seconds * 1000), runs)
         self._lease_runs_from(sent)
         # A run may have ended while the question was under way: those are no longer ours to stop.
         asked = dict(runs)
-        void = [id for id in void if (run := self._side.gate.runs.get(id)) and run.fence == asked[id]]
+        void = [id for id in void if (run := self._runtime.gate.runs.get(id)) and run.fence == asked[id]]
         if void:
-            self._side.in_loop(lambda: self._side.gate.voided(void))
+            self._runtime.in_loop(lambda: self._runtime.gate.voided(void))
 
     def _lease_runs_from(self, sent: float) -> None:
-        if self._side.deadline is not None:
-            self._side.deadline.heartbeat(sent)
+        if self._runtime.deadline is not None:
+            self._runtime.deadline.heartbeat(sent)
 
     def _after(self) -> None:
-        side = self._side
+        runtime = self._runtime
         while self._revoked or self._cancelling:
             if not self._cancelling:
                 self._cancelling = [self._revoked.popleft() for _ in range(min(len(self._revoked), 100))]
-            endings, grants = self._ledger.cancel(side.worker, self._cancels, "revoked", self._cancelling)
+            endings, grants = self._ledger.cancel(runtime.worker, self._cancels, "revoked", self._cancelling)
             self._cancels += 1
             self._cancelling = []
-            side.publisher.end(endings)
-            side.publisher.publish(grants)
+            runtime.publisher.end(endings)
+            runtime.publisher.publish(grants)
         if self._finished:
             messages = list(self._finished)
-            side.publisher.publish(self._ledger.finish_messages(messages))
+            runtime.publisher.publish(self._ledger.finish_messages(messages))
             for _ in messages:
                 self._finished.popleft()
         while self._strays:
             strays = [self._strays[n] for n in range(min(len(self._strays), 32))]
-            answers, grants = self._ledger.stray(side.worker, [message for message, _ in strays])
-            side.publisher.publish(grants)
+            answers, grants = self._ledger.stray(runtime.worker, [message for message, _ in strays])
+            runtime.publisher.publish(grants)
             for (_, then), answer in zip(strays, answers, strict=True):
                 self._strays.popleft()
                 then(answer)
@@ -161,4 +161,4 @@ class Keeper(Lease):
             self._ledger.over(self._over[0])
             self._over.popleft()
         while self._failed:
-            side.gate.tell(self._failed.popleft())
+            runtime.gate.tell(self._failed.popleft())

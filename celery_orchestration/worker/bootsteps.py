@@ -7,10 +7,10 @@ from typing import Any
 from celery import bootsteps
 from celery.utils.log import get_logger
 
-from celery_orchestration import queues
-from celery_orchestration.task import settings_of
+from celery_orchestration.job import queues
+from celery_orchestration.job.task import settings_of
 from celery_orchestration.worker import internals, remote  # noqa: F401  (a command of remote control)
-from celery_orchestration.worker.side import WorkerSide
+from celery_orchestration.worker.runtime import WorkerRuntime
 
 logger = get_logger(__name__)
 
@@ -38,7 +38,7 @@ class Boot(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def create(self, worker: Any) -> None:
         internals.verify()
-        worker.orchestration = WorkerSide(worker)
+        worker.orchestration = WorkerRuntime(worker)
         worker.orchestration.check_ledger()
         worker.orchestration.tell_defaults()
 

@@ -36,7 +36,7 @@ from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.ledger import Lead, Ledger
-from celery_orchestration.worker.line import Patience
+from celery_orchestration.node.backoff import Backoff
 
 logger = get_logger(__name__)
 
@@ -68,7 +68,7 @@ class Term(threading.Thread):
         self._seconds = seconds
         self._changed, self._silent_for = changed, silent_for
         self._stopped = threading.Event()
-        self._patience = Patience(self._stopped.wait, min(1.0, seconds / 5))
+        self._backoff = Backoff(self._stopped.wait, min(1.0, seconds / 5))
         #: The term that we have, '' if none; and until when it may be trusted.
         self._held = ("", 0.0)
         self._leader = ""
@@ -115,14 +115,14 @@ class Term(threading.Thread):
             try:
                 self._ask()
             except LedgerRefused:
-                return  # the keeper says it, and ends this process
+                return  # the heartbeat says it, and ends this process
             except LedgerError as exc:
-                self._patience.trouble(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
+                self._backoff.failed(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
             except Exception:
                 logger.exception("Asking for the lead met an unexpected error")
                 self._stopped.wait(1.0)
             else:
-                self._patience.over()
+                self._backoff.succeeded()
                 self._stopped.wait(min(ASK_EVERY, self._seconds / 6))
 
     def _say(self, exc: LedgerError, seconds: float) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
+from celery_orchestration.job.limits import Run
 from celery_orchestration.ledger import Ledger, keys
-from celery_orchestration.limits import Run
 
 logger = get_logger(__name__)
 

@@ -17,11 +17,11 @@ from celery import Celery
 from celery.result import denied_join_result
 from celery.utils.log import get_logger
 
-from celery_orchestration.envelope import Envelope
+from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Fire
+from celery_orchestration.node.publisher import UNREACHABLE
 from celery_orchestration.scheduler.apply import NOT_SENT, Applier
 from celery_orchestration.scheduler.entries import Entry
-from celery_orchestration.worker.publisher import UNREACHABLE
 
 logger = get_logger(__name__)
 

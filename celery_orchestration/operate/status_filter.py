@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
-from celery_orchestration import queues
 from celery_orchestration.errors import BadCall, UnknownJob
+from celery_orchestration.job import queues
+from celery_orchestration.job.policy import show, suggest
 from celery_orchestration.operate.models import JobStatus, Status
-from celery_orchestration.policy import show, suggest
 
 STATES = ("idle", "running", "waiting", "disabled", "overdue")
 
