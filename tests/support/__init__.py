@@ -17,7 +17,6 @@ Stages, each with everything that one kind of test needs:
 
 - ``stage``: an app, its workers, what was sent to them and what they did.
 - ``shop``: Redis, a worker, a scheduler and dashboards, all of the app ``support.apps.shop``.
-- ``project``: a copy of a project of ``tests/adoption``, and the commands that people type in it.
 - ``ledger``: a ledger, and one method for each thing that workers and operators do to it.
 - ``dispatching``: the same for schedulers.
 - ``gates``: the gate of one worker, without a broker and without Redis.

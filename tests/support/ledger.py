@@ -33,16 +33,6 @@ class Shop:
         seconds, micros = self.redis.time()
         return int(seconds) * 1000 + int(micros) // 1000
 
-    def note_calls(self) -> None:
-        self.called: set[str] = set()
-        call = self.ledger._call
-
-        def noting(verb: str, args: Any) -> Any:
-            self.called.add(verb)
-            return call(verb, args)
-
-        self.ledger._call = noting  # type: ignore[method-assign]
-
     def install(self, jobs: dict[str, dict[str, Any]], cap: int | None = None, release: str = "r1") -> None:
         documents = {
             name: {

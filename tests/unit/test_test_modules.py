@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
+SUPPORT = TESTS / "support"
 MODULES = sorted(path for path in TESTS.rglob("*.py") if "projects" not in path.relative_to(TESTS).parts)
 
 
@@ -39,3 +40,16 @@ def test_no_module_imports_a_test_module():
 )
 def test_an_import_of_a_test_module_is_noticed(text: str):
     assert imported_tests(text)
+
+
+def test_support_code_is_short():
+    """Without the sample apps and projects, it has to stay under 4,000 lines: somebody has to read it."""
+    samples = (SUPPORT / "apps", SUPPORT / "projects")
+    files = [path for path in SUPPORT.rglob("*.py") if not any(path.is_relative_to(folder) for folder in samples)]
+    assert sum(len(path.read_text().splitlines()) for path in files) < 4000
+
+
+def test_support_says_what_each_file_is_for():
+    text = (SUPPORT / "__init__.py").read_text()
+    names = {path.stem for path in SUPPORT.glob("*.py")} - {"__init__"}
+    assert {name for name in names if f"``{name}``" not in text} == set()
