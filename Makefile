@@ -46,7 +46,7 @@ browser: $(VENV)/.with-test-browser  ## Test the dashboard in real Chromium (Deb
 	$(BIN)/python -m pytest tests/browser $(BROWSER_ARGS)
 
 screenshots: $(VENV)/.with-test-browser  ## Take the pictures of the dashboard that the README shows
-	PYTHONPATH=tests $(BIN)/python -m support.screenshots docs/images
+	PYTHONPATH=tests $(BIN)/python -m browser.screenshots docs/images
 
 mutants: $(VENV)/.with-test  ## Check that the tests notice small mistakes; MUTANTS_ARGS="--only NAME" for one
 	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS_ARGS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.project import Project, project
+from adoption.project import Project
 from support.servers import missing
 
 #: Of a module's tests, for the report if one fails.
@@ -44,7 +44,8 @@ def open_project(tmp_path_factory: pytest.TempPathFactory, _needed_packages: Non
     with contextlib.ExitStack() as cleanups:
 
         def make(name: str, app: str, **options: Any) -> Project:
-            made = cleanups.enter_context(project(name, app, tmp_path_factory.mktemp(name), **options))
+            made = Project(name, app, tmp_path_factory.mktemp(name), **options)
+            cleanups.callback(made.close)
             _open.append(made)
             cleanups.callback(_open.remove, made)
             return made

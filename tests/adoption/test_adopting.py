@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from adoption.project import PATIENCE, Project
 from support.processes import ManagedProcess
-from support.project import PATIENCE, Project
 from support.wait import until
 
 CLEAN = "mailing.tasks.clean_list"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.project import PROJECTS, Project
+from adoption.project import PROJECTS, Project
 from support.wait import until
 
 KINDS = ("plain", "inherits", "exclusive")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.project import PATIENCE
+from adoption.project import PATIENCE
 from support.wait import until
 
 

@@ -9,8 +9,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from adoption.project import PATIENCE, Project
 from support.processes import free_port
-from support.project import PATIENCE, Project
 from support.wait import until
 
 NEEDS = ("flower",)

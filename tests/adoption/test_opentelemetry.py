@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.project import PATIENCE, Project
+from adoption.project import PATIENCE, Project
 from support.wait import until
 
 NEEDS = ("opentelemetry.sdk", "opentelemetry.instrumentation.celery")

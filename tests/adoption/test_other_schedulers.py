@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.project import PATIENCE, Project
+from adoption.project import PATIENCE, Project
 from support.wait import until
 
 NEEDS = ("django_celery_beat", "redbeat", "django_celery_results")

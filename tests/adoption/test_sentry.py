@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.project import PATIENCE, Project
+from adoption.project import PATIENCE, Project
 from support.wait import until
 
 NEEDS = ("sentry_sdk", "redbeat")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from support.project import PATIENCE
+from adoption.project import PATIENCE
 from support.wait import until
 
 

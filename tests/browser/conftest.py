@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from support.browser import ARGUMENTS
-from support.shop import Shop, in_ci, shop
+from support.shop import Shop, shop
+
+IN_CI = bool(os.environ.get("CI"))
 
 try:
     from playwright.sync_api import Browser, Page, sync_playwright
 except ImportError:
-    if in_ci():
+    if IN_CI:
         raise
     pytest.skip("needs playwright: make browser", allow_module_level=True)
 
@@ -22,7 +25,7 @@ except ImportError:
 def chromium() -> Iterator[Browser]:
     found = shutil.which("chromium")
     if found is None:
-        assert not in_ci(), "chromium is not installed"
+        assert not IN_CI, "chromium is not installed"
         pytest.skip("needs chromium: apt install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)

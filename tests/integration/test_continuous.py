@@ -7,10 +7,8 @@ import pytest
 from celery_orchestration.ledger import Dispatched, Outcome
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.message import Call
-from integration.test_dispatch import Beat, any_beat, beat, message_of
-from integration.test_ledger import PREFIX, arrival
-
-__all__ = ["any_beat", "beat"]
+from support.dispatching import Beat, message_of
+from support.ledger import PREFIX, arrival
 
 
 class TestContinuous:

@@ -276,3 +276,40 @@ def test_a_fire_that_the_key_does_not_fit_is_made_and_left_to_fail(redis_server:
         scheduler.make_due()
         assert scheduler.all_fire_once()
     close_app(app)
+
+
+def test_an_emptied_ledger_has_the_last_fires_that_its_leader_knows(redis_server: RedisServer):
+    app = Celery("fires", broker=redis_server.url(), set_as_current=False)
+    app.task(name="fired", base=OrchestratedTask, overlap="allow")(_nothing)
+    app.conf.beat_schedule = {"hourly": {"task": "fired", "schedule": HOUR_MS / 1000}}
+    app.finalize()
+    scheduler = Scheduler(app, redis_server)
+    scheduler.make_due()
+    scheduler.round()
+    last = scheduler.redis.hget("{fires}:e:hourly", "last")
+    scheduler.redis.flushall()
+    scheduler.round()  # the ledger says that nobody leads
+    scheduler.runtime.heartbeat._registered = False
+    scheduler.runtime.heartbeat._register()
+    scheduler.runtime.term._ask()
+    scheduler.round()
+    assert scheduler.redis.hget("{fires}:e:hourly", "last") == last
+    scheduler.close()
+    close_app(app)
+
+
+def test_a_leader_whose_thread_died_cannot_dispatch(redis_server: RedisServer):
+    app = Celery("fires", broker=redis_server.url(), set_as_current=False)
+    app.task(name="fired", base=OrchestratedTask)(_nothing)
+    app.finalize()
+    scheduler = Scheduler(app, redis_server)
+    dispatcher = scheduler.runtime.dispatcher
+    assert dispatcher.silent_for() == 0, "it has not begun"
+    dispatcher._go = lambda: None  # type: ignore[method-assign]
+    dispatcher.start()
+    dispatcher.join()
+    assert dispatcher.silent_for() > 3600
+    dispatcher.stop()
+    assert dispatcher.silent_for() == 0, "it was told to"
+    scheduler.close()
+    close_app(app)

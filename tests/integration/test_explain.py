@@ -9,66 +9,14 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.ledger import Adoption, Fire, Over
+from celery_orchestration.ledger import Over
 from celery_orchestration.operate import reading
 from celery_orchestration.operate.broker import Stranger
-from celery_orchestration.operate.explain import Step, links, steps, summary
+from celery_orchestration.operate.explain import links
 from celery_orchestration.operate.explanation import Cause
-from celery_orchestration.operate.root import Finder, Surroundings
 from support.hostile import TEXTS
-from support.servers import RedisServer
+from support.ledger import PREFIX, Desk, arrival
 from support.wait import until
-from tests.integration.test_ledger import PREFIX, arrival
-from tests.integration.test_ledger_cases import Case
-
-
-class Desk(Case):
-    """Whoever asks."""
-
-    def chain(self, name: str, kind: str = "job") -> list[Step]:
-        return steps(self.ledger.explain(kind, name))
-
-    def root(self, name: str, kind: str = "job", **around: Any) -> Cause:
-        found = self.ledger.explain(kind, name, exists=True)
-        chain = steps(found)
-        cause = Finder(found, Surroundings(**around)).root(chain)
-        assert links(chain)
-        assert summary(name, chain, cause).endswith(cause.text)
-        return cause
-
-    def why(self, name: str, kind: str = "job", **around: Any) -> tuple[str, str]:
-        cause = self.root(name, kind, **around)
-        return cause.code, cause.job
-
-    def path(self, name: str, kind: str = "job") -> list[str]:
-        """Runs, and jobs that nobody has asked for a run of."""
-        return [step.run.id if step.run else step.job for step in self.chain(name, kind)]
-
-    def now(self) -> int:
-        """Redis's, in ms."""
-        seconds, micros = self.redis.time()
-        return int(seconds) * 1000 + int(micros) // 1000
-
-    def told(self, name: str) -> Any:
-        return (self.ledger.explain("job", name) or {})["jobs"][name]
-
-    def silence(self, worker: str, ms: int) -> None:
-        self.redis.hincrby(f"{PREFIX}w:{worker}", "beat", -ms)
-
-    def fire(self, job: str, id: str = "fired", name: str = "entry", **more: Any) -> str:
-        """An entry of the schedule asks for a run. Returns the term."""
-        term = self.ledger.lead("s1", "s1@host", 10_000, "").term
-        now = int(self.redis.time()[0]) * 1000
-        [adopted] = self.ledger.adopt(term, now, [Adoption(name, name, job, job, "every 5 s", "code", None)]) or []
-        due = adopted.last_ms + 1
-        fire = Fire(name, adopted.generation, due, due + 60_000, 0, job, id, 60_000, message=b"m", queue="q")
-        assert self.ledger.dispatch(term, [replace(fire, **more)]).answers == [("fired",)]
-        return term
-
-
-@pytest.fixture
-def desk(redis_server: RedisServer) -> Desk:
-    return Desk(redis_server)
 
 
 def on(*jobs: str, **more: Any) -> dict[str, Any]:

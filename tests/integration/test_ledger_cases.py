@@ -4,59 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from celery_orchestration.ledger import Arrival, Outcome, Turn
+from celery_orchestration.ledger import Outcome
 from celery_orchestration.operate import reading
-from support.servers import RedisServer
-from tests.integration.test_ledger import PREFIX, Shop, arrival
-
-
-class Case(Shop):
-    sweeps = 1000
-
-    def sweep(self, worker: str = "w1") -> Any:
-        self.sweeps += 1
-        return self.ledger.sweep(worker, self.sweeps, 5000)
-
-    def dies(self, worker: str, found_by: str = "w1") -> Any:
-        self.redis.zadd(f"{PREFIX}ws", {worker: -1})
-        self.redis.hincrby(f"{PREFIX}g", "clk", 1)
-        return self.sweep(found_by)
-
-    def status(self) -> Any:
-        return self.ledger.status(100, 100)
-
-    def observe(self, come: list[Arrival], free: int = 0) -> Turn:
-        self.number += 1
-        return self.ledger.turn("w1", self.number, "observe", free, [], come)
-
-    def takes_workers_down(self, id: str = "bad", job: str = "bad") -> None:
-        """A run that was there when three workers died: it has to be tried alone."""
-        grant = ""
-        for number in range(3):
-            doomed = f"doomed{number}"
-            self.register(doomed)
-            if number:
-                self.ledger.leave("next")
-            assert self.turn(worker=doomed, come=[arrival(id, job, grant=grant)]).answers[0].what == "start"
-            if number < 2:
-                self.register("next")
-            grants = self.dies(doomed).grants
-            grant = grants[0].number if grants else ""
-        assert self.redis.hgetall(f"{PREFIX}alone") == {id: ""}
-
-
-@pytest.fixture
-def case(redis_server: RedisServer) -> Iterator[Case]:
-    case = Case(redis_server)
-    yield case
-    case.ledger.close()
+from support.ledger import PREFIX, Case, arrival
 
 
 class TestAlone:

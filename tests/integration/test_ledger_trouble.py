@@ -21,7 +21,7 @@ from celery_orchestration.ledger import (
 from celery_orchestration.node import releases
 from celery_orchestration.operate.health import health
 from celery_orchestration.operate.redis_problems import FULL
-from integration.test_ledger import PREFIX, Shop, arrival
+from support.ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer, redis_binaries
 from support.wait import until
 

@@ -12,8 +12,8 @@ import redis
 from celery_orchestration.errors import Superseded
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.pools import Claimed, Place, Renewed
+from support.ledger import PREFIX, Shop
 from support.servers import RedisServer
-from tests.integration.test_ledger import PREFIX, Shop
 
 LEASE = 30_000
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from celery_orchestration.ledger import Answer, Arrival, Claim, Discarded
-from integration.test_ledger import PREFIX, Shop, arrival
+from support.ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer
 
 

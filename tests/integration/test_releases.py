@@ -9,9 +9,8 @@ import pytest
 
 from celery_orchestration.ledger import Stray
 from celery_orchestration.node import releases
-from integration.test_explain import Desk
+from support.ledger import PREFIX, Desk, arrival
 from support.servers import RedisServer
-from tests.integration.test_ledger import PREFIX, arrival
 
 
 class Rollout(Desk):

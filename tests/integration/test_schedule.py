@@ -15,8 +15,8 @@ from celery_orchestration import OrchestratedTask, Orchestration
 from celery_orchestration.errors import BadCall, ConfigurationError, LedgerUnavailable, UnknownEntry
 from celery_orchestration.ledger import Adopted, Adoption, Fire, Presence, keys
 from support.hostile import TEXTS
+from support.ledger import PREFIX, Shop
 from support.servers import RedisServer, redis_binaries
-from tests.integration.test_ledger import PREFIX, Shop
 
 
 class Diary(Shop):
@@ -45,10 +45,6 @@ class Diary(Shop):
         found = self.ledger.entry(name)
         assert found is not None
         return found
-
-    def now(self) -> int:
-        seconds, micros = self.redis.time()
-        return int(seconds) * 1000 + int(micros) // 1000
 
     def audited(self) -> list[tuple[str, str, str, str]]:
         found = map(json.loads, self.ledger.audit(100))

@@ -5,21 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Celery
 
-from celery_orchestration import OrchestratedTask
 from celery_orchestration.ledger import Ledger
-from celery_orchestration.scheduler.dispatcher import Dispatcher
 from celery_orchestration.scheduler.leadership import Term
-from integration.test_dispatch import Beat, any_beat, beat
-from integration.test_dispatcher import HOUR_MS, Scheduler, _nothing
-from integration.test_ledger import PREFIX, arrival
-from support.servers import RedisServer
+from support.dispatching import Beat
+from support.ledger import PREFIX, arrival
 from support.wait import until
-from support.workers import close_app
 
-__all__ = ["any_beat", "beat"]
-
+HOUR_MS = 3_600_000
 J_AFTER_D = {"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": "idle"}]}}
 
 
@@ -170,26 +163,6 @@ def test_an_entry_that_is_ahead_of_a_clock_that_was_set_back_begins_anew(beat: B
     assert int(beat.entry()["last"]) <= beat.now()
 
 
-def test_an_emptied_ledger_has_the_last_fires_that_its_leader_knows(redis_server: RedisServer):
-    app = Celery("fires", broker=redis_server.url(), set_as_current=False)
-    app.task(name="fired", base=OrchestratedTask, overlap="allow")(_nothing)
-    app.conf.beat_schedule = {"hourly": {"task": "fired", "schedule": HOUR_MS / 1000}}
-    app.finalize()
-    scheduler = Scheduler(app, redis_server)
-    scheduler.make_due()
-    scheduler.round()
-    last = scheduler.redis.hget("{fires}:e:hourly", "last")
-    scheduler.redis.flushall()
-    scheduler.round()  # the ledger says that nobody leads
-    scheduler.runtime.heartbeat._registered = False
-    scheduler.runtime.heartbeat._register()
-    scheduler.runtime.term._ask()
-    scheduler.round()
-    assert scheduler.redis.hget("{fires}:e:hourly", "last") == last
-    scheduler.close()
-    close_app(app)
-
-
 class TestALeaderThatCannotDispatch:
     def term(self, beat: Beat, silent: list[float]) -> Term:
         ledger: Ledger = beat.ledger.new_connection()
@@ -208,19 +181,3 @@ class TestALeaderThatCannotDispatch:
         silent[0] = 0.0
         term._ask()
         assert term.number == ""
-
-    def test_is_one_whose_thread_died(self, redis_server: RedisServer):
-        app = Celery("fires", broker=redis_server.url(), set_as_current=False)
-        app.task(name="fired", base=OrchestratedTask)(_nothing)
-        app.finalize()
-        scheduler = Scheduler(app, redis_server)
-        dispatcher: Dispatcher = scheduler.runtime.dispatcher
-        assert dispatcher.silent_for() == 0, "it has not begun"
-        dispatcher._go = lambda: None  # type: ignore[method-assign]
-        dispatcher.start()
-        dispatcher.join()
-        assert dispatcher.silent_for() > 3600
-        dispatcher.stop()
-        assert dispatcher.silent_for() == 0, "it was told to"
-        scheduler.close()
-        close_app(app)

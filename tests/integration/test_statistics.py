@@ -18,8 +18,8 @@ from celery_orchestration.ledger import Outcome, packed
 from celery_orchestration.operate import statistics
 from celery_orchestration.operate.statistics import Counts, Durations, Statistics
 from support.clocks import Clock
+from support.ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer
-from tests.integration.test_ledger import PREFIX, Shop, arrival
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -40,11 +40,6 @@ def counted(durations: Durations, limits: list[float]) -> dict[float, int]:
     """How many by the upper end of their bucket."""
     ends = [*limits, float("inf")]
     return {ends[i]: count for i, count in enumerate(durations.buckets) if count}
-
-
-@pytest.fixture
-def shop(redis_server: RedisServer) -> Shop:
-    return Shop(redis_server)
 
 
 @pytest.fixture

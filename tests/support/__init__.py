@@ -1,15 +1,35 @@
-"""What the tests are built with: real servers, real worker processes, and waits with a deadline.
+"""The parts that tests are built with. A test module imports from here, never from another test module.
 
-In the order in which a test meets them:
+Processes and servers:
 
-- ``wait``: the one way to wait for something.
-- ``processes``: a child process that can always be found, paused, killed and accounted for.
+- ``wait``: the one way to wait for something, with a deadline.
+- ``processes``: a child process that can always be found, paused, killed and accounted for; ``guard`` kills what a
+  killed test run leaves behind.
 - ``servers``: private Redis and RabbitMQ servers on loopback.
-- ``proxy``: a proxy before Redis that loses replies.
+- ``proxy``: a proxy in front of Redis that loses the reply to a given request.
 - ``workers``: stock ``celery`` processes, and the client side of an app in the test's own process.
 - ``schedulers``: ``celery beat`` processes, and what they fired.
-- ``strikes``, ``clocks``: a process that is killed or stopped at a given step; a wall clock that can be set.
-- ``history``: what the tasks did, and when, as they recorded it themselves.
+- ``pools``: ``orchestration pools`` processes and the workers that they start.
 - ``nodes``: the same processes as pytest-celery's nodes.
-- ``apps``: the Celery apps that the workers load.
+- ``strikes``, ``clocks``: a process that is killed or stopped at a given step; a wall clock that can be set.
+
+Stages, each with everything that one kind of test needs:
+
+- ``stage``: an app, its workers, what was sent to them and what they did.
+- ``shop``: Redis, a worker, a scheduler and dashboards, all of the app ``support.apps.shop``.
+- ``ledger``: a ledger, and one method for each thing that workers and operators do to it.
+- ``dispatching``: the same for schedulers.
+- ``gates``: the gate of one worker, without a broker and without Redis.
+- ``model``: a second, simple implementation of the ledger, which the real one is compared with.
+
+What tests look at:
+
+- ``history``: what the tasks did, and when, as they recorded it themselves.
+- ``invariants``: what must hold after every test.
+- ``verbs``: the ledger's verbs as commands that reach Redis.
+- ``terminal``: a command in a terminal, as a person sees it.
+- ``visitor``, ``browser``: the dashboard asked over HTTP, and in Chromium.
+- ``hostile``: texts that break careless code.
+
+``apps`` and ``projects`` are the Celery apps and projects that the workers load.
 """

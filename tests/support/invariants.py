@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -43,11 +44,8 @@ def prefix_of(app: Celery) -> str:
 
 
 def status_of(app: Celery) -> Status:
-    ledger = Orchestration(app)
-    try:
-        return ledger.status(depths=False)
-    finally:
-        ledger.close()
+    with closing(Orchestration(app)) as client:
+        return client.status(depths=False)
 
 
 def waiting(app: Celery) -> int:
@@ -140,16 +138,13 @@ _NOT_OVER = ("requeued", "released")
 def fires_of(app: Celery) -> list[Fired]:
     """By due time. Needs a history that is long enough for all."""
     found = []
-    ledger = Ledger.of(app, read_settings(app))
-    try:
+    with closing(Ledger.of(app, read_settings(app))) as ledger:
         for job in jobs_of(app):
             for text in ledger.history(job, 100_000) or []:
                 fields = json.loads(text)
                 run, outcome, entry, due, none = fields[0], fields[2], fields[12], fields[13], fields[14:]
                 if entry and outcome not in _NOT_OVER:
                     found.append(Fired(unquote(entry), due, job, run, outcome, not none, *none))
-    finally:
-        ledger.close()
     return sorted(found, key=lambda fired: fired.due)
 
 
@@ -209,10 +204,7 @@ def assert_ledger_is_clean(app: Celery, client: redis.Redis, timeout: float = 40
         last.update(leftovers(app, client))
         return not last
 
-    try:
-        until(clean, timeout, poll=0.1)
-    except AssertionError:
-        raise AssertionError(f"left in the ledger: {last}") from None
+    until(clean, timeout, lambda: f"left in the ledger: {last}", poll=0.1)
 
 
 # -- all of it
@@ -229,10 +221,7 @@ def all_ended(results: Iterable[AsyncResult], timeout: float = 40) -> None:
     def which() -> str:
         return f"{len(open_ones)} have not ended: {[(result.name, result.id) for result in open_ones[:10]]}"
 
-    try:
-        until(ended, timeout, poll=0.05)
-    except AssertionError:
-        raise AssertionError(f"not within {timeout:g} s: {which()}") from None
+    until(ended, timeout, which, poll=0.05)
 
 
 def assert_all_well(

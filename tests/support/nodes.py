@@ -16,7 +16,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import celery
 import psutil
@@ -29,7 +29,8 @@ from pytest_celery import (
     RedisTestBackend,
 )
 
-from support.servers import RabbitServer, RedisServer
+from support.processes import ManagedProcess
+from support.servers import RabbitServer, RedisServer, Server
 from support.wait import until
 from support.workers import CeleryProcess, environment
 
@@ -48,23 +49,8 @@ def check_kind_of_nodes() -> None:
         raise pytest.UsageError(f"{NODES_VARIABLE} may be 'process' or 'docker', not {kind!r}")
 
 
-class Service(Protocol):
-    """What stands behind a container: a process or a server of ours."""
-
-    name: str
-
-    @property
-    def running(self) -> bool: ...
-    @property
-    def paused(self) -> bool: ...
-    def start(self) -> object: ...
-    def stop(self, timeout: float = ...) -> object: ...
-    def kill(self) -> object: ...
-    def signal(self, number: int) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def wait_ready(self, timeout: float = ...) -> None: ...
-    def log(self) -> str: ...
+#: What stands behind a container.
+Service = ManagedProcess | Server
 
 
 class ExecResult(NamedTuple):
@@ -270,13 +256,6 @@ class ProcessTestWorker(CeleryTestWorker):
 
     def assert_log_exists(self, log: str, message: str = "", timeout: float = 60) -> None:
         self.wait_for_log(log, message, timeout)
-
-    def assert_log_does_not_exist(self, log: str, message: str = "", timeout: float = 1) -> None:
-        try:
-            self.wait_for_log(log, message, timeout)
-        except AssertionError:
-            return
-        raise AssertionError(f"{self.name()} logged {log!r} within {timeout} s")
 
     def get_running_processes_info(
         self, columns: list[str] | None = None, filters: dict[str, str] | None = None

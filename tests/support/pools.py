@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,8 @@ class PoolStage(Stage):
 
     def look(self) -> dict[str, Any]:
         settings = read_settings(self.app)
-        ledger = Ledger.of(self.app, settings)
-        try:
+        with closing(Ledger.of(self.app, settings)) as ledger:
             return ledger.pools({name: queues_of(self.app, name) for name in settings.pools}, changes=50)
-        finally:
-            ledger.close()
 
     def places(self, pool: str = "images") -> dict[int, str]:
         return {one["number"]: one["by"] for one in self.look()["pools"][pool].get("places") or ()}
@@ -82,7 +80,3 @@ class PoolStage(Stage):
 
 def is_alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    return dict(psutil.Process(pid).environ())

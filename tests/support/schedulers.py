@@ -187,16 +187,8 @@ class ScheduleStage(Stage):
 
     def job_entries(self) -> list[str]:
         """Names of the entries that fire jobs."""
-        with self.as_person() as ledger:
+        with contextlib.closing(Ledger.of(self.app, read_settings(self.app))) as ledger:
             return [found["name"] for _, found in ledger.entries(0, 100_000) if "job" in found]
-
-    @contextlib.contextmanager
-    def as_person(self) -> Iterator[Ledger]:
-        ledger = Ledger.of(self.app, read_settings(self.app))
-        try:
-            yield ledger
-        finally:
-            ledger.close()
 
     @contextlib.contextmanager
     def ending(self, reported: Callable[[SchedulerProcess], None]) -> Iterator[ScheduleStage]:

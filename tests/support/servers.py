@@ -73,12 +73,54 @@ def missing(what: str) -> NoReturn:
     pytest.skip(message)
 
 
-class RedisServer:
+class Server:
+    """What the servers have in common: each is one process, whose port stays the same over restarts."""
+
+    name: str
+    process: ManagedProcess
+    #: Seconds between two looks whether it answers.
+    poll: float
+
+    def answers(self) -> bool:
+        raise NotImplementedError
+
+    def wait_ready(self, timeout: float = 60) -> None:
+        def ready() -> bool:
+            if not self.process.running:
+                raise AssertionError(f"{self.name} ended:\n{self.process.tail()}")
+            return self.answers()
+
+        until(ready, timeout, f"{self.name} answers", poll=self.poll)
+
+    def signal(self, number: int) -> None:
+        self.process.signal(number)
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nothing answers."""
+        self.process.pause()
+
+    def resume(self) -> None:
+        self.process.resume()
+
+    @property
+    def running(self) -> bool:
+        return self.process.running
+
+    @property
+    def paused(self) -> bool:
+        return self.process.paused
+
+    def log(self) -> str:
+        return self.process.log()
+
+
+class RedisServer(Server):
     """A redis-server process. ``options`` are its configuration directives, ``None`` values left out.
 
-    Its port stays the same over restarts, so that clients can find it again. Without ``appendonly`` it comes
-    back empty.
+    Without ``appendonly`` it comes back empty.
     """
+
+    poll = 0.005
 
     def __init__(
         self,
@@ -129,14 +171,6 @@ class RedisServer:
             return self
         raise AssertionError("unreachable")
 
-    def wait_ready(self, timeout: float = 30) -> None:
-        def answers() -> bool:
-            if not self.process.running:
-                raise AssertionError(f"{self.name} ended:\n{self.process.tail()}")
-            return self._ping()
-
-        until(answers, timeout, f"{self.name} answers", poll=0.005)
-
     def stop(self, timeout: float = 30) -> None:
         """SIGTERM: it saves what it was told to save."""
         self._disconnect()
@@ -159,16 +193,6 @@ class RedisServer:
         self.process.cleanup()
         self._clients.clear()
 
-    def signal(self, number: int) -> None:
-        self.process.signal(number)
-
-    def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        self.process.resume()
-
     # -- using
 
     def url(self, db: int = 0) -> str:
@@ -179,17 +203,6 @@ class RedisServer:
         client = redis.Redis.from_url(self.url(db), **{"decode_responses": True, **options})
         self._clients.append(client)
         return client
-
-    @property
-    def running(self) -> bool:
-        return self.process.running
-
-    @property
-    def paused(self) -> bool:
-        return self.process.paused
-
-    def log(self) -> str:
-        return self.process.log()
 
     def _command(self) -> list[str]:
         command = [self._binary, "--port", str(self.port)]
@@ -202,7 +215,7 @@ class RedisServer:
         for client in self._clients:
             client.close()
 
-    def _ping(self) -> bool:
+    def answers(self) -> bool:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
                 connection.sendall(b"PING\r\n")
@@ -212,12 +225,14 @@ class RedisServer:
             return False
 
 
-class RabbitServer:
+class RabbitServer(Server):
     """A RabbitMQ node of its own, with its own epmd: nothing is shared with a node of the system.
 
     Starting takes some 6 seconds, so there is one for the whole test run, and a fresh virtual host (20 ms)
     for each test.
     """
+
+    poll = 0.1
 
     def __init__(self, directory: Path, name: str = "rabbitmq") -> None:
         self.name = name
@@ -284,14 +299,6 @@ class RabbitServer:
             raise
         return self
 
-    def wait_ready(self, timeout: float = 60) -> None:
-        def answers() -> bool:
-            if not self.process.running:
-                raise AssertionError(f"{self.name} ended:\n{self.process.tail()}")
-            return self._accepts() and self._request("GET", "/api/overview")
-
-        until(answers, timeout, f"{self.name} answers", poll=0.1)
-
     def stop(self, timeout: float = 30) -> None:
         """SIGTERM: messages and queues are kept. Takes some 6 seconds (the management plugin's)."""
         self.process.stop(timeout)
@@ -314,15 +321,6 @@ class RabbitServer:
         self.process.cleanup()
         self.epmd.cleanup()
 
-    def signal(self, number: int) -> None:
-        self.process.signal(number)
-
-    def pause(self) -> None:
-        self.process.pause()
-
-    def resume(self) -> None:
-        self.process.resume()
-
     # -- using
 
     @contextlib.contextmanager
@@ -344,16 +342,8 @@ class RabbitServer:
     def url(self, vhost: str = "/") -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/{quote(vhost, safe='')}"
 
-    @property
-    def running(self) -> bool:
-        return self.process.running
-
-    @property
-    def paused(self) -> bool:
-        return self.process.paused
-
-    def log(self) -> str:
-        return self.process.log()
+    def answers(self) -> bool:
+        return self._accepts() and self._request("GET", "/api/overview")
 
     def _accepts(self) -> bool:
         connection = amqp.Connection(f"127.0.0.1:{self.port}", "guest", "guest", connect_timeout=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -125,7 +124,3 @@ def shop(directory: Path, env: dict[str, str] | None = None, **redis: Any) -> It
         cleanups.callback(found.client.close)
         cleanups.enter_context(found._cleanups)
         yield found
-
-
-def in_ci() -> bool:
-    return bool(os.environ.get("CI"))

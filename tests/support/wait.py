@@ -14,7 +14,7 @@ POLL_SECONDS = 0.02
 def until(
     predicate: Callable[[], T],
     timeout: float = 30,
-    message: str = "",
+    message: str | Callable[[], str] = "",
     *,
     poll: float = POLL_SECONDS,
 ) -> T:
@@ -29,7 +29,7 @@ def until(
         if value:
             return value
         if late:
-            what = message or getattr(predicate, "__name__", "the condition")
+            what = message() if callable(message) else message or getattr(predicate, "__name__", "the condition")
             raise AssertionError(f"not within {timeout:g} s: {what} (last value: {value!r})")
         time.sleep(poll)
 

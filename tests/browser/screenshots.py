@@ -1,4 +1,4 @@
-"""Pictures of the dashboard: ``python -m support.screenshots docs/images`` takes the two that the README shows.
+"""Pictures of the dashboard: ``python -m browser.screenshots docs/images`` takes the two that the README shows.
 
 A shop works for four minutes; then its warehouse cannot be reached, until fetch_data has been disabled and others wait
 for it. ``--all`` takes every page, light, dark and as wide as a phone, for people to look at.

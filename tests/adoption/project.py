@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from support.processes import ManagedProcess
 from support.servers import RedisServer
 from support.wait import until
 
-PROJECTS = Path(__file__).resolve().parent.parent / "adoption" / "projects"
+PROJECTS = Path(__file__).resolve().parent / "projects"
 _BIN = Path(sys.executable).parent
 #: Of a busy machine. Nothing here asserts how quick something is.
 PATIENCE = 60.0
@@ -138,12 +137,3 @@ class Project:
         for process in reversed(self.processes):
             process.cleanup()
         self.redis.cleanup()
-
-
-@contextlib.contextmanager
-def project(name: str, app: str, directory: Path, env: Mapping[str, str] | None = None) -> Iterator[Project]:
-    made = Project(name, app, directory, env)
-    try:
-        yield made
-    finally:
-        made.close()
