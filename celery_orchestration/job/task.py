@@ -26,8 +26,11 @@ from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.job import progress, tracing
 from celery_orchestration.job.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RUN, WAITS, new_message_id
 from celery_orchestration.job.limits import Clock, Limit, Run, clocks
-from celery_orchestration.job.policy import OnCrash, Policy, Priority, RecurringDefaults, Settings, read_options
+from celery_orchestration.job.options import Priority, read_options
+from celery_orchestration.job.policy import Policy, RecurringDefaults
 from celery_orchestration.job.queues import PRIORITY_HEADER, announce, install_route, queue_name
+from celery_orchestration.job.settings import Settings
+from celery_orchestration.job.validation import OnCrash
 from celery_orchestration.ledger import Ledger, keys
 
 logger = get_logger(__name__)

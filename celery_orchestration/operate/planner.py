@@ -11,7 +11,8 @@ from celery import Celery
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job import queues, rules
 from celery_orchestration.job.graph import Graph
-from celery_orchestration.job.policy import Policy, Priority
+from celery_orchestration.job.options import Priority
+from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.task import signature_of
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate.models import RunStatus, Status

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerUnavailable
-from celery_orchestration.job.policy import show
+from celery_orchestration.job.text import show
 from celery_orchestration.ledger import Adopted, Fire
 from celery_orchestration.node.backoff import Backoff
 from celery_orchestration.scheduler.agenda import Agenda
