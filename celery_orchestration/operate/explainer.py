@@ -11,8 +11,8 @@ from celery import Celery
 
 from celery_orchestration.errors import ConfigurationError, UnknownJob
 from celery_orchestration.job import graph, queues
+from celery_orchestration.job.app import SCHEDULER, owner_of, read_settings
 from celery_orchestration.job.options import Priority
-from celery_orchestration.job.task import SCHEDULER, owner_of, read_settings
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger import BEAT, Ledger
 from celery_orchestration.ledger.keys import decode_job, text

@@ -10,10 +10,10 @@ from celery import Celery
 
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job import queues, rules
+from celery_orchestration.job.app import signature_of
 from celery_orchestration.job.graph import Graph
 from celery_orchestration.job.options import Priority
 from celery_orchestration.job.policy import Policy
-from celery_orchestration.job.task import signature_of
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate.models import RunStatus, Status
 from celery_orchestration.operate.schedule import PART

@@ -11,9 +11,9 @@ from typing import Any
 from celery import Celery
 
 from celery_orchestration.errors import BadCall, ConfigurationError, UnknownEntry, UnknownJob
+from celery_orchestration.job.app import SCHEDULER, owner_of
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.settings import Settings
-from celery_orchestration.job.task import SCHEDULER, owner_of
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate import code

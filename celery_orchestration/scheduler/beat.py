@@ -11,7 +11,8 @@ from celery.beat import PersistentScheduler, Scheduler, SchedulingError
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import ConfigurationError, LedgerRefused
-from celery_orchestration.job.task import jobs_of, schedule_of, settings_of
+from celery_orchestration.job.app import settings_of
+from celery_orchestration.job.task import jobs_of, schedule_of
 from celery_orchestration.scheduler.apply import Applier, under_way
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.runtime import SchedulerRuntime

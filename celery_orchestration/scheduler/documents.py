@@ -13,9 +13,10 @@ from celery.schedules import BaseSchedule, crontab, schedule, solar
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job.app import service_of
 from celery_orchestration.job.options import Priority, crontab_of
 from celery_orchestration.job.policy import Policy
-from celery_orchestration.job.task import OrchestratedTask, service_of
+from celery_orchestration.job.task import OrchestratedTask
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger import keys
 from celery_orchestration.scheduler.entries import Entry, entry_of, in_words

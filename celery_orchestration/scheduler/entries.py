@@ -10,8 +10,9 @@ from typing import Any
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
 
+from celery_orchestration.job.app import service_of, settings_of
 from celery_orchestration.job.policy import Policy
-from celery_orchestration.job.task import schedule_of, service_of, settings_of
+from celery_orchestration.job.task import schedule_of
 from celery_orchestration.job.text import printable, show
 from celery_orchestration.ledger import keys
 from celery_orchestration.scheduler.message import MARK, Call

@@ -33,7 +33,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from celery_orchestration.errors import LedgerError, OrchestrationError, WrongUse
-from celery_orchestration.job.task import read_settings
+from celery_orchestration.job.app import read_settings
 from celery_orchestration.operate import Orchestration
 from celery_orchestration.operate.hints import me
 from celery_orchestration.web import auth, health, metrics, security
