@@ -19,8 +19,8 @@ from celery_orchestration.operate.models import RunStatus, Status
 from celery_orchestration.operate.schedule import PART
 from celery_orchestration.operate.simulation import Plan, PlannedEntry, PlannedJob, Present, Source
 from celery_orchestration.operate.statistics import Statistics, summed
-from celery_orchestration.scheduler.documents import as_entry, written
 from celery_orchestration.scheduler.entries import Entry, from_code
+from celery_orchestration.scheduler.entry_documents import as_entry, written
 
 #: Hours of the statistics that say what a run usually takes.
 USUAL_HOURS = 7 * 24

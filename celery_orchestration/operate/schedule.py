@@ -20,8 +20,15 @@ from celery_orchestration.operate import code
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.hints import command, me
 from celery_orchestration.operate.models import EntryStatus, Paused
-from celery_orchestration.scheduler.documents import Written, as_entry, check_name, document, from_document, written
 from celery_orchestration.scheduler.entries import from_code
+from celery_orchestration.scheduler.entry_documents import (
+    Written,
+    as_entry,
+    check_name,
+    document,
+    from_document,
+    written,
+)
 
 #: How many entries are read at a time.
 PART = 200
