@@ -28,7 +28,7 @@ from celery import Celery
 from celery.utils import uuid
 
 from bench.stage import Stage, client
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.node.stores import Names, Stores
 from support.servers import RedisServer
 from support.workers import WorkerProcess

@@ -29,7 +29,7 @@ from celery import Celery
 from bench.crowd import JOBS, ring
 from bench.stage import Others, Stage, verb_calls
 from celery_orchestration import OrchestratedTask
-from celery_orchestration.job.policy import Priority
+from celery_orchestration.job.options import Priority
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.keys import encode_job, prefix

@@ -29,7 +29,7 @@ import redis
 
 from bench.stage import PATIENCE, Others, Stage, client, cpu_seconds
 from celery_orchestration import Orchestration
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.worker.supervised import PLACE
 from support.servers import RedisServer
 from support.workers import CeleryProcess, celery_command

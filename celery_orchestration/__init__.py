@@ -34,7 +34,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from celery_orchestration.job.policy import Dependency, External, Pool, Priority
+    from celery_orchestration.job.options import Dependency, External, Priority
+    from celery_orchestration.job.pool import Pool
     from celery_orchestration.job.task import OrchestratedTask
     from celery_orchestration.operate import Orchestration
     from celery_orchestration.pools.autoscaler import QueueAutoscaler
@@ -55,13 +56,13 @@ __all__ = [
 #: Where the public names are: loaded when they are asked for, because every ``celery`` command loads this package for
 #: its plugin, and tasks need neither the operators' client nor the scheduler.
 _MODULES = {
-    "Dependency": "job.policy",
-    "External": "job.policy",
+    "Dependency": "job.options",
+    "External": "job.options",
     "OrchestratedScheduler": "scheduler",
     "OrchestratedTask": "job.task",
     "Orchestration": "operate",
-    "Pool": "job.policy",
-    "Priority": "job.policy",
+    "Pool": "job.pool",
+    "Priority": "job.options",
     "QueueAutoscaler": "pools.autoscaler",
 }
 

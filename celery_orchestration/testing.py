@@ -21,10 +21,13 @@ from celery.canvas import Signature
 from pydantic import Field, NonNegativeFloat
 
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job.app import read_settings, signature_of
 from celery_orchestration.job.graph import Graph
-from celery_orchestration.job.policy import Policy, Priority, show, suggest
+from celery_orchestration.job.options import Priority
+from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.rules import Job, Last, Run, Situation
-from celery_orchestration.job.task import jobs_of, read_settings, signature_of
+from celery_orchestration.job.task import jobs_of
+from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger.keys import room_key
 from celery_orchestration.operate import reasons
 from celery_orchestration.operate.base_model import Model

@@ -115,7 +115,7 @@ class Scheduler(Service):
             at, ms, text = match.groups()
             if text.startswith("This scheduler leads ("):
                 self.leads, self.stands_by = datetime.fromisoformat(f"{at}.{ms}").timestamp(), False
-            elif text.startswith(("Standing by", "This scheduler leads no more")):
+            elif text.startswith(("Standing by", "This scheduler no longer leads")):
                 self.leads, self.stands_by = None, True
             found.append(text)
         return found

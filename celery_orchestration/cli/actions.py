@@ -83,7 +83,7 @@ def cancel(
 
 
 def _cancel_all(client: Orchestration, as_json: bool, job: str, state: str | None, yes: bool) -> None:
-    from celery_orchestration.job.policy import printable  # noqa: PLC0415
+    from celery_orchestration.job.text import printable  # noqa: PLC0415
 
     ids = client.unstarted(job, state)
     which = f"runs of {job} that have not started: {len(ids)}"

@@ -64,7 +64,7 @@ class _Trouble(click.ClickException):
 
 def _trouble(error: OrchestrationError, ctx: click.Context) -> click.ClickException:
     """In one line; mistakes in an app's configuration one each."""
-    from celery_orchestration.job.policy import printable  # noqa: PLC0415
+    from celery_orchestration.job.text import printable  # noqa: PLC0415
 
     root = ctx.find_root()
     is_mistake = isinstance(error, ConfigurationError)
@@ -89,7 +89,7 @@ def forgiving(file: IO[str]) -> IO[str]:
 
 
 def say(found: BaseModel, as_json: bool, text: str) -> None:
-    from celery_orchestration.job.policy import printable  # noqa: PLC0415
+    from celery_orchestration.job.text import printable  # noqa: PLC0415
 
     if as_json:
         print_json(found)

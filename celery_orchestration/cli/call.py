@@ -21,7 +21,7 @@ def load_before(command: click.Command) -> None:
         from celery_orchestration.operate import code  # noqa: PLC0415
 
         if problem := code.load(click.get_current_context().obj.app):
-            from celery_orchestration.job.policy import printable  # noqa: PLC0415
+            from celery_orchestration.job.text import printable  # noqa: PLC0415
 
             click.echo(f"Warning: {printable(problem)}; a job goes to the default queue", err=True)
         return run(*args, **kwargs)

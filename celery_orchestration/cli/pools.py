@@ -57,7 +57,7 @@ def pools(
     Any number of machines may do so: they share the pools. SIGTERM and Ctrl-C drain the workers, a second one stops
     them; SIGHUP reads the configuration again.
     """
-    from celery_orchestration.job.task import read_settings  # noqa: PLC0415
+    from celery_orchestration.job.app import read_settings  # noqa: PLC0415
 
     table = read_settings(ctx.obj.app).pools
     if not table:
@@ -80,7 +80,7 @@ def pools(
 
 
 def _run(ctx: click.Context, name: str | None, state_directory: Path, loglevel: str) -> None:
-    from celery_orchestration.job.task import read_settings  # noqa: PLC0415
+    from celery_orchestration.job.app import read_settings  # noqa: PLC0415
     from celery_orchestration.operate import code  # noqa: PLC0415
     from celery_orchestration.pools import run  # noqa: PLC0415
     from celery_orchestration.pools.supervisor import Supervisor  # noqa: PLC0415

@@ -37,7 +37,7 @@ def up(ctx: click.Context, reload: bool, data: Path, dashboard_port: int, no_das
     app_name = ctx.find_root().params.get("app")
     if not isinstance(app_name, str):
         raise click.UsageError("name the app: celery -A app orchestration up", ctx)
-    from celery_orchestration.job.task import settings_of  # noqa: PLC0415
+    from celery_orchestration.job.app import settings_of  # noqa: PLC0415
     from celery_orchestration.operate import code  # noqa: PLC0415
     from celery_orchestration.pools.merged_log import MergedLog  # noqa: PLC0415
     from celery_orchestration.pools.reload import check  # noqa: PLC0415

@@ -13,7 +13,9 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import Policy, ordered, show, suggest
+from celery_orchestration.job.options import ordered
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.text import show, suggest
 
 Edges = Mapping[str, Collection[str]]
 Document = dict[str, Any]

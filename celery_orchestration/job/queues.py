@@ -24,7 +24,8 @@ from kombu.utils.scheduling import round_robin_cycle
 
 from celery_orchestration import commands
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import Policy, Priority
+from celery_orchestration.job.options import Priority
+from celery_orchestration.job.policy import Policy
 
 logger = get_logger(__name__)
 

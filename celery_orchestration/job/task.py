@@ -6,29 +6,27 @@ Calling the function, ``apply()`` and eager mode never meet the gate.
 
 from __future__ import annotations
 
-import inspect
-import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any, ClassVar, get_args
 
 from celery import Celery, Task, chain, chord, group
 from celery.app.annotations import resolve_all
 from celery.app.autoretry import add_autoretry_behaviour
-from celery.exceptions import Ignore, SoftTimeLimitExceeded, TimeLimitExceeded
-from celery.schedules import maybe_schedule
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 
-from celery_orchestration.errors import ConfigurationError, LedgerError
+from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job import progress, tracing
-from celery_orchestration.job.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RUN, WAITS, new_message_id
-from celery_orchestration.job.limits import Clock, Limit, Run, clocks
-from celery_orchestration.job.policy import OnCrash, Policy, Priority, RecurringDefaults, Settings, read_options
+from celery_orchestration.job.app import SCHEDULER, beat_entry, ledger_of, settings_of, signature_of_class
+from celery_orchestration.job.current_run import continue_run_of, default_limit, lost_lease, run_of, stop_clock
+from celery_orchestration.job.envelope import FENCE, WAITS, new_message_id
+from celery_orchestration.job.limits import Run, clocks
+from celery_orchestration.job.options import Priority, read_options
+from celery_orchestration.job.policy import Policy, RecurringDefaults
 from celery_orchestration.job.queues import PRIORITY_HEADER, announce, install_route, queue_name
-from celery_orchestration.ledger import Ledger, keys
+from celery_orchestration.job.validation import OnCrash
 
 logger = get_logger(__name__)
 
@@ -59,7 +57,6 @@ _CELERYS_RETRIES = {
 }
 #: Those that count as written when the app's configuration has them.
 _CONFIGURED = (*_LIMITS, "reject_on_worker_lost", "retry_on_worker_lost", "acks_late")
-SCHEDULER = "celery_orchestration:OrchestratedScheduler"
 
 
 class OrchestratedTask(Task):  # type: ignore[misc]
@@ -169,7 +166,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         if _is_sound(recurring_defaults := conf.get("orchestration_recurring_defaults")):
             configured["recurring_defaults"] = recurring_defaults
         policy = cls._resolve(cls.name, written, configured)
-        if isinstance(policy.key, str) and (signature := _signature_of_run(cls)) is not None:
+        if isinstance(policy.key, str) and (signature := signature_of_class(cls)) is not None:
             policy.check_key(signature)
         cls.orchestration = policy
         implied = policy.celery_options()
@@ -180,7 +177,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             cls._imply({name: value for name, value in implied.items() if name in _LIMITS})
         install_route(app)
         if policy.mode == "scheduled" and conf.beat_scheduler != SCHEDULER:
-            conf.beat_schedule.setdefault(cls.name, _entry_of(app, policy))
+            conf.beat_schedule.setdefault(cls.name, beat_entry(app, policy))
 
     # -- calling ------------------------------------------------------------------------------------
 
@@ -205,7 +202,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         request = self.request if request is None else request
         signature = super().signature_from_request(request, *args, **options)
         if (signature.options.get("retries") or 0) > (request.retries or 0):
-            _belong_to_run_of(request, signature)
+            continue_run_of(request, signature)
         return signature
 
     subtask_from_request = signature_from_request
@@ -241,13 +238,13 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         said = progress.said(done, total, note)
         if self.fence is not None:
             app = self.app
-            progress.reporter(app, lambda: _ledger_of(app)).say(_run_of(self.request), said)
+            progress.reporter(app, lambda: ledger_of(app)).say(run_of(self.request), said)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request  # once: it is looked up each time
         if request.called_directly or not (request.properties or {}).get(FENCE):
             return super().__call__(*args, **kwargs)
-        run = _run_of(request)
+        run = run_of(request)
         self._refuse_if_void(request, run)
         if waits := request.properties.get(WAITS):
             tracing.tell(request, self.name, waits)
@@ -258,12 +255,12 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             raise
         except BaseException as exc:
             self._refuse_if_void(request, run)
-            _stop_clock(run)
+            stop_clock(run)
             if isinstance(exc, SoftTimeLimitExceeded) and (found := default_limit(self, request.timelimit)):
                 exc.args = (*exc.args, found)
             raise
         self._refuse_if_void(request, run)
-        _stop_clock(run)
+        stop_clock(run)
         return result
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
@@ -274,11 +271,11 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         with self._as_a_last_word():
             last = sig.tasks[-1] if isinstance(sig, chain) and sig.tasks else sig
             if not isinstance(last, chain | group | chord):  # the body of a chord comes as a call of its own
-                _belong_to_run_of(self.request, last)
+                continue_run_of(self.request, last)
             return super().replace(sig)
 
     def add_to_chord(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_if_void(self.request, _run_of(self.request))
+        self._refuse_if_void(self.request, run_of(self.request))
         return super().add_to_chord(*args, **kwargs)
 
     @contextmanager
@@ -286,9 +283,9 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         """For what ends a run with an exception. Its time cannot be over once its next attempt is under way; should it
         return all the same, the clock goes on."""
         request = self.request
-        run = _run_of(request)
+        run = run_of(request)
         self._refuse_if_void(request, run)
-        clock = _stop_clock(run)
+        clock = stop_clock(run)
         yield
         if clock is not None:
             clocks.go_on(run, clock)
@@ -300,17 +297,6 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             raise Ignore(f"the time of run {run[0]} is over, it has failed")
         if lost_lease(self.app, run, request.properties or {}):
             raise Ignore(f"run {run[0]} lost its lease, another one has started since")
-
-
-def _stop_clock(run: Run) -> Clock | None:
-    """Where the execution pool has no time limits: the code has returned. Raises if that is too late."""
-    clock = clocks.stop(run)
-    if clock is None:
-        if clocks.is_over(run):
-            raise Ignore(f"the time of run {run[0]} is over, it has failed")
-    elif monotonic() > clock.ends:
-        raise TimeLimitExceeded(clock.limit)
-    return clock
 
 
 def _is_sound(recurring_defaults: Any) -> bool:
@@ -329,75 +315,9 @@ def _retry_as_implied(task: Task | None) -> None:
         add_autoretry_behaviour(task)
 
 
-def _run_of(request: Any) -> Run:
-    properties = request.properties or {}
-    return str(properties.get(RUN) or request.id), str(properties.get(FENCE) or "")
-
-
-def _belong_to_run_of(request: Any, signature: Any) -> None:
-    """What it sends is the next attempt of this run, not another run of the same task id."""
-    publication = (request.properties or {}).get(PUBLICATION)
-    if publication is not None:
-        headers = signature.options.get("headers") or {}
-        signature.options["headers"] = {**headers, HEADER: {"publication": publication}}
-
-
-def default_limit(task: Task, limits: Sequence[float | None] | None) -> str:
-    """What to say of a run that was over a limit that nobody has written; '' if somebody has. `limits` (hard, soft) are
-    those of the call."""
-    policy: Policy | None = task.orchestration
-    if policy is None or policy.sources["timeout_seconds"] != "recurring default" or policy.timeout_seconds is None:
-        return ""
-    hard, soft = limits or (None, None)
-    if hard not in (None, task.time_limit) or soft not in (None, task.soft_time_limit):
-        return ""
-    return f"{policy.timeout_seconds:g} s is the default limit of recurring jobs: write timeout_seconds to change it"
-
-
-def lost_lease(app: Celery, run: Run, properties: Mapping[str, Any]) -> bool:
-    """As far as the ledger can be asked; a run that was admitted less than half a lease ago has it."""
-    admitted = properties.get(ADMITTED)
-    if admitted is None or monotonic() - admitted < settings_of(app).lease_seconds / 2:
-        return False
-    try:
-        return not _ledger_of(app).is_current(*run)
-    except LedgerError as exc:
-        logger.warning("Run %s cannot see whether its lease holds: %s", run[0], exc)
-        return False
-
-
-def settings_of(app: Celery) -> Settings:
-    """The ``orchestration_*`` settings, read once per app and process."""
-    found: Settings | None = app.__dict__.get("_orchestration_settings")
-    if found is None:
-        found = app.__dict__["_orchestration_settings"] = read_settings(app)
-    return found
-
-
-def read_settings(app: Celery) -> Settings:
-    conf = {}
-    for key in app.conf:
-        name = key.lower().removeprefix("celery_")  # config_from_object(..., namespace="CELERY")
-        if name.startswith("orchestration_"):
-            conf[name] = app.conf[key]
-    return Settings.read(conf, os.environ, app.main)
-
-
 def _is_same(these: dict[str, Any], those: dict[str, Any]) -> bool:
     """By identity: a lazy task that is compared would be bound there and then."""
     return these.keys() == those.keys() and all(value is those[name] for name, value in these.items())
-
-
-def owner_of(app: Celery) -> str:
-    """Whose ledger it is. One with the default namespace is the app's, by its main name; a namespace that was written
-    is for all services that write it."""
-    namespace = read_settings(app).namespace
-    return namespace if keys.service(app.main, namespace) else app.main or "__main__"
-
-
-def service_of(app: Celery) -> str:
-    """Which of the services that share a ledger it is, as a part of keys: see :func:`keys.service`."""
-    return keys.service(app.main, settings_of(app).namespace)
 
 
 def jobs_of(app: Celery) -> dict[str, Policy]:
@@ -417,45 +337,4 @@ def sound_jobs_of(app: Celery) -> tuple[dict[str, Policy], list[str]]:
 
 def schedule_of(app: Celery) -> dict[str, dict[str, Any]]:
     """The entries that follow from jobs' options, as ``beat_schedule`` has them."""
-    return {name: _entry_of(app, policy) for name, policy in jobs_of(app).items() if policy.mode == "scheduled"}
-
-
-def _entry_of(app: Celery, policy: Policy) -> dict[str, Any]:
-    every = policy.schedule if policy.schedule is not None else policy.interval_seconds
-    return {"task": policy.name, "schedule": maybe_schedule(every, app=app), "args": (), "kwargs": {}}
-
-
-def limits_of(app: Celery) -> dict[str, Limit]:
-    """Time limits of the tasks that have one, jobs and others, whoever has set it."""
-    limits = {name: (task.time_limit, task.soft_time_limit) for name, task in app.tasks.items()}
-    return {name: limit for name, limit in limits.items() if any(limit) and not name.startswith("celery.")}
-
-
-def signature_of(task: Task) -> inspect.Signature | None:
-    """Of a job's function, for its room key: an argument counts the same by position, by name or by default."""
-    try:
-        return inspect.signature(task.run)
-    except (TypeError, ValueError):
-        return None
-
-
-def _signature_of_run(cls: type[Task]) -> inspect.Signature | None:
-    """The same, before there is a task: of a method without its ``self``."""
-    run = inspect.getattr_static(cls, "run")
-    try:
-        return inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
-    except (TypeError, ValueError):
-        return None
-
-
-_local = threading.local()
-
-
-def _ledger_of(app: Celery) -> Ledger:
-    """A connection of this thread (or of this child process) to the ledger."""
-    if getattr(_local, "pid", None) != os.getpid():
-        _local.pid, _local.ledgers = os.getpid(), {}
-    if id(app) not in _local.ledgers:
-        _local.ledgers[id(app)] = Ledger.of(app, settings_of(app))
-    ledger: Ledger = _local.ledgers[id(app)]
-    return ledger
+    return {name: beat_entry(app, policy) for name, policy in jobs_of(app).items() if policy.mode == "scheduled"}

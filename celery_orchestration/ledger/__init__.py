@@ -18,7 +18,7 @@ from redis.connection import ConnectionPool
 from redis.exceptions import NoScriptError
 
 from celery_orchestration.errors import LedgerError, LedgerRefused, LedgerUnavailable, Superseded
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger import keys, packed
 from celery_orchestration.ledger.connect import Address, connect, find, key_prefix
 from celery_orchestration.ledger.pools import PoolVerbs

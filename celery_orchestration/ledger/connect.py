@@ -24,7 +24,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 
 _PLAIN: Mapping[str, Any] = {
     "redis": Connection,

@@ -9,7 +9,7 @@ import re
 from urllib.parse import quote, unquote
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import default_namespace
+from celery_orchestration.job.settings import default_namespace
 
 SCHEMA = 1
 #: The oldest version of the data layout that this version works beside.

@@ -15,9 +15,12 @@ from kombu.serialization import prepare_accept_content
 
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.job import queues
+from celery_orchestration.job.app import owner_of, settings_of, signature_of
 from celery_orchestration.job.graph import Graph
-from celery_orchestration.job.policy import Policy, Priority, printable
-from celery_orchestration.job.task import jobs_of, owner_of, settings_of, signature_of
+from celery_orchestration.job.options import Priority
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.task import jobs_of
+from celery_orchestration.job.text import printable
 from celery_orchestration.ledger import Disabled, Ledger, Presence, keys
 from celery_orchestration.node import eviction, releases
 from celery_orchestration.node.decisions import Memory

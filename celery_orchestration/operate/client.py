@@ -30,9 +30,10 @@ from celery_orchestration.errors import (
     UnknownWorker,
 )
 from celery_orchestration.job import queues
+from celery_orchestration.job.app import limits_of, owner_of, read_settings
 from celery_orchestration.job.envelope import Envelope
-from celery_orchestration.job.policy import pool_problems, show, suggest
-from celery_orchestration.job.task import limits_of, owner_of, read_settings
+from celery_orchestration.job.pool import pool_problems
+from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger import BEAT, Grant, Ledger, keys
 from celery_orchestration.operate import code, reading
 from celery_orchestration.operate.hints import me

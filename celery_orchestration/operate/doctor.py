@@ -17,8 +17,10 @@ from celery import Celery
 from celery_orchestration import commands
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerRefused
 from celery_orchestration.job import graph, queues
-from celery_orchestration.job.policy import Policy, Settings, pool_problems
-from celery_orchestration.job.task import limits_of, owner_of
+from celery_orchestration.job.app import limits_of, owner_of
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.pool import pool_problems
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.node.stores import Names
 from celery_orchestration.operate import broker, checks, code, reading

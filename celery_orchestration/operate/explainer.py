@@ -11,8 +11,9 @@ from celery import Celery
 
 from celery_orchestration.errors import ConfigurationError, UnknownJob
 from celery_orchestration.job import graph, queues
-from celery_orchestration.job.policy import Priority, show, suggest
-from celery_orchestration.job.task import SCHEDULER, owner_of, read_settings
+from celery_orchestration.job.app import SCHEDULER, owner_of, read_settings
+from celery_orchestration.job.options import Priority
+from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger import BEAT, Ledger
 from celery_orchestration.ledger.keys import decode_job, text
 from celery_orchestration.operate import broker, code, explain, options, reading

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from celery_orchestration.job.policy import printable
+from celery_orchestration.job.text import printable
 from celery_orchestration.operate.dependency_graph import Exclusive, Picture
 
 #: Of each state: how it is filled, and its border.

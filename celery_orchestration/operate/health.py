@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from celery_orchestration.job.policy import show
+from celery_orchestration.job.text import show
 from celery_orchestration.ledger import FORGOTTEN
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.diagnosis import Health

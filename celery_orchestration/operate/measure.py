@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 
 from celery_orchestration.job import queues
-from celery_orchestration.job.task import read_settings
+from celery_orchestration.job.app import read_settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.operate import broker, code
 from celery_orchestration.pools.table import queues_of

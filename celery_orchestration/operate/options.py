@@ -7,7 +7,9 @@ from typing import Any
 
 from celery import Task
 
-from celery_orchestration.job.policy import Dependency, Policy, Priority, show
+from celery_orchestration.job.options import Dependency, Priority
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.text import show
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate.explanation import OptionValue
 

@@ -10,16 +10,17 @@ from celery import Celery
 
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job import queues, rules
+from celery_orchestration.job.app import signature_of
 from celery_orchestration.job.graph import Graph
-from celery_orchestration.job.policy import Policy, Priority
-from celery_orchestration.job.task import signature_of
+from celery_orchestration.job.options import Priority
+from celery_orchestration.job.policy import Policy
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate.models import RunStatus, Status
 from celery_orchestration.operate.schedule import PART
 from celery_orchestration.operate.simulation import Plan, PlannedEntry, PlannedJob, Present, Source
 from celery_orchestration.operate.statistics import Statistics, summed
-from celery_orchestration.scheduler.documents import as_entry, written
 from celery_orchestration.scheduler.entries import Entry, from_code
+from celery_orchestration.scheduler.entry_documents import as_entry, written
 
 #: Hours of the statistics that say what a run usually takes.
 USUAL_HOURS = 7 * 24

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from celery import Celery
 
 from celery_orchestration.errors import UnknownJob
-from celery_orchestration.job.policy import Pool, show, suggest
+from celery_orchestration.job.pool import Pool
+from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.operate import broker
 from celery_orchestration.operate.clock import when

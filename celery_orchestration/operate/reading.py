@@ -12,7 +12,9 @@ from typing import Any, Literal
 from celery_orchestration.job import queues
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.limits import Limit, sentences
-from celery_orchestration.job.policy import Policy, Priority, show
+from celery_orchestration.job.options import Priority
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.text import show
 from celery_orchestration.ledger import BEAT
 from celery_orchestration.ledger.keys import decode_entry, decode_job, decode_service, retries
 from celery_orchestration.operate import overdue, reasons, redis_problems

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from celery_orchestration.job.policy import show
+from celery_orchestration.job.text import show
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate import overdue, reading, reasons, redis_problems
 from celery_orchestration.operate.broker import Stranger

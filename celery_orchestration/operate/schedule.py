@@ -11,15 +11,24 @@ from typing import Any
 from celery import Celery
 
 from celery_orchestration.errors import BadCall, ConfigurationError, UnknownEntry, UnknownJob
-from celery_orchestration.job.policy import Policy, Settings, show, suggest
-from celery_orchestration.job.task import SCHEDULER, owner_of
+from celery_orchestration.job.app import SCHEDULER, owner_of
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.settings import Settings
+from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate import code
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.hints import command, me
 from celery_orchestration.operate.models import EntryStatus, Paused
-from celery_orchestration.scheduler.documents import Written, as_entry, check_name, document, from_document, written
 from celery_orchestration.scheduler.entries import from_code
+from celery_orchestration.scheduler.entry_documents import (
+    Written,
+    as_entry,
+    check_name,
+    document,
+    from_document,
+    written,
+)
 
 #: How many entries are read at a time.
 PART = 200

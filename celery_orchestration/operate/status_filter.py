@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from celery_orchestration.errors import BadCall, UnknownJob
 from celery_orchestration.job import queues
-from celery_orchestration.job.policy import show, suggest
+from celery_orchestration.job.text import show, suggest
 from celery_orchestration.operate.models import JobStatus, Status
 
 STATES = ("idle", "running", "waiting", "disabled", "overdue")

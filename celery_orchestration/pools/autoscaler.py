@@ -25,7 +25,7 @@ from celery.worker.autoscale import Autoscaler
 
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.job import queues
-from celery_orchestration.job.policy import Pool
+from celery_orchestration.job.pool import Pool
 from celery_orchestration.pools.backlog import Broker
 from celery_orchestration.pools.decide import Figures, Ready, decide
 from celery_orchestration.pools.figures import Looker, PoolLook, encoded

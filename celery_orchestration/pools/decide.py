@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from celery_orchestration.job.policy import Pool
+from celery_orchestration.job.pool import Pool
 
 #: What a run counts as while nobody knows how long its job takes.
 UNKNOWN_SECONDS = 1.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import Pool
+from celery_orchestration.job.pool import Pool
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.pools.backlog import Queued
 from celery_orchestration.pools.decide import Figures, Ready

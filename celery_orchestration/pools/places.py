@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_orchestration.errors import LedgerError
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.pools import Place
 

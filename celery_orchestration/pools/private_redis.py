@@ -26,7 +26,7 @@ from celery import Celery
 from kombu.utils.url import url_to_parts
 
 from celery_orchestration.errors import Said
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger.connect import find
 from celery_orchestration.pools import redis_keeper
 

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import IO, Any
 
-from celery_orchestration.job.policy import Policy, Pool, pool_problems, printable
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.pool import Pool, pool_problems
+from celery_orchestration.job.text import printable
 from celery_orchestration.pools.supervisor import PREFIX, Supervisor
 
 #: Seconds that reading the configuration again may take.

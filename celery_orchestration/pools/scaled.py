@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
-from celery_orchestration.job.policy import Pool
+from celery_orchestration.job.pool import Pool
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.pools.decide import Decision, decide
 from celery_orchestration.pools.figures import HeldPlace, PoolLook

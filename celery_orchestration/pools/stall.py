@@ -18,7 +18,7 @@ from typing import Any
 from celery import Celery
 
 from celery_orchestration import commands
-from celery_orchestration.job.policy import Pool
+from celery_orchestration.job.pool import Pool
 from celery_orchestration.pools.figures import PoolLook, Worker
 from celery_orchestration.pools.post import Post
 

@@ -19,8 +19,9 @@ from time import monotonic
 from celery import Celery
 
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerUnavailable, Superseded
-from celery_orchestration.job.policy import Policy, Pool, pool_problems
-from celery_orchestration.job.task import owner_of, read_settings
+from celery_orchestration.job.app import owner_of, read_settings
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.pool import Pool, pool_problems
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.pools import Place
 from celery_orchestration.pools.backlog import Backlog

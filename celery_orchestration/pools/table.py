@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery
 
 from celery_orchestration.job import queues
-from celery_orchestration.job.policy import Pool
+from celery_orchestration.job.pool import Pool
 
 Table = Mapping[str, Pool]
 

@@ -28,8 +28,10 @@ from kombu.exceptions import OperationalError
 from kombu.utils.imports import symbol_by_name
 
 from celery_orchestration.errors import Said
-from celery_orchestration.job.policy import Policy, Pool, Settings
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.pool import Pool
 from celery_orchestration.job.queues import DEFAULT_POOL
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.pools.merged_log import MergedLog
 from celery_orchestration.pools.private_redis import PrivateRedis, loopback_addresses
 from celery_orchestration.pools.reload import CodeWatcher, source_directories

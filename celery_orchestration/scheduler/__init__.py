@@ -1,9 +1,10 @@
 """The beat scheduler: any number of processes, one leads.
 
-In the order of a fire: ``entries`` says what fires, ``documents`` what people added to that, ``times`` when; ``term``
-is who leads; ``dispatcher`` looks in its ``agenda`` what is due, makes the ``fires`` with their ``message`` and asks
-the ledger (verb ``dispatch``); ``plain`` sends tasks that are no jobs. ``side`` holds them together, ``beat`` is the
-class that Celery's beat makes.
+In the order of a fire: ``entries`` reads the schedule from the code, ``entry_documents`` the entries that people added
+at run time, ``times`` computes due times. ``leadership`` holds the term of the leader. ``dispatcher`` is the leader's
+loop: ``entry_table`` adopts the entries in the ledger, ``due_queue`` orders them by time, ``fire_factory`` makes fires
+with their ``message``, and the ledger decides about them (verb ``dispatch``). ``plain_sender`` sends tasks that are no
+jobs. ``runtime`` holds these parts together; ``beat`` is the class that ``celery beat`` creates.
 """
 
 from celery_orchestration.scheduler.beat import OrchestratedScheduler

@@ -1,4 +1,4 @@
-"""OrchestratedScheduler: what ``beat_scheduler`` names."""
+"""OrchestratedScheduler, the class for the setting ``beat_scheduler``."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from celery.beat import PersistentScheduler, Scheduler, SchedulingError
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import ConfigurationError, LedgerRefused
-from celery_orchestration.job.task import jobs_of, schedule_of, settings_of
-from celery_orchestration.scheduler.apply import Applier, under_way
+from celery_orchestration.job.app import settings_of
+from celery_orchestration.job.task import jobs_of, schedule_of
+from celery_orchestration.scheduler.apply_entry import Applier, under_way
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.runtime import SchedulerRuntime
 
 logger = get_logger(__name__)
 
-#: Seconds between two ticks of Celery's loop: these only say that this process is alive.
+#: Seconds between two ticks of Celery's loop. A tick only checks that the threads are alive.
 TICK = 1.0
 
 
 class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
-    """Any number of ``celery beat`` processes with it: one leads, the others stand by.
+    """Any number of ``celery beat`` processes can use it: one leads, the others are standbys.
 
-    The work is done by threads of its own, so that a signal never comes in the midst of a dispatch. They begin with the
-    first tick: handlers of ``beat_init`` have run by then. With ``orchestration_mode = "off"`` it is Celery's own
-    scheduler.
+    Threads do the work, so that a signal never interrupts a dispatch. They start with the first tick, after the
+    handlers of ``beat_init`` have run. With ``orchestration_mode = "off"`` this is Celery's own scheduler.
     """
 
-    #: RedBeat asks every scheduler for its lock once it is imported, and sentry-sdk imports it where it is installed.
+    #: RedBeat, once imported, reads this from every scheduler; sentry-sdk imports RedBeat where it is installed.
     lock_key = None
     _runtime: SchedulerRuntime | None = None
     _is_started = False
@@ -73,7 +73,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
         return TICK
 
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
-        """What ``apply_entry`` calls: see :mod:`~celery_orchestration.scheduler.apply`."""
+        """Called by ``apply_entry``: see :mod:`~celery_orchestration.scheduler.apply_entry`."""
         fire = under_way()
         if fire is None:
             return super().apply_async(entry, producer=producer, advance=advance, **kwargs)
@@ -91,7 +91,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
         return False
 
     def close(self) -> None:
-        """Resigns. Called in a signal handler, and once more when Celery's loop ends."""
+        """Resign. Celery calls this in a signal handler, and again when its loop ends."""
         runtime, self._runtime = self._runtime, None
         if runtime is not None and self._is_started:
             runtime.stop()
@@ -104,7 +104,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
 
 
 def _end_on_sigterm() -> None:
-    """An embedded beat (``worker -B``) is a process without a handler: it would die without resigning."""
+    """An embedded beat (``worker -B``) has no signal handler: without this one it would die without resigning."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit)
 

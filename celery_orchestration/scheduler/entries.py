@@ -1,4 +1,4 @@
-"""Entries of the schedule: what fires when. From jobs' options, from ``beat_schedule``, from people at run time."""
+"""Entries of the schedule: they come from jobs' options, from ``beat_schedule``, and from people at run time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import Any
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
 
-from celery_orchestration.job.policy import Policy, printable, show
-from celery_orchestration.job.task import schedule_of, service_of, settings_of
+from celery_orchestration.job.app import service_of, settings_of
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.task import schedule_of
+from celery_orchestration.job.text import printable, show
 from celery_orchestration.ledger import keys
 from celery_orchestration.scheduler.message import MARK, Call
 from celery_orchestration.scheduler.times import Times, latest_is_late, times_of
 
-#: An entry for a task that is no job of ours fires however late, as with Celery's beat.
+#: An entry of a plain task fires no matter how late it is, as with Celery's beat.
 _EVER_MS = 10**15
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The messages of an entry: head and body, with a mark for the id in the head."""
+    """The message of all fires of an entry: head and body. In the head, ``MARK`` stands for the id."""
 
     head: bytes
     body: bytes
-    #: Where its runs belong: own queue, granted queue, room key, priority.
+    #: Queue, granted queue, room key and priority of its runs.
     place: tuple[str, str, str, int]
 
     def message(self, id: str) -> bytes:
@@ -38,25 +40,25 @@ class Entry:
     name: str
     call: Call
     every: str
-    #: None: a continuous job's.
+    #: None for a continuous job.
     times: Times | None
     source: str = "code"
-    #: Its schedule, as Celery has it.
+    #: Celery's schedule object.
     when: BaseSchedule | None = field(default=None, kw_only=True)
-    #: Of the job that it fires, if it is one.
+    #: The policy of the job that it fires; None for a plain task.
     policy: Policy | None = None
     #: Ms between two runs of a continuous job.
     gap_ms: int | None = None
     late_ms: int = _EVER_MS
-    #: Which of the services that share a ledger it belongs to.
+    #: The service that it belongs to, if several share the ledger.
     service: str = field(default="", kw_only=True)
-    #: Its name, as a part of keys.
+    #: Its name as part of Redis keys.
     id: str = field(init=False)
     generation: str = ""
     last_ms: int = 0
-    #: The message of all its fires, if that differs by nothing but the id.
+    #: The message of all its fires, if they differ only by the id.
     template: Template | None = None
-    #: Its messages go to an exchange: it is sent as a plain task.
+    #: Its messages go to an exchange, so it is sent as a plain task.
     is_unroutable: bool = False
 
     def __post_init__(self) -> None:
@@ -64,11 +66,11 @@ class Entry:
 
     @property
     def shown(self) -> str:
-        """Its name in a log."""
+        """Its name for logs."""
         return printable(self.name)
 
     def run_id(self, due_ms: int) -> str:
-        """Follows from the entry, its generation and the due time: lib/entries.lua knows it, too."""
+        """The same for every scheduler that fires this due time. ``lib/entries.lua`` computes it, too."""
         digest = hashlib.sha1(f"{self.id} {self.generation} {due_ms}".encode()).hexdigest()
         return "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:32]))
 
@@ -76,12 +78,14 @@ class Entry:
 def from_code(
     app: Celery, jobs: Mapping[str, Policy], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Entry], list[str]]:
-    """By name; and what is wrong with those that are not among them. A ``beat_schedule`` entry that has a job's name
-    takes the place of the one from its options, unless the job is continuous."""
+    """Returns the entries by name, and the problems of entries that cannot be used.
+
+    A ``beat_schedule`` entry with a job's name replaces the entry from the job's options, unless the job is continuous.
+    """
     found, problems = {}, []
     for name, policy in jobs.items():
         if policy.mode == "continuous":
-            # Its message is made once and kept by the ledger: there is no time from which it could expire.
+            # The ledger keeps one message for all its runs, so there is no time from which it could expire.
             call = Call(name, (), {}, {"expires": None})
             gap = round((policy.interval_seconds or 0) * 1000)
             every = "continuously" + (f", {gap / 1000:g} s after the last" if gap else "")

@@ -1,4 +1,4 @@
-"""What the ledger is told of an entry: that there is one, and that it fires."""
+"""Makes the records that the ledger gets about entries: adoptions and fires."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job import queues
 from celery_orchestration.ledger import Adoption, Fire, keys
 from celery_orchestration.node.presence import Node
-from celery_orchestration.scheduler.apply import NOT_SENT, Applier
+from celery_orchestration.scheduler.apply_entry import NOT_SENT, Applier
 from celery_orchestration.scheduler.entries import Entry, Template
 from celery_orchestration.scheduler.message import MARK, Kept, Message, Unroutable, is_constant, make, make_for_all
 from celery_orchestration.scheduler.times import Due
@@ -24,7 +24,7 @@ class FireFactory:
         self._applier = applier
 
     def adoption(self, entry: Entry, last_ms: int | None) -> Adoption:
-        """`last_ms`: where it goes on should the ledger have forgotten it."""
+        """`last_ms`: the due time from which it continues if the ledger has lost the entry."""
         name, task, every = (keys.text(one) for one in (entry.name, entry.call.task, entry.every))
         found = Adoption(entry.id, name, task, self._job(entry), every, entry.source, last_ms)
         if entry.gap_ms is not None:
@@ -34,8 +34,8 @@ class FireFactory:
         return found
 
     def fire(self, entry: Entry, due: Due) -> Fire:
-        """Without a message, if that has to be made for each fire: the ledger is asked first whether it makes a run.
-        Without a job, if the ledger cannot hand its run over: then it is sent as any task is."""
+        """The fire has no message if each fire needs its own: the ledger first decides whether it becomes a run.
+        It has no job if the ledger cannot hand over its run: then it is sent as a plain task."""
         fire = Fire(entry.id, entry.generation, due.at, due.next, due.missed, "", entry.run_id(due.at), entry.late_ms)
         job = self._job(entry)
         if entry.policy is None or not job or entry.is_unroutable:
@@ -50,7 +50,7 @@ class FireFactory:
         return fire
 
     def make(self, entry: Entry, fire: Fire) -> None:
-        """The message of this one fire, made as Celery's beat would send it. Fills in why there is none, if so."""
+        """Fill in the message of this one fire, made as Celery's beat would send it, or why there is none."""
         try:
             message = self._applied(entry, fire.id) if self._applier.is_needed else self._made(entry, fire.id)
         except Unroutable as exc:
@@ -63,14 +63,14 @@ class FireFactory:
         return _fill_in(fire, self._placed(entry, message))
 
     def prepare(self, entry: Entry) -> None:
-        """What can be made of its fires before it is due."""
+        """Make the message before the entry is due, if all its fires share one."""
         if not self._job(entry) or self._applier.is_needed or not is_constant(self._node.app, entry.call):
             entry.template = None
         elif entry.template is None:
             entry.template = self._placed(entry, make(self._node.app, entry.call, MARK))
 
     def _job(self, entry: Entry) -> str:
-        """In observe mode the gate is asked by the worker. Continuous jobs are the ledger's in any case."""
+        """In observe mode the worker asks the gate. The ledger fires continuous jobs in every mode."""
         ours = self._node.settings.mode == "enforce" or entry.gap_ms is not None
         return self._node.encoded[entry.call.task] if ours and entry.policy is not None else ""
 
@@ -93,7 +93,7 @@ class FireFactory:
             raise ConfigurationError(f"entry {entry.name!r} fires no job")
         packed = message.envelope.pack()
         head = len(packed) - len(message.envelope.body)
-        key, _ = node.room_key(entry.call.task, message.args, message.kwargs)  # without one it fails when it starts
+        key, _ = node.room_key(entry.call.task, message.args, message.kwargs)  # on an error, the run fails later
         return Template(
             packed[:head],
             packed[head:],

@@ -1,8 +1,8 @@
-"""Code that others put around the sending of a task: monitors, tracers, a company's base classes.
+"""Detects code that hooks into the sending of a task: monitors, tracers, a company's base classes.
 
-Such code patches or overrides the methods through which Celery sends, connects to its signals, or routes by a function
-of its own. Where there is none, the messages of an entry can only differ by their ids, and are made once. Where there
-is some, each fire is sent as Celery's beat would send it. This is looked up at each fire: code may be patched late.
+Such code patches or overrides the methods with which Celery sends, connects to its signals, or has its own router. If
+there is none, the messages of an entry differ only by their ids, and are made once. If there is some, each fire is sent
+as Celery's beat would send it. Each fire checks this again, because code may be patched late.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.tas
 
 
 def apply_entry_is_patched(scheduler: Any) -> bool:
-    """Or what it calls; by a subclass, too."""
+    """Whether ``apply_entry``, or a method that it calls, is patched or overridden."""
     return any(not _is_own(getattr(scheduler, name), *_BEAT) for name in ("apply_entry", "apply_async", "send_task"))
 
 
 def sending_is_patched(app: Celery, task: Task) -> bool:
-    """Whether anything may see or change each message of a task."""
+    """Whether other code may see or change each message of a task."""
     return (
         any(signal.receivers for signal in _SIGNALS)
         or not _is_own(app.send_task, "celery.app.base")
@@ -42,11 +42,11 @@ def _is_own_route(route: Any) -> bool:
 
 
 def _definitions(thing: Any, name: str) -> list[Any]:
-    """Of a method: each may call the one before it."""
+    """All definitions of a method, in the classes and on the object: each may call the next one."""
     return [vars(owner)[name] for owner in (thing, *type(thing).__mro__) if name in vars(owner)]
 
 
 def _is_own(function: Any, *modules: str) -> bool:
-    """Whether it is what one of these modules defines. Wrappers take over its name, but not its globals."""
+    """Whether one of these modules defines it. A wrapper copies a function's name, but not its globals."""
     function = function.__func__ if type(function) is MethodType else function
     return type(function) is FunctionType and function.__globals__.get("__name__") in modules

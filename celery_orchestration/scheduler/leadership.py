@@ -1,29 +1,29 @@
-"""Who leads: one scheduler of a service at a time, for a term.
+"""Leadership: one scheduler of a service leads at a time, for a term.
 
 Services that share a ledger (docs/services.md) each have a leader, terms and entries of their own. Below, "a scheduler"
 is one of the same service.
 
-**Why two schedulers never fire the same.** A term is a number that the ledger gives (``lua/lead.lua``): to whoever asks
-when the term before it is over by Redis's own clock, and terms rise. Every dispatch carries the term of the scheduler
-that makes it; in the same script that would make runs of it, the ledger compares it with the latest one it gave, and
-refuses it if it is another one or if its time is up. So it does not matter where a leader is stopped and for how long,
-in the middle of a tick too, nor what its clock says: when it goes on after another has taken over, its dispatches are
-refused, and it stands by. And a fire that did go through goes through once, since a due time not after the entry's last
-one is refused, whoever brings it.
+**Why two schedulers never fire the same due time.** A term is a number that the ledger gives (``lua/lead.lua``) to the
+first scheduler that asks after the previous term has expired by Redis's clock. Terms rise. Every dispatch carries the
+term of its scheduler. The script that would make runs of it first compares that term with the latest one that the
+ledger gave, and refuses the dispatch if it is another one or has expired. So it does not matter where a leader is
+suspended and for how long, even in the middle of a tick, nor what its clock says: if another scheduler has taken over
+when it resumes, its dispatches are refused, and it becomes a standby. A fire that was accepted is accepted only once,
+because the ledger refuses a due time that is not later than the entry's last one, whoever sends it.
 
-What is outside the script is publishing. A run that an old leader publishes late carries a grant that is void by then,
-or one that is still good: workers tell. A message of a task that is no job of ours may be sent twice: by a leader that
-was stopped between the ledger's answer and the broker, and by the next one.
+Publishing is outside the script. A run that an old leader publishes late carries a grant that is void by then or still
+valid; the workers check it. A message of a plain task may be sent twice: by a leader that was suspended between the
+ledger's answer and the broker, and by the next leader.
 
-**How long a leader may trust its term.** From just before it asked for it, by its monotonic clock, for the length of a
-term, less a margin: Redis counts from when the question arrived, which is later. A leader that could not renew its term
-stops dispatching then, before the term can be over. That is politeness, not safety: it spares it refusals, and keeps
-messages of plain tasks from being sent twice.
+**How long a leader may trust its term.** It counts by its monotonic clock from just before it asked, for the length of
+a term less a margin. Redis counts from the arrival of the request, which is later. A leader that could not renew its
+term therefore stops dispatching before the term expires. This is not needed for safety: it avoids refused dispatches,
+and plain tasks that are sent twice.
 
-**When one takes over.** A leader that stops says so (verb ``resign``); the others ask a few times a second. One that
-died is found out when its term is over. The term is renewed by a thread of its own, so that a long tick costs nobody
-their term; and without the event loop, the broker or the entries. But a leader that does not dispatch must not lead: if
-its dispatcher is stuck or dead, it resigns and asks no more.
+**When a standby takes over.** A leader that stops resigns (verb ``resign``); the standbys ask a few times a second. The
+term of a leader that died expires. A thread of its own renews the term, so that a long tick does not cost the
+leadership; it needs neither the event loop nor the broker nor the entries. But a leader that does not dispatch must not
+lead: if its dispatcher is stuck or dead, it resigns and stops asking.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from celery_orchestration.node.backoff import Backoff
 
 logger = get_logger(__name__)
 
-#: Seconds between two questions, at most. What people change is seen within that.
+#: The longest pause between two requests, in seconds. A change that people make is seen within that time.
 ASK_EVERY = 0.4
-#: The part of a term that its leader does not trust.
+#: The part at the end of a term that its leader does not trust.
 MARGIN = 0.2
-#: A reply that took longer, in seconds, tells little about Redis's clock.
+#: A reply that took longer than this many seconds does not set the clock.
 _QUICK = 0.05
-#: Seconds that who dispatches may be silent, however short terms are: a takeover of many entries takes a while.
+#: The dispatcher may be silent for this many seconds, however short the terms are: adopting many entries takes time.
 LEAST_SILENCE = 10.0
 
 
@@ -60,8 +60,8 @@ class Term(threading.Thread):
         changed: Callable[[], None],
         silent_for: Callable[[], float],
     ) -> None:
-        """`changed` is called when we lead or no longer do, and when people changed the schedule. `silent_for` says for
-        how many seconds who dispatches has given no sign of life."""
+        """`changed` is called when this scheduler begins or ceases to lead, and when people changed the schedule.
+        `silent_for` returns for how many seconds the dispatcher has given no sign of life."""
         super().__init__(name="orchestration-term", daemon=True)
         self._ledger = ledger
         self._scheduler, self._name = scheduler, name
@@ -69,22 +69,23 @@ class Term(threading.Thread):
         self._changed, self._silent_for = changed, silent_for
         self._stopped = threading.Event()
         self._backoff = Backoff(self._stopped.wait, min(1.0, seconds / 5))
-        #: The term that we have, '' if none; and until when it may be trusted.
+        #: Our term, '' if we have none; and until when we may trust it.
         self._held = ("", 0.0)
         self._leader = ""
         #: Redis's time less our monotonic clock, ms.
         self._offset: float | None = None
-        #: Number of the last change of people.
+        #: Number of the last change that people made.
         self.changes = 0
-        #: How often Redis's clock was set to another time; whether another one was seen to lead, until that is unset.
+        #: How often Redis's clock was seen to jump.
         self.jumps = 0
-        #: Of the ledger, '' if that is empty.
+        #: The ledger's epoch, '' if the ledger is empty.
         self.epoch = ""
+        #: Whether another scheduler led since the dispatcher last reset this.
         self.others_led = False
 
     @property
     def number(self) -> str:
-        """Our term, if we lead and may trust that; else ''."""
+        """Our term while we lead and may trust it, otherwise ''."""
         term, until = self._held
         return term if monotonic() < until else ""
 
@@ -93,12 +94,12 @@ class Term(threading.Thread):
         return round(monotonic() * 1000 + (self._offset or 0.0))
 
     def lost(self, term: str) -> None:
-        """The ledger refused it."""
+        """The ledger refused this term."""
         if self._held[0] == term:
             self._held = ("", 0.0)
 
     def stop(self) -> None:
-        """Asks no more; resigns."""
+        """Stop asking, and resign."""
         self._stopped.set()
         self.join(2.0)
         term, self._held = self._held[0], ("", 0.0)
@@ -107,7 +108,7 @@ class Term(threading.Thread):
                 self._ledger.resign(self._scheduler, term)
                 logger.info("This scheduler resigns")
             except LedgerError as exc:
-                logger.warning("Cannot resign, the term ends by itself: %s", exc)
+                logger.warning("This scheduler cannot resign, its term expires by itself: %s", exc)
         self._ledger.close()
 
     def run(self) -> None:
@@ -115,11 +116,11 @@ class Term(threading.Thread):
             try:
                 self._ask()
             except LedgerRefused:
-                return  # the heartbeat says it, and ends this process
+                return  # the heartbeat reports this, and ends the process
             except LedgerError as exc:
                 self._backoff.failed(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
             except Exception:
-                logger.exception("Asking for the lead met an unexpected error")
+                logger.exception("Unexpected error while asking for the leadership")
                 self._stopped.wait(1.0)
             else:
                 self._backoff.succeeded()
@@ -135,7 +136,7 @@ class Term(threading.Thread):
             return self._stand_aside(term)
         found = self._ledger.lead(self._scheduler, self._name, round(self._seconds * 1000), term)
         if self._stopped.is_set() and found.term and not term:
-            self._ledger.resign(self._scheduler, found.term)  # it was given after we had stopped asking
+            self._ledger.resign(self._scheduler, found.term)  # the term was given after we had stopped
             return None
         after = monotonic()
         self._set_clock(found.now, before, after)
@@ -150,7 +151,7 @@ class Term(threading.Thread):
         return None
 
     def _stand_aside(self, term: str) -> None:
-        """Whatever keeps the dispatcher: another scheduler may be able to."""
+        """The dispatcher is stuck: another scheduler may be able to dispatch."""
         if term:
             logger.critical("The dispatcher of this scheduler is stuck: it resigns")
             self._held = ("", 0.0)
@@ -160,7 +161,7 @@ class Term(threading.Thread):
         if found.term and found.term != term:
             logger.info("This scheduler leads (term %s)", found.term)
         elif term and not found.term:
-            logger.warning("This scheduler leads no more: %s does; standing by", found.leader)
+            logger.warning("This scheduler no longer leads, %s does: standing by", found.leader)
         elif not found.term and found.leader != self._leader:
             logger.info("Standing by: %s leads", found.leader)
         self._leader = found.leader

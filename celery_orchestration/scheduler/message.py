@@ -1,4 +1,4 @@
-"""The message of a fire, made as ``apply_async`` makes it, but not published: the ledger decides what becomes of it."""
+"""The message of a fire: made as ``apply_async`` makes it, but not published. The ledger decides what happens to it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.envelope import PROPERTIES, Envelope
 from celery_orchestration.scheduler.hooks import sending_is_patched
 
-#: Stands for the id of a run in a message that is made once for many; as long as one. lib/entries.lua knows it, too.
+#: Stands for a run's id, and is as long, in a message that many runs share. ``lib/entries.lua`` replaces it, too.
 MARK = "0rch0000-0000-4000-8000-000000000000"
-#: Options of a call whose value in the message depends on the time at which it is made.
+#: Options of a call whose value in the message depends on the time of the call.
 _TIMED = ("countdown", "eta", "expires")
 
-#: Types of values that are written the same way each time.
+#: Types of values that are serialized the same way each time.
 _PLAIN = (type(None), bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID)
 
 
 class Unroutable(Exception):
-    """The message goes to an exchange, nobody can say to which queue: the ledger cannot hand it over."""
+    """The message goes to an exchange, and its queue is unknown: the ledger cannot hand over the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an entry calls."""
+    """The task that an entry calls, with its arguments and options."""
 
     task: str
     args: Sequence[Any]
@@ -47,7 +47,7 @@ class Call:
         return args, {key: value() if isinstance(value, BeatLazyFunc) else value for key, value in self.kwargs.items()}
 
     def options_of(self, id: str) -> dict[str, Any]:
-        """As Celery's beat sets them."""
+        """The options of one call, as Celery's beat sets them."""
         headers = {**(self.options.get("headers") or {}), "celery_beat_task": True}
         return {**self.options, "headers": headers, "task_id": id}
 
@@ -62,7 +62,7 @@ class Message:
 
 
 class Kept:
-    """A producer that keeps the one message it is given."""
+    """A producer that keeps its message instead of publishing it."""
 
     def __init__(self) -> None:
         self.connection: Any = self
@@ -84,10 +84,10 @@ class Kept:
         **properties: Any,
     ) -> None:
         if self.message is not None:
-            return  # the event that says it was sent (task_send_sent_event)
+            return  # this is the task-sent event (task_send_sent_event)
         name = getattr(exchange, "name", exchange) or ""
         if not declare or (name and not _leads_to(declare[0], name, routing_key)):
-            raise Unroutable(f"its messages go to exchange {name!r}, and nobody can say to which queue")
+            raise Unroutable(f"its messages go to exchange {name!r}, and their queue is unknown")
         content_type, content_encoding, data = dumps(body, serializer)
         if compression:
             headers["compression"] = _content_type(compression)
@@ -104,7 +104,7 @@ class Kept:
 
 
 def _arguments(body: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """As the worker will see them."""
+    """The arguments as the worker will see them."""
     return (body["args"], body["kwargs"]) if isinstance(body, Mapping) else (body[0], body[1])
 
 
@@ -118,12 +118,12 @@ def _content_type(name: str) -> str:
 
 
 def make(app: Celery, call: Call, id: str) -> Message:
-    """Raises :class:`Unroutable` if it goes to no queue by name."""
+    """Raises :class:`Unroutable` if its queue is unknown."""
     args, kwargs = call.evaluated()
     kept = Kept()
     task: Task = app.tasks[call.task]
     with denied_join_result():  # nobody waits for its result here
-        # Its id is that of the fire: nothing else has to tell copies of it apart.
+        # The id of the fire identifies it: it needs no message id.
         task.apply_async(args, kwargs, producer=kept, **{"message_id": None, **call.options_of(id)})
     if kept.message is None:
         raise ConfigurationError(f"task {call.task!r} publishes nothing when it is called")
@@ -131,8 +131,8 @@ def make(app: Celery, call: Call, id: str) -> Message:
 
 
 def make_for_all(app: Celery, call: Call) -> Message:
-    """A message for any number of runs, with the mark instead of an id. Headers and properties that differ between two
-    calls, such as times and the ids of traces, would be wrong in all but one of them: they are left out."""
+    """A message that any number of runs share, with ``MARK`` instead of an id. It leaves out headers and properties
+    that differ between two calls, such as times and trace ids: they would be wrong for all runs but one."""
     one = make(app, call, MARK)
     if is_constant(app, call):
         return one
@@ -156,7 +156,7 @@ def _in_both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
 
 
 def is_constant(app: Celery, call: Call) -> bool:
-    """Whether the messages of a job's call differ by nothing but their id, and nobody looks at each of them."""
+    """Whether the messages of a job's call differ only by their id, and no other code sees each of them."""
     task = app.tasks[call.task]
     timed = task.expires or any(call.options.get(name) for name in _TIMED)
     plain = all(map(_is_plain, (*call.args, *call.kwargs.values())))
@@ -164,7 +164,7 @@ def is_constant(app: Celery, call: Call) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Other values may be written in another way each time; one that is lazy is asked each time."""
+    """Other values may be serialized differently each time; a lazy value is evaluated each time."""
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     if type(value) is dict:

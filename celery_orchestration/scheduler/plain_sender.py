@@ -1,6 +1,6 @@
-"""Sends fires of tasks that are no jobs of ours, as Celery's beat does; and the events that say that fires were sent.
+"""Sends the fires of plain tasks (no jobs) as Celery's beat does, and the ``task-sent`` events of jobs' fires.
 
-It has a thread of its own: a broker that does not answer must not keep jobs from being fired.
+It has its own thread: a broker that does not answer must not delay the dispatch of jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from celery.utils.log import get_logger
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Fire
 from celery_orchestration.node.publisher import UNREACHABLE
-from celery_orchestration.scheduler.apply import NOT_SENT, Applier
+from celery_orchestration.scheduler.apply_entry import NOT_SENT, Applier
 from celery_orchestration.scheduler.entries import Entry
 
 logger = get_logger(__name__)
@@ -31,23 +31,24 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a fire: it is in the broker, or not before so many seconds, or cannot be."""
+    """The outcome of a fire: the broker has it, or it is tried again later, or it failed, or it was refused."""
 
     entry: Entry
     fire: Fire
-    again: float = 0.0
+    #: Try again in this many seconds; 0: do not.
+    retry_seconds: float = 0.0
     error: Exception | None = None
-    #: Why it was not sent, and will not be.
+    #: Why other code decided not to send it.
     refused: str = ""
 
 
-class Sender(threading.Thread):
-    def __init__(self, app: Celery, applier: Applier, leads: Callable[[], bool], told: Callable[[], None]) -> None:
-        """Nothing is sent unless it `leads`. `told` is called when there is something in `sent`."""
+class PlainSender(threading.Thread):
+    def __init__(self, app: Celery, applier: Applier, leads: Callable[[], bool], changed: Callable[[], None]) -> None:
+        """Nothing is sent unless this scheduler `leads`. `changed` is called after each addition to `sent`."""
         super().__init__(name="orchestration-sender", daemon=True)
         self._app, self._applier = app, applier
-        self._leads, self._told = leads, told
-        #: Fires to send; without an entry, one of a job that became a run: an event says so.
+        self._leads, self._changed = leads, changed
+        #: Fires to send. Without an entry: the fire of a job that became a run, for which only an event is sent.
         self._fires: SimpleQueue[tuple[Entry | None, Fire] | None] = SimpleQueue()
         self._producer: Any = None
         self._wait, self._again_at = 0.0, 0.0
@@ -57,12 +58,12 @@ class Sender(threading.Thread):
         self._fires.put((entry, fire))
 
     def announce(self, fire: Fire) -> None:
-        """The fire of a job became a run: ``task-sent``, if the app sends such events."""
+        """The fire of a job became a run: send ``task-sent``, if the app sends such events."""
         if self._app.conf.task_send_sent_event:
             self._fires.put((None, fire))
 
     def stop(self) -> None:
-        """When those at hand are sent."""
+        """Stops after the fires that are queued now."""
         self._fires.put(None)
 
     def run(self) -> None:
@@ -72,28 +73,30 @@ class Sender(threading.Thread):
                 self._send_event(fire)
             else:
                 self.sent.append(self._try(entry, fire))
-                self._told()
+                self._changed()
         self._disconnect()
 
     def _try(self, entry: Entry, fire: Fire) -> Sent:
         down = self._again_at - monotonic()
         if down > 0 or not self._leads():
-            return Sent(entry, fire, again=max(down, 0.5))
+            return Sent(entry, fire, retry_seconds=max(down, 0.5))
         try:
             is_sent = self._put(entry, fire.id)
         except UNREACHABLE as exc:
             self._disconnect()
             self._wait = min(LONGEST_WAIT, 2 * self._wait or FIRST_WAIT)
             self._again_at = monotonic() + self._wait
-            logger.error("The broker does not take %s, again in %.0f s: %s", entry.shown, self._wait, exc)
-            return Sent(entry, fire, again=self._wait)
+            logger.error(
+                "The broker is unavailable: entry %s is sent again in %.0f s: %s", entry.shown, self._wait, exc
+            )
+            return Sent(entry, fire, retry_seconds=self._wait)
         except Exception as exc:
             return Sent(entry, fire, error=exc)
         self._wait = 0.0
         return Sent(entry, fire, refused="" if is_sent else NOT_SENT)
 
     def _put(self, entry: Entry, id: str) -> bool:
-        """Whether it was sent: always, unless other code decides that."""
+        """Whether it was sent: always, unless other code decides otherwise."""
         producer = self._connected()
         if self._applier.is_needed:
             return self._applier.apply(entry, id, producer)
@@ -110,7 +113,7 @@ class Sender(threading.Thread):
         return True
 
     def _send_event(self, fire: Fire) -> None:
-        """As Celery does when it sends a task. Nobody tries again: events are for those who watch now."""
+        """As Celery does when it sends a task. A failed event is not retried: events are only for current watchers."""
         if monotonic() < self._again_at:
             return
         envelope = Envelope.unpack(fire.message)
@@ -123,7 +126,7 @@ class Sender(threading.Thread):
             self._app.events.Dispatcher(enabled=False).publish("task-sent", fields, self._connected())
         except Exception as exc:
             self._disconnect()
-            logger.warning("The event that says that run %s was sent is lost: %s", fire.id, exc)
+            logger.warning("The task-sent event of run %s is lost: %s", fire.id, exc)
 
     def _connected(self) -> Any:
         app = self._app

@@ -1,4 +1,4 @@
-"""The scheduler's side of the orchestration: a member of the ledger without slots, and the threads it consists of."""
+"""A scheduler process: a node without slots, and the threads that it consists of."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_orchestration.ledger import BEAT, FORGOTTEN, Presence, Registered
 from celery_orchestration.node.heartbeat import Heartbeat
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
-from celery_orchestration.scheduler.apply import Applier
+from celery_orchestration.scheduler.apply_entry import Applier
 from celery_orchestration.scheduler.dispatcher import Dispatcher
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.leadership import Term
@@ -24,12 +24,12 @@ from celery_orchestration.worker.fetch.recovery import Recovery, has_stores
 
 logger = get_logger(__name__)
 
-#: Seconds to get the part at hand done when the scheduler stops.
+#: Seconds that the threads may take to finish when the scheduler stops.
 STOP_SECONDS = 5.0
 
 
 class SchedulerHeartbeat(Heartbeat):
-    """It has no runs: there is nothing to claim in a new epoch."""
+    """A scheduler has no runs, so it has nothing to claim in a new epoch."""
 
     def __init__(self, runtime: SchedulerRuntime) -> None:
         super().__init__(runtime, "orchestration-heartbeat")
@@ -51,7 +51,7 @@ class SchedulerHeartbeat(Heartbeat):
 
     @property
     def epoch(self) -> str:
-        """In which it is registered; what it knew of decisions is restored."""
+        """The epoch in which it is registered, and its copy of people's decisions restored; '' before that."""
         return self._epoch
 
     def _epoch_began(self, epoch: str) -> None:
@@ -109,7 +109,7 @@ class SchedulerRuntime(Node):
             try:
                 self.publisher.publish(self.heartbeat.leave())
             except LedgerError as exc:
-                logger.warning("Leaving without telling the ledger: %s", exc)
+                logger.warning("The scheduler could not sign off from the ledger, its lease expires by itself: %s", exc)
         self.publisher.stop()
         self.publisher.join(max(0.1, deadline - monotonic()))
         self.publisher.give_up()

@@ -1,12 +1,12 @@
 """When an entry is due: pure functions of its schedule, its last due time and the time.
 
-A due time follows from the schedule and the due time before it, not from when a scheduler looked, so that every
-scheduler that looks finds the same ones. All times are milliseconds since 1970, and all are Redis's: the clocks of the
-machines that schedulers run on do not matter.
+A due time follows from the schedule and the previous due time, not from the time of the look, so that every scheduler
+finds the same due times. All times are milliseconds since 1970 by Redis's clock: the clocks of the schedulers' machines
+do not matter.
 
-Celery's schedules answer how long it is until they are due. Asked at the very time of their last due time, that is the
-distance to the next one (:class:`Calendar`), with time zones and daylight saving as Celery does them. A schedule of the
-user's own that decides in another way can only be asked whether it is due now (:class:`Asked`).
+Celery's schedules say how long it is until they are due. Asked at their last due time, that is the distance to the next
+one (:class:`Calendar`), with Celery's own handling of time zones and daylight saving. A custom schedule class can only
+be asked whether it is due now (:class:`Asked`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Protocol
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule, solar
 
-#: A due time that Celery cannot step over (an hour that comes twice) is looked for in steps of this, so many.
+#: Where Celery finds no next due time (in an hour that comes twice), it is searched in steps: their length and number.
 _STEP_MS, _MOST_STEPS = 60_000, 24 * 60
-#: An event of the sun is known to a tenth of a second: what is found so soon after the last one is that one again.
+#: Solar events are computed to a tenth of a second: one found this soon after the last one is the same event.
 _SAME_EVENT_MS = 1000
-#: How many due times are counted that passed without a fire.
+#: At most this many missed due times are counted.
 MOST_MISSED = 100
-#: Within so many ms of a due time nobody is late, whatever ``catch_up`` says: a takeover takes that long, or, of longer
-#: terms, so many of them.
+#: A fire this many ms after its due time is not late, whatever ``catch_up`` says: a takeover may take that long. With
+#: longer terms: this many terms.
 ON_TIME_MS, ON_TIME_TERMS = 15_000, 1.5
-#: A schedule of the user's own is asked at least so often.
+#: A custom schedule is asked at least this often.
 _ASK_EVERY_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The latest due time that has come, how many before it passed without a fire, and the one after it."""
+    """The latest due time that has come, the number of missed ones before it, and the next one."""
 
     at: int
     missed: int
@@ -43,15 +43,15 @@ class Due:
 
 class Times(Protocol):
     def next(self, last: int, now: int) -> int:
-        """When to look: the due time after `last`."""
+        """The due time after `last`: when to look next."""
 
     def due(self, last: int, now: int) -> Due | None:
-        """What is due now, if the last due time was `last`."""
+        """The due time that has come since `last`, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Every so many ms after the time at which the entry came."""
+    """A fixed interval in ms, counted from the time at which the entry was added."""
 
     ms: int
 
@@ -67,7 +67,7 @@ class Every:
 
 
 class Calendar:
-    """One of Celery's schedules that names its due times."""
+    """A schedule of Celery's that knows its due times."""
 
     def __init__(self, schedule: BaseSchedule, zone: tzinfo) -> None:
         self._schedule, self._zone = schedule, zone
@@ -98,7 +98,7 @@ class Calendar:
         return Due(at, MOST_MISSED, self.next(at, now))
 
     def _latest(self, early: int, now: int) -> int:
-        """The last due time that has come; `early` is one that has. There may be many between: by halves."""
+        """The last due time that has come, by bisection; `early` is a due time that has come."""
         found, late = early, now
         while late - early > 1:
             middle = (early + late) // 2
@@ -111,7 +111,7 @@ class Calendar:
 
 
 class Asked:
-    """A schedule that only says whether it is due now. It is due when it is asked."""
+    """A schedule that only says whether it is due now: its due time is the time of that question."""
 
     def __init__(self, schedule: BaseSchedule, zone: tzinfo) -> None:
         self._schedule, self._zone = schedule, zone
@@ -132,21 +132,21 @@ class Asked:
 def times_of(when: BaseSchedule, app: Celery) -> Times:
     kind = type(when)
     if kind is schedule and when.nowfun is None and not (when.relative and when.seconds >= 1):
-        # Celery rounds to seconds at the finest: below one, relative means nothing.
+        # Celery rounds to whole seconds, so `relative` means nothing below one second.
         return Every(max(1, round(when.seconds * 1000)))
     if kind in (schedule, crontab, solar) and when.nowfun is None:
-        own = copy.copy(when)  # its clock is ours
+        own = copy.copy(when)  # its clock is replaced
         own.app = app
         return Calendar(own, app.timezone)
     return Asked(when, app.timezone)
 
 
 def latest_is_late(catch_up: str, catch_up_seconds: float, term_seconds: float) -> int:
-    """How many ms after its due time a fire is still made."""
+    """How many ms after its due time an entry still fires."""
     on_time = max(ON_TIME_MS, round(term_seconds * ON_TIME_TERMS * 1000))
     return max(on_time, round(catch_up_seconds * 1000)) if catch_up == "latest" else on_time
 
 
 def _datetime(ms: int, zone: tzinfo) -> datetime:
-    """In the app's time zone, as Celery's beat has it: before Celery 5.7 a crontab reads the clock it is given."""
+    """In the app's time zone, as in Celery's beat: before Celery 5.7 a crontab uses the zone of the given time."""
     return (datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=ms)).astimezone(zone)

@@ -13,8 +13,8 @@ from typing import Any
 
 from celery_orchestration.errors import BadCall, ConfigurationError
 from celery_orchestration.operate import Orchestration
+from celery_orchestration.web.formatting import many
 from celery_orchestration.web.pages import dead_letters
-from celery_orchestration.web.show import many
 
 Given = Mapping[str, str]
 

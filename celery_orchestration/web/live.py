@@ -24,7 +24,7 @@ from celery_orchestration.operate.causes import Causes, causes
 from celery_orchestration.operate.dependency_graph import Picture
 from celery_orchestration.operate.forecast import Forecast
 from celery_orchestration.operate.models import Ended, JobStatus, Status
-from celery_orchestration.web.desk import Desk
+from celery_orchestration.web.client_pool import ClientPool
 
 logger = get_logger(__name__)
 
@@ -126,8 +126,8 @@ class Topic:
 
 
 class Live:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, clients: ClientPool) -> None:
+        self._clients = clients
         self._looker, self._looking = Looker(), asyncio.Lock()
         self.histories = Histories()
         self._topics: dict[Hashable, Topic] = {}
@@ -147,7 +147,7 @@ class Live:
             while latest is None or time.monotonic() - latest.taken > age:
                 self._changed, age = False, math.inf
                 self.looks += 1
-                latest = await self._desk.ask(self._looker.look)
+                latest = await self._clients.ask(self._looker.look)
                 if self._changed:  # while it looked: it may have seen what was before
                     latest = None
             self._latest = latest

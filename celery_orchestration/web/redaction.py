@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import show
+from celery_orchestration.job.text import show
 
 Redact = Callable[[str], str]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from celery_orchestration.web import show
+from celery_orchestration.web import formatting
 from celery_orchestration.web.actions import Plan
 from celery_orchestration.web.pages import Page
 from celery_orchestration.web.pages.all import PAGES
@@ -28,7 +28,7 @@ class Rendering:
             loader=FileSystemLoader(templates),
             autoescape=True,
             undefined=StrictUndefined,
-            finalize=show.finalize,
+            finalize=formatting.finalize,
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
@@ -37,17 +37,24 @@ class Rendering:
             "menu": [page for page in PAGES if page.listed],
             "namespace": namespace,
             "version": _version(static),
-            "many": show.many,
-            "query": show.query,
-            "state_of": show.state_of,
-            "cause_of": show.cause_of,
-            "cause_words": show.CAUSE_WORDS,
+            "many": formatting.many,
+            "query": formatting.query,
+            "state_of": formatting.state_of,
+            "cause_of": formatting.cause_of,
+            "cause_words": formatting.CAUSE_WORDS,
             "spark": spark,
             "min": min,
             "max": max,
         }
-        for name in ("number", "lasting", "moment", "since", "clock_time", "short", "brief"):
-            self._env.filters[name] = getattr(show, name)
+        self._env.filters |= {
+            "number": formatting.number,
+            "lasting": formatting.lasting,
+            "moment": formatting.moment,
+            "since": formatting.since,
+            "clock_time": formatting.clock_time,
+            "short": formatting.short,
+            "brief": formatting.brief,
+        }
         self._env.globals["ui"] = self._env.get_template("ui.html").module
 
     def page(self, page: Page, context: Mapping[str, Any]) -> str:

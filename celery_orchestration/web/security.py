@@ -91,3 +91,12 @@ def is_same_origin(request: Request) -> bool:
         return False
     origin = request.headers.get("origin")
     return origin is None or origin.partition("://")[2] == request.headers.get("host", "")
+
+
+def root_path(request: Request) -> str:
+    """The prefix under which the dashboard is mounted."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def client_address(request: Request) -> str:
+    return f"address {request.client.host if request.client else '?'}"

@@ -8,7 +8,7 @@ from celery import bootsteps
 from celery.utils.log import get_logger
 
 from celery_orchestration.job import queues
-from celery_orchestration.job.task import settings_of
+from celery_orchestration.job.app import settings_of
 from celery_orchestration.worker import internals, remote  # noqa: F401  (a command of remote control)
 from celery_orchestration.worker.runtime import WorkerRuntime
 

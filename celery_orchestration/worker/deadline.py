@@ -49,7 +49,7 @@ from typing import Any
 from celery.signals import task_postrun, task_prerun
 from celery.utils.log import get_logger
 
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 
 logger = get_logger(__name__)
 

@@ -23,6 +23,7 @@ from celery.utils.log import get_logger
 from celery.worker.request import Request, task_ready
 from celery.worker.state import task_reserved
 
+from celery_orchestration.job.current_run import default_limit, lost_lease
 from celery_orchestration.job.envelope import (
     ADMITTED,
     FENCE,
@@ -35,7 +36,6 @@ from celery_orchestration.job.envelope import (
     sent_ms,
 )
 from celery_orchestration.job.limits import Run, clocks
-from celery_orchestration.job.task import default_limit, lost_lease
 from celery_orchestration.ledger import keys
 from celery_orchestration.worker import deadline
 from celery_orchestration.worker.internals import can_kill

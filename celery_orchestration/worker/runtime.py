@@ -16,9 +16,9 @@ from celery.worker import state
 
 from celery_orchestration.errors import ConfigurationError, LedgerError
 from celery_orchestration.job import queues
+from celery_orchestration.job.app import SCHEDULER, limits_of
 from celery_orchestration.job.limits import CANNOT_INTERRUPT, sentences, soft_sentence
-from celery_orchestration.job.policy import pool_problems
-from celery_orchestration.job.task import SCHEDULER, limits_of
+from celery_orchestration.job.pool import pool_problems
 from celery_orchestration.ledger import Presence
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher

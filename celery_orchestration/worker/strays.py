@@ -17,7 +17,7 @@ from celery.utils.time import maybe_iso8601
 
 from celery_orchestration.job import queues
 from celery_orchestration.job.envelope import HEADER, Envelope
-from celery_orchestration.job.policy import Priority
+from celery_orchestration.job.options import Priority
 from celery_orchestration.ledger import Stray, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.loop import Loop

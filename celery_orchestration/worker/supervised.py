@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger import Ledger
 
 logger = get_logger(__name__)

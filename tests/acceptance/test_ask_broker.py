@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from kombu.transport.redis import Channel
 
-from celery_orchestration.job.task import settings_of
+from celery_orchestration.job.app import settings_of
 from celery_orchestration.operate import broker as ask
 from celery_orchestration.operate.broker import Stranger
 from support.workers import Broker, WorkerProcess, close_app

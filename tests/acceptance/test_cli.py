@@ -26,8 +26,9 @@ from pydantic import TypeAdapter
 from celery_orchestration import OrchestratedTask, Orchestration
 from celery_orchestration.cli import orchestration
 from celery_orchestration.errors import UnknownRun
+from celery_orchestration.job.app import SCHEDULER, read_settings
 from celery_orchestration.job.envelope import Envelope
-from celery_orchestration.job.task import SCHEDULER, jobs_of, read_settings
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
 from celery_orchestration.ledger.keys import encode_job
 from celery_orchestration.node import releases

@@ -24,8 +24,10 @@ from kombu.utils.imports import symbol_by_name
 from PIL import Image
 
 from celery_orchestration import OrchestratedScheduler
-from celery_orchestration.job.policy import Policy, Priority
-from celery_orchestration.job.task import jobs_of, settings_of
+from celery_orchestration.job.app import settings_of
+from celery_orchestration.job.options import Priority
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.task import jobs_of
 from support.processes import ManagedProcess, free_port
 from support.workers import PROJECT, celery_command, close_app, environment
 

@@ -19,8 +19,9 @@ from kombu import Connection
 from kombu.exceptions import EncodeError
 
 from celery_orchestration.cli.show.status import print_status
+from celery_orchestration.job.app import read_settings
 from celery_orchestration.job.envelope import Envelope
-from celery_orchestration.job.task import jobs_of, read_settings
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
 from celery_orchestration.ledger.keys import LONGEST_ROOM_KEY, encode_job
 from celery_orchestration.node import releases

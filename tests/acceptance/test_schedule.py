@@ -240,13 +240,13 @@ def test_a_broken_entry_is_reported_and_the_others_fire_on(desk):
 
     process = desk.beat()
     for name in ("nonsense", "bytes"):
-        process.wait_for_log(f"entry '{name}': what was written about it cannot be read: it is not fired")
+        process.wait_for_log(f"entry '{name}': its document in the ledger cannot be read: it is not fired")
     fires = desk.schedule.get("steady").fires
     desk.fires("steady", fires + 1)
     problems = {entry.name: entry.problem for entry in desk.schedule.list()}
     assert problems == {
-        **{"nonsense": "what was written about it cannot be read", "text": "its record is corrupt"},
-        **{"bytes": "what was written about it cannot be read", "steady": None},
+        **{"nonsense": "its document in the ledger cannot be read", "text": "its record is corrupt"},
+        **{"bytes": "its document in the ledger cannot be read", "steady": None},
     }
     for name in ("nonsense", "text", "bytes"):
         desk.schedule.remove(name)

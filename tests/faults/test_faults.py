@@ -17,8 +17,8 @@ import pytest
 import redis
 from celery.result import AsyncResult
 
+from celery_orchestration.job.app import settings_of
 from celery_orchestration.job.envelope import Envelope
-from celery_orchestration.job.task import settings_of
 from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.scripts import verbs
 from celery_orchestration.operate import Orchestration

@@ -36,7 +36,7 @@ HOUR_MS = 3_600_000
 KILL, STOP = "SIGKILL", "SIGSTOP"
 LEDGER = "celery_orchestration.ledger:Ledger"
 DISPATCHER = "celery_orchestration.scheduler.dispatcher:Dispatcher"
-SENDER = "celery_orchestration.scheduler.plain_sender:Sender"
+SENDER = "celery_orchestration.scheduler.plain_sender:PlainSender"
 PUBLISHER = "celery_orchestration.node.publisher:Publisher"
 
 
@@ -428,7 +428,7 @@ def test_without_the_broker_fires_wait_in_the_ledger(apart: Scheduled, redis_fac
             stage.wait_fires("tick")
             until(lambda: stage.executions("plain"))
             proxy.refuse()
-        beat.wait_for_log("The broker does not take plain", 30)
+        beat.wait_for_log("The broker is unavailable: entry plain is sent again", 30)
         stays(lambda: stage.leader() is beat, 2 * TERM, "it goes on leading")
         plain = len(stage.executions("plain"))
         proxy.accept()

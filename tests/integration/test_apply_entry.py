@@ -19,7 +19,7 @@ from celery_orchestration import OrchestratedScheduler, OrchestratedTask
 from celery_orchestration.errors import LedgerUnavailable
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.task import jobs_of
-from celery_orchestration.scheduler.apply import NOT_SENT, Applier
+from celery_orchestration.scheduler.apply_entry import NOT_SENT, Applier
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.runtime import SchedulerRuntime
 from support.servers import RedisServer
@@ -154,7 +154,7 @@ class TestAPatchedApplyEntry:
         assert beat.sent(entry) == []
         assert beat.fires(entry) == (0, 1)
         assert beat.record(entry)["how"] == "skipped"
-        assert beat.runtime.dispatcher._agenda.first() is not None
+        assert beat.runtime.dispatcher._entries.queue.first() is not None
         if entry == "job":
             [record] = [json.loads(one) for one in beat.ledger.history("job", 10) or ()]
             assert (record[2], record[10]) == ("skipped", NOT_SENT)
@@ -252,7 +252,7 @@ class TestAPatchedApplyEntry:
         with monkeypatch.context() as context:
             context.setattr("kombu.messaging.Producer.publish", refused)
             beat.fire("plain")
-        assert "The broker does not take plain, again in 1 s: refused" in caplog.text
+        assert "The broker is unavailable: entry plain is sent again in 1 s: refused" in caplog.text
         assert beat.fires("plain") == (0, 0)
 
     def test_of_a_subclass_is_called_too(self, beat: Beat):

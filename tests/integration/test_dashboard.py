@@ -13,8 +13,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
+from celery_orchestration.web.access import COOKIE
 from celery_orchestration.web.actions import ACTIONS
-from celery_orchestration.web.app import COOKIE, Dashboard, create_app
+from celery_orchestration.web.app import Dashboard, create_app
 from celery_orchestration.web.auth import Credentials, Identity, hash_password, hash_token
 from celery_orchestration.web.security import MOST_BYTES, MOST_FIELDS
 from celery_orchestration.web.server import CannotServe, serve

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from celery_orchestration import Dependency, OrchestratedTask
-from celery_orchestration.job.policy import Priority
+from celery_orchestration.job.options import Priority
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
 from celery_orchestration.node import releases

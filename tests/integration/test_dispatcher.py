@@ -17,8 +17,9 @@ from celery_orchestration import OrchestratedTask
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Fire, Grant
-from celery_orchestration.scheduler.dispatcher import MOST_ENTRIES, MOST_FIRES
+from celery_orchestration.scheduler.dispatcher import MOST_FIRES
 from celery_orchestration.scheduler.entries import from_code
+from celery_orchestration.scheduler.entry_table import MOST_ENTRIES
 from celery_orchestration.scheduler.runtime import SchedulerRuntime
 from support.servers import RedisServer
 from support.wait import until
@@ -219,7 +220,7 @@ def test_messages_are_made_before_they_are_due(scheduler: Scheduler):
 
     def nothing_left_to_do() -> bool:
         scheduler.round()
-        return not scheduler.runtime.dispatcher._unprepared
+        return scheduler.runtime.dispatcher._entries.is_prepared
 
     until(nothing_left_to_do, message="all entries are prepared")
     assert all(entry.template for entry in scheduler.entries)

@@ -17,7 +17,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.pools import private_redis
 from celery_orchestration.pools.merged_log import MergedLog
 from celery_orchestration.pools.private_redis import (

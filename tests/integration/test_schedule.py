@@ -486,7 +486,7 @@ def test_one_bad_entry_does_not_hide_the_others(client, app, shop):
     problems = {entry.name: entry.problem for entry in schedule.list()}
     corrupt = "its record is corrupt"
     assert problems == {
-        **{"a": None, "b": corrupt, "d": corrupt, "e": "what was written about it cannot be read"},
+        **{"a": None, "b": corrupt, "d": corrupt, "e": "its document in the ledger cannot be read"},
         **{"\ufffd": corrupt, "g": corrupt, "gone": "this app has no task 'shop.fetch'"},
     }
     assert list(problems) == sorted(problems)

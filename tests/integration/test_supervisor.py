@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_orchestration import Pool
-from celery_orchestration.job.task import read_settings
+from celery_orchestration.job.app import read_settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.pools import run
 from celery_orchestration.pools.backlog import Backlog

@@ -51,7 +51,7 @@ MUTANTS = [
     ),
     Mutant(
         "dependents-fire-first",
-        "scheduler/agenda.py",
+        "scheduler/due_queue.py",
         "return self._levels.get(entry.call.task, 0), -priority, due.at",
         "return -self._levels.get(entry.call.task, 0), -priority, due.at",
         "Of entries that are due together, dependents go out before their dependencies.",

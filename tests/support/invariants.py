@@ -23,7 +23,8 @@ from celery import Celery
 from celery.result import AsyncResult
 from celery.states import READY_STATES
 
-from celery_orchestration.job.task import jobs_of, read_settings
+from celery_orchestration.job.app import read_settings
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate import Orchestration, Status
 from support.history import History, Span

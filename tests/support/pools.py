@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from celery_orchestration.job.task import read_settings
+from celery_orchestration.job.app import read_settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.pools.table import queues_of
 from support.processes import ManagedProcess

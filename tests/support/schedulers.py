@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from celery_orchestration.job.task import jobs_of, read_settings
+from celery_orchestration.job.app import read_settings
+from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Ledger, keys
 from support.invariants import Fired, fired_twice, fires_of
 from support.stage import Stage

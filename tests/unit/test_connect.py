@@ -14,8 +14,8 @@ from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDoma
 from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import Settings
-from celery_orchestration.job.task import read_settings
+from celery_orchestration.job.app import read_settings
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.connect import SOCKET_TIMEOUT, Address, connect, find
 

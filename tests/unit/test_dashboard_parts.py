@@ -15,7 +15,7 @@ from celery_orchestration.errors import BadCall, ConfigurationError
 from celery_orchestration.operate.causes import causes
 from celery_orchestration.operate.dependency_graph import Needs, Picture
 from celery_orchestration.operate.models import Disabled, Ended, JobStatus, RunStatus, Status
-from celery_orchestration.web import auth, filters, redaction, show
+from celery_orchestration.web import auth, filters, formatting, redaction
 from celery_orchestration.web.auth import Attempts, BadCredentials, Credentials, Sessions, hash_password, hash_token
 from celery_orchestration.web.pages import dead_letters, job, timeline
 from celery_orchestration.web.svg import bands, graph, spark
@@ -276,12 +276,12 @@ def test_circles_and_a_thousand_jobs_in_a_row_are_fine() -> None:
 
 
 def test_names_lose_what_all_share_and_never_their_end() -> None:
-    assert show.common_prefix(["shop.tasks.a", "shop.tasks.b", "shop.tools.c"]) == "shop."
-    assert show.common_prefix(["shop.a"]) == ""
+    assert formatting.common_prefix(["shop.tasks.a", "shop.tasks.b", "shop.tools.c"]) == "shop."
+    assert formatting.common_prefix(["shop.a"]) == ""
     long = "shop." + "x" * 80 + ".the_end_of_it"
-    assert len(show.short(long)) == show.NAME
-    assert show.short(long).endswith("the_end_of_it")
-    assert show.brief("shop.b waits for shop.a: eshop.a", "shop.") == "b waits for a: eshop.a"
+    assert len(formatting.short(long)) == formatting.NAME
+    assert formatting.short(long).endswith("the_end_of_it")
+    assert formatting.brief("shop.b waits for shop.a: eshop.a", "shop.") == "b waits for a: eshop.a"
 
 
 # -- drawings
@@ -298,7 +298,7 @@ def test_names_in_drawings_stay_text(name: str) -> None:
     root = is_sound(graph.graph(a_picture((name, "b")), nodes, ""))
     assert not root.findall(".//script")
     window = Window(ago(100), NOW)
-    span = Span("running", ago(50), NOW, name, f"run{show.query(id=name)}")
+    span = Span("running", ago(50), NOW, name, f"run{formatting.query(id=name)}")
     is_sound(drawn.lane([span], [], [], window, NOW, name))
 
 

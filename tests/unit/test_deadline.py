@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_orchestration.job.policy import Settings
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.worker.deadline import Deadline, now, seconds_after_heartbeat
 
 

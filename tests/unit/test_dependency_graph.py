@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from celery_orchestration.cli.show.graph import picture_lines, print_graph
-from celery_orchestration.job.policy import Dependency, JobOptions, Policy, printable, read_options
+from celery_orchestration.job.options import Dependency, JobOptions, read_options
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.text import printable
 from celery_orchestration.ledger.keys import encode_job
 from celery_orchestration.operate.dependency_graph import Conflict, Drawn, Exclusive, Needs, Picture, about, picture
 from celery_orchestration.operate.formats import COLOURS, dot, mermaid

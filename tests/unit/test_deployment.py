@@ -17,9 +17,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from celery_orchestration.job.policy import Pool
+from celery_orchestration.job.app import settings_of
+from celery_orchestration.job.pool import Pool
 from celery_orchestration.job.queues import granted_name, pool_queues
-from celery_orchestration.job.task import settings_of
 from celery_orchestration.worker.drain import CLOSING_SECONDS
 from support.workers import PROJECT, close_app
 

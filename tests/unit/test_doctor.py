@@ -13,7 +13,9 @@ import pytest
 
 from celery_orchestration.cli.show.check import health_line, print_diagnosis
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import Policy, Settings, read_options
+from celery_orchestration.job.options import read_options
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger import Member, Members
 from celery_orchestration.node import releases
 from celery_orchestration.node.stores import Store

@@ -20,8 +20,8 @@ from celery_orchestration import OrchestratedTask
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.envelope import HEADER, Envelope
 from celery_orchestration.job.task import jobs_of
-from celery_orchestration.scheduler.documents import document, from_document
 from celery_orchestration.scheduler.entries import Entry, from_code, in_words
+from celery_orchestration.scheduler.entry_documents import document, from_document
 from celery_orchestration.scheduler.message import MARK, Call, Message, Unroutable, is_constant, make
 from celery_orchestration.scheduler.times import Asked, Calendar, Every
 

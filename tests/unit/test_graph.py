@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.graph import Graph, cliques, conflicts, cycles, merge
-from celery_orchestration.job.policy import Dependency, JobOptions, Policy
+from celery_orchestration.job.options import Dependency, JobOptions
+from celery_orchestration.job.policy import Policy
 
 
 def job(name, **options):

@@ -12,17 +12,11 @@ from celery.local import Proxy
 from celery.schedules import crontab, schedule
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import (
-    NOT_AVAILABLE,
-    OPTIONS,
-    Dependency,
-    Policy,
-    Priority,
-    Settings,
-    read_options,
-    show,
-    suggest,
-)
+from celery_orchestration.job.options import OPTIONS, Dependency, Priority, read_options
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.settings import Settings
+from celery_orchestration.job.text import show, suggest
+from celery_orchestration.job.validation import NOT_AVAILABLE
 
 
 def policy(celery=None, **options):

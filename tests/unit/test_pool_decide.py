@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_orchestration.job.policy import Pool
+from celery_orchestration.job.pool import Pool
 from celery_orchestration.pools.decide import Figures, Ready, decide
 
 pools = st.builds(

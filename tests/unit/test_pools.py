@@ -11,7 +11,7 @@ from kombu import Queue
 
 from celery_orchestration import OrchestratedTask, Pool
 from celery_orchestration.errors import BadCall, ConfigurationError
-from celery_orchestration.job.policy import pool_problems
+from celery_orchestration.job.pool import pool_problems
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.operate.serve import Figures as Served
 from celery_orchestration.operate.serve import address_of, answer

@@ -14,8 +14,8 @@ from celery_orchestration import OrchestratedTask
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import keys
-from celery_orchestration.scheduler import documents
-from celery_orchestration.scheduler.documents import MOST_WRITTEN, document, from_document
+from celery_orchestration.scheduler import entry_documents
+from celery_orchestration.scheduler.entry_documents import MOST_WRITTEN, document, from_document
 from support.hostile import TEXTS
 
 NOW = 1_893_456_000_000
@@ -68,7 +68,7 @@ def test_a_schedule_is_read_as_it_was_written(shop, when, words):
 @pytest.mark.parametrize("when", [0.5, schedule(30, relative=True), crontab(minute=[3, 1], day_of_week="mon,fri")])
 def test_an_update_that_leaves_the_schedule_writes_the_same(shop, when):
     text = written(shop, when)
-    assert written(shop, documents.written("hourly", text).when(shop)) == text
+    assert written(shop, entry_documents.written("hourly", text).when(shop)) == text
 
 
 def test_what_is_called_is_read_as_it_was_written(shop):
@@ -218,5 +218,5 @@ def test_what_is_broken_is_one_error_in_words(shop, change):
     "text", ["", "{", "[]", "5", "null", "\x00", "[" * 100_000, '{"name": "hourly"}'], ids=range(8)
 )
 def test_what_is_no_document_is_one_error_in_words(shop, text):
-    with pytest.raises(ConfigurationError, match=r"^entry 'hourly': what was written about it cannot be read$"):
+    with pytest.raises(ConfigurationError, match=r"^entry 'hourly': its document in the ledger cannot be read$"):
         read(shop, text)

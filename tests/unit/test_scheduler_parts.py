@@ -9,7 +9,7 @@ import pytest
 
 from celery_orchestration.job.graph import Graph
 from celery_orchestration.ledger import Lead
-from celery_orchestration.scheduler.agenda import Agenda
+from celery_orchestration.scheduler.due_queue import DueQueue
 from celery_orchestration.scheduler.leadership import MARGIN, Term
 from celery_orchestration.scheduler.times import Due
 
@@ -21,46 +21,46 @@ def entry(task: str, priority: int = 1) -> Any:
 
 
 @pytest.fixture
-def agenda() -> Agenda:
+def queue() -> DueQueue:
     """`last` depends on `middle`, and that on `first`."""
     needs: dict[str, tuple[str, ...]] = {"first": (), "middle": ("first",), "last": ("middle",), "other": ()}
-    return Agenda(Graph(needs, {}, {}, {}))
+    return DueQueue(Graph(needs, {}, {}, {}))
 
 
 class TestEntriesThatAreDueTogether:
-    def order(self, agenda: Agenda, *due: tuple[Any, int]) -> list[str]:
-        return [one.call.task for one, _ in agenda.in_order((one, Due(at, 0, at + 1)) for one, at in due)]
+    def order(self, queue: DueQueue, *due: tuple[Any, int]) -> list[str]:
+        return [one.call.task for one, _ in queue.in_order((one, Due(at, 0, at + 1)) for one, at in due)]
 
-    def test_dependencies_go_first_whatever_their_priority(self, agenda: Agenda):
+    def test_dependencies_go_first_whatever_their_priority(self, queue: DueQueue):
         due = [(entry("last", 3), 1), (entry("middle", 2), 2), (entry("first", 0), 3)]
-        assert self.order(agenda, *due) == ["first", "middle", "last"]
+        assert self.order(queue, *due) == ["first", "middle", "last"]
 
-    def test_then_those_of_a_higher_priority(self, agenda: Agenda):
-        assert self.order(agenda, (entry("first", 0), 1), (entry("other", 2), 2)) == ["other", "first"]
+    def test_then_those_of_a_higher_priority(self, queue: DueQueue):
+        assert self.order(queue, (entry("first", 0), 1), (entry("other", 2), 2)) == ["other", "first"]
 
-    def test_then_those_that_were_due_first(self, agenda: Agenda):
-        assert self.order(agenda, (entry("first"), 2), (entry("other"), 1)) == ["other", "first"]
+    def test_then_those_that_were_due_first(self, queue: DueQueue):
+        assert self.order(queue, (entry("first"), 2), (entry("other"), 1)) == ["other", "first"]
 
 
-class TestAgenda:
-    def test_an_entry_is_looked_at_when_that_was_said_last(self, agenda: Agenda):
+class TestDueQueue:
+    def test_an_entry_is_looked_at_when_that_was_said_last(self, queue: DueQueue):
         one = entry("first")
-        agenda.add(one)
-        agenda.look(one, 5)
-        agenda.look(one, 9)
-        assert list(agenda.take(5)) == []
-        assert agenda.first() == (9, one)
-        assert list(agenda.take(9)) == [one]
-        assert list(agenda.take(99)) == []
+        queue.add(one)
+        queue.look_at(one, 5)
+        queue.look_at(one, 9)
+        assert list(queue.take(5)) == []
+        assert queue.first() == (9, one)
+        assert list(queue.take(9)) == [one]
+        assert list(queue.take(99)) == []
 
-    def test_an_entry_that_was_removed_or_replaced_is_not_looked_at(self, agenda: Agenda):
+    def test_an_entry_that_was_removed_or_replaced_is_not_looked_at(self, queue: DueQueue):
         one, other = entry("first"), entry("first")
-        agenda.add(one)
-        agenda.look(one, 5)
-        agenda.add(other)
-        agenda.look(one, 5)
-        assert list(agenda.take(9)) == []
-        assert (one in agenda, other in agenda) == (False, True)
+        queue.add(one)
+        queue.look_at(one, 5)
+        queue.add(other)
+        queue.look_at(one, 5)
+        assert list(queue.take(9)) == []
+        assert (one in queue, other in queue) == (False, True)
 
 
 class Clock:

@@ -14,9 +14,11 @@ from celery.schedules import crontab, schedule
 
 from celery_orchestration import OrchestratedTask, Priority
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job.app import SCHEDULER, settings_of
+from celery_orchestration.job.current_run import default_limit
 from celery_orchestration.job.envelope import FENCE
 from celery_orchestration.job.queues import PRIORITY_HEADER, queue_name
-from celery_orchestration.job.task import SCHEDULER, default_limit, jobs_of, settings_of
+from celery_orchestration.job.task import jobs_of
 
 #: Set by Celery when it binds any task, by us on every job, or different for any two tasks.
 BOOKKEEPING = {"Request", "Strategy", "orchestration", "name", "request_stack", "_app", "app", "backend", "fence"}

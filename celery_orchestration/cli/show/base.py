@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from celery_orchestration.cli.base import forgiving
-from celery_orchestration.job.policy import printable
+from celery_orchestration.job.text import printable
 from celery_orchestration.operate.clock import lasting
 
 _COLOURS = {

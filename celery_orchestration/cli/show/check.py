@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from celery_orchestration.cli.show.base import console_to, hanging, many, plain, print_to, to_type
-from celery_orchestration.job.policy import printable
+from celery_orchestration.job.text import printable
 from celery_orchestration.operate.diagnosis import Check, Diagnosis, Health
 
 _MARKS = {"fine": ("ok", "green"), "unknown": ("??", "yellow"), "problem": ("!!", "bold red")}

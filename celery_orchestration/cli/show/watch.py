@@ -25,7 +25,7 @@ from celery_orchestration.cli.show.base import console_to
 from celery_orchestration.cli.show.grid import short
 from celery_orchestration.cli.show.status import ALL, ROWS, View
 from celery_orchestration.errors import LedgerError, LedgerRefused
-from celery_orchestration.job.policy import printable
+from celery_orchestration.job.text import printable
 from celery_orchestration.operate.clock import lasting
 from celery_orchestration.operate.models import Status
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import pairwise
 
 from celery_orchestration.job import graph
-from celery_orchestration.job.policy import show
+from celery_orchestration.job.text import show
 from celery_orchestration.ledger import BEAT
 from celery_orchestration.node.releases import merged
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, end, listed, many

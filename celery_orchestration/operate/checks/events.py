@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from celery_orchestration.job.policy import show
-from celery_orchestration.job.task import SCHEDULER
+from celery_orchestration.job.app import SCHEDULER
+from celery_orchestration.job.text import show
 from celery_orchestration.operate.attention import by_failures
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, listed, many, redis_url
 from celery_orchestration.operate.diagnosis import Check

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from celery_orchestration.job.limits import Limit
-from celery_orchestration.job.policy import Policy, Settings
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger import Members
 from celery_orchestration.operate.broker import Answers, Kept, Stranger
 from celery_orchestration.operate.diagnosis import Check, CheckState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from celery_orchestration.job.limits import sentences, soft_sentence
-from celery_orchestration.job.policy import show
+from celery_orchestration.job.text import show
 from celery_orchestration.operate import reasons
 from celery_orchestration.operate.checks.facts import MOST, About, Facts, claim, end, listed, many
 from celery_orchestration.operate.diagnosis import Check

@@ -10,9 +10,9 @@ from typing import Any
 from celery_orchestration.operate import Orchestration
 from celery_orchestration.operate.forecast import Forecast
 from celery_orchestration.operate.models import Ended, JobStatus, Status
+from celery_orchestration.web.formatting import common_prefix
 from celery_orchestration.web.live import Histories, Snapshot
 from celery_orchestration.web.redaction import Redact
-from celery_orchestration.web.show import common_prefix
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from celery_orchestration.operate.attention import by_urgency
 from celery_orchestration.web.filters import parse
+from celery_orchestration.web.formatting import state_of
 from celery_orchestration.web.pages import Look, Query, whole
 from celery_orchestration.web.pages.overview import job_rows
-from celery_orchestration.web.show import state_of
 
 FIELDS = ("state", "pool")
 PART, MOST = 100, 10_000

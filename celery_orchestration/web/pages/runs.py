@@ -9,8 +9,8 @@ from typing import Any
 
 from celery_orchestration.operate.models import OUTCOMES, Ended, RunStatus
 from celery_orchestration.web.filters import Filter, is_like, parse, quoted
+from celery_orchestration.web.formatting import cause_of
 from celery_orchestration.web.pages import Look, Query
-from celery_orchestration.web.show import cause_of
 
 FIELDS = ("job", "state", "key", "waits_for", "error", "since", "worker")
 #: How many runs are shown, how many jobs' histories are read for them, and how much of each.

@@ -11,9 +11,9 @@ from celery_orchestration.errors import LedgerError, OrchestrationError
 from celery_orchestration.operate.forecast import Forecast
 from celery_orchestration.operate.models import EntryStatus
 from celery_orchestration.web.filters import parse
+from celery_orchestration.web.formatting import cause_of, query, state_of
 from celery_orchestration.web.pages import Look, Query
 from celery_orchestration.web.redaction import as_text
-from celery_orchestration.web.show import cause_of, query, state_of
 from celery_orchestration.web.svg import timeline
 from celery_orchestration.web.svg.timeline import Span, Window
 

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from celery_orchestration.operate.models import Ended, EntryStatus, JobStatus, RunStatus
 from celery_orchestration.web import filters
+from celery_orchestration.web.formatting import CAUSE_WORDS, cause_of, query, state_of
 from celery_orchestration.web.pages import Look, Query
-from celery_orchestration.web.show import CAUSE_WORDS, cause_of, query, state_of
 from celery_orchestration.web.svg import timeline
 from celery_orchestration.web.svg.timeline import Span, Window
 

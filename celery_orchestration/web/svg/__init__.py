@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from celery_orchestration.job.policy import printable
+from celery_orchestration.job.text import printable
 
 
 def tag(name: str, *inside: Markup, **attributes: Any) -> Markup:

@@ -1,6 +1,6 @@
-"""The agenda: which entries there are, and when each is to be looked at.
+"""Which entries there are, and when each is looked at next. Pure.
 
-A heap holds each at its next due time, so that a look costs nothing for entries that are not due.
+A heap orders them by that time, so that entries that are not due cost nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.times import Due
 
 
-class Agenda:
+class DueQueue:
     def __init__(self, graph: Graph) -> None:
         self._levels = levels(graph)
         self._entries: dict[str, Entry] = {}
-        #: Those of continuous jobs.
+        #: Entries of continuous jobs.
         self._continuous: dict[str, Entry] = {}
         self._heap: list[tuple[int, int, Entry]] = []
-        #: Of each entry the number of its place in the heap; others are void.
+        #: The number of each entry's valid item in the heap; its other items are void.
         self._places: dict[str, int] = {}
         self._numbers = itertools.count()
 
@@ -29,14 +29,14 @@ class Agenda:
         return len(self._entries)
 
     def __contains__(self, entry: Entry) -> bool:
-        """Not one that another has taken the place of."""
+        """False for an entry that was replaced."""
         return self._entries.get(entry.id) is entry
 
     def clear(self) -> None:
         self._entries, self._continuous, self._heap, self._places = {}, {}, [], {}
 
     def add(self, entry: Entry) -> None:
-        """In the place of one of the same name. It is not looked at yet."""
+        """Replaces an entry of the same name. It gets no time yet."""
         self.remove(entry.id)
         self._entries[entry.id] = entry
         if entry.gap_ms is not None:
@@ -47,15 +47,15 @@ class Agenda:
         self._continuous.pop(id, None)
         self._places.pop(id, None)
 
-    def look(self, entry: Entry, at_ms: int) -> None:
-        """Look at it then, and not at another time that was said before."""
+    def look_at(self, entry: Entry, at_ms: int) -> None:
+        """Set the time of its next look; this replaces an earlier one."""
         if entry in self:
             number = next(self._numbers)
             self._places[entry.id] = number
             heapq.heappush(self._heap, (at_ms, number, entry))
 
     def first(self) -> tuple[int, Entry] | None:
-        """The next one to be looked at, and when."""
+        """The next entry to look at, and its time."""
         while self._heap:
             at_ms, number, entry = self._heap[0]
             if self._places.get(entry.id) == number:
@@ -64,7 +64,7 @@ class Agenda:
         return None
 
     def take(self, now: int) -> Iterator[Entry]:
-        """Those whose time has come: each has to be given another time to be looked at."""
+        """Remove the entries whose time has come: the caller sets the next time of each."""
         while (found := self.first()) is not None and found[0] <= now:
             heapq.heappop(self._heap)
             yield found[1]
@@ -73,7 +73,7 @@ class Agenda:
         return list(self._continuous.values())
 
     def in_order(self, found: Iterable[tuple[Entry, Due]]) -> list[tuple[Entry, Due]]:
-        """As they go out: dependencies first, then by priority."""
+        """The order in which they are dispatched: dependencies first, then by priority, then by due time."""
 
         def rank(one: tuple[Entry, Due]) -> tuple[int, int, int]:
             entry, due = one
@@ -84,7 +84,7 @@ class Agenda:
 
 
 def levels(graph: Graph) -> dict[str, int]:
-    """Of each job, how many others have to go before it, one after the other."""
+    """For each job the length of the longest chain of dependencies before it."""
     found: dict[str, int] = {}
     for job in graph.order():
         found[job] = 1 + max((found.get(other, 0) for other in graph.dependencies[job]), default=-1)

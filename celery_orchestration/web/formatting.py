@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 
-from celery_orchestration.job.policy import printable
+from celery_orchestration.job.text import printable
 from celery_orchestration.operate import clock
 from celery_orchestration.operate.attention import is_failing
 from celery_orchestration.operate.models import JobStatus

@@ -1,8 +1,8 @@
-"""Fires take the way of Celery's own beat, through ``Scheduler.apply_entry``, if anything has patched that.
+"""Sends fires through Celery's ``Scheduler.apply_entry``, if other code has patched that.
 
-Monitors such as Sentry Crons patch it to see each fire and to add headers. It calls ``apply_async`` of the scheduler,
-which is ours (``beat.py``): that sends with the producer and under the id that are given here, whatever the patch has
-made of the entry, so that a fire still becomes one run. The entry is a copy for this one fire.
+Monitors such as Sentry Crons patch it to see each fire and to add headers. It calls the scheduler's ``apply_async``,
+which is ours (``beat.py``). That one sends with the producer and the id that are given here, whatever the patch has
+changed in the entry, so that a fire still becomes one run. The entry is a copy for this one fire.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOT_SENT = "a patched apply_entry did not send it"
 
 @dataclass(slots=True)
 class Application:
-    """One call of ``apply_entry``, under way."""
+    """A call of ``apply_entry`` that has not returned yet."""
 
     id: str
     producer: Any
@@ -38,13 +38,13 @@ _under_way = threading.local()
 
 
 def under_way() -> Application | None:
-    """Of this thread."""
+    """The call of this thread."""
     return getattr(_under_way, "application", None)
 
 
 class Applier:
     def __init__(self, scheduler: Any = None) -> None:
-        """Without a scheduler it is never needed."""
+        """Without a `scheduler` it is never needed."""
         self._scheduler = scheduler
 
     @property
@@ -52,7 +52,7 @@ class Applier:
         return self._scheduler is not None and apply_entry_is_patched(self._scheduler)
 
     def apply(self, entry: Entry, id: str, producer: Any) -> bool:
-        """Whether that sent it. Raises what sending raised, which ``apply_entry`` itself only logs."""
+        """Returns whether it was sent. Raises the error of sending, which ``apply_entry`` itself only logs."""
         application = _under_way.application = Application(id, producer)
         try:
             with denied_join_result():

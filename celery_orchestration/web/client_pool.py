@@ -19,7 +19,7 @@ T = TypeVar("T")
 MOST_CLIENTS = 4
 
 
-class Desk:
+class ClientPool:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._idle: SimpleQueue[Orchestration] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""What people write about an entry at run time: checked, kept as a document, read again."""
+"""Entries that people write at run time: checked, kept as JSON documents in the ledger, and read again."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from celery.schedules import BaseSchedule, crontab, schedule, solar
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import Policy, Priority, crontab_of, show, suggest
-from celery_orchestration.job.task import OrchestratedTask, service_of
+from celery_orchestration.job.app import service_of
+from celery_orchestration.job.options import Priority, crontab_of
+from celery_orchestration.job.policy import Policy
+from celery_orchestration.job.task import OrchestratedTask
+from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger import keys
 from celery_orchestration.scheduler.entries import Entry, entry_of, in_words
 from celery_orchestration.scheduler.message import Call
 
-#: Characters of what people write about an entry; seconds between two fires.
+#: The largest document of an entry, in characters; the longest interval between two fires, in seconds.
 MOST_WRITTEN, _LONGEST = 100_000, 10**9
 
 
 class Written(BaseModel):
-    """What people wrote about an entry, as it is kept."""
+    """An entry as people wrote it; the ledger keeps it as JSON."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -32,7 +35,7 @@ class Written(BaseModel):
     task: str
     schedule: dict[str, Any]
     args: list[Any]
-    named_args: dict[str, Any] = Field(validation_alias=AliasPath("kwargs"))  # its name troubles mypy
+    named_args: dict[str, Any] = Field(validation_alias=AliasPath("kwargs"))  # mypy rejects a field named kwargs
     options: dict[str, Any]
 
     def when(self, app: Celery) -> BaseSchedule:
@@ -42,7 +45,7 @@ class Written(BaseModel):
 def document(
     app: Celery, name: str, task: str, when: Any, args: Any, kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> str:
-    """Raises :class:`ConfigurationError` if it cannot be kept, or the task cannot be called like that."""
+    """The document of an entry. Raises :class:`ConfigurationError` if the entry is wrong or cannot be kept."""
     check_name(name)
     if not isinstance(task, str) or task not in app.tasks:
         hint = suggest(task, app.tasks) if isinstance(task, str) else ""
@@ -100,7 +103,7 @@ def _check_call(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def _check_options(task: Task, options: Mapping[str, Any]) -> None:
-    """Celery takes any; these few would fail only when the entry fires."""
+    """Celery accepts any options. These would fail only when the entry fires."""
     queue, priority = options.get("queue"), options.get("priority")
     if queue is not None and not (isinstance(queue, str) and queue):
         raise ConfigurationError(f"option queue of an entry should be the name of a queue, not {show(queue)}")
@@ -118,19 +121,19 @@ def _check_options(task: Task, options: Mapping[str, Any]) -> None:
 
 
 def written(entry: str, text: str) -> Written:
-    """Raises :class:`ConfigurationError` if it is none of :func:`document`."""
+    """Read a document. Raises :class:`ConfigurationError` if :func:`document` did not write it."""
     try:
         found = Written.model_validate(json.loads(text))
         json.dumps([found.args, found.named_args, found.options], ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        raise ConfigurationError("what was written about it cannot be read") from None
+        raise ConfigurationError("its document in the ledger cannot be read") from None
     if keys.entry(found.name, keys.service_of_entry(entry)) != entry:
-        raise ConfigurationError(f"what was written about it is of another one: {show(found.name)}")
+        raise ConfigurationError(f"its document in the ledger belongs to another entry: {show(found.name)}")
     return found
 
 
 def as_entry(app: Celery, found: Written, jobs: Mapping[str, Policy]) -> Entry:
-    """Raises :class:`ConfigurationError` if it cannot be fired any more."""
+    """Raises :class:`ConfigurationError` if this app cannot fire it any more."""
     if found.task not in app.tasks:
         raise ConfigurationError(f"this app has no task {show(found.task)}")
     call = Call(found.task, found.args, found.named_args, found.options)
@@ -141,7 +144,7 @@ def as_entry(app: Celery, found: Written, jobs: Mapping[str, Policy]) -> Entry:
 
 
 def from_document(app: Celery, entry: str, text: str, jobs: Mapping[str, Policy]) -> Entry:
-    """Raises :class:`ConfigurationError` if it cannot be read, or fired any more."""
+    """Raises :class:`ConfigurationError` if the document cannot be read, or this app cannot fire it any more."""
     try:
         return as_entry(app, written(entry, text), jobs)
     except ConfigurationError as exc:

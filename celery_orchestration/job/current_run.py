@@ -1,0 +1,67 @@
+"""The run that task code is executing: its identity, its clock, its lease, and its next attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Ignore, TimeLimitExceeded
+from celery.utils.log import get_logger
+
+from celery_orchestration.errors import LedgerError
+from celery_orchestration.job.app import ledger_of, settings_of
+from celery_orchestration.job.envelope import ADMITTED, FENCE, HEADER, PUBLICATION, RUN
+from celery_orchestration.job.limits import Clock, Run, clocks
+from celery_orchestration.job.policy import Policy
+
+logger = get_logger(__name__)
+
+
+def run_of(request: Any) -> Run:
+    properties = request.properties or {}
+    return str(properties.get(RUN) or request.id), str(properties.get(FENCE) or "")
+
+
+def continue_run_of(request: Any, signature: Any) -> None:
+    """What it sends is the next attempt of this run, not another run of the same task id."""
+    publication = (request.properties or {}).get(PUBLICATION)
+    if publication is not None:
+        headers = signature.options.get("headers") or {}
+        signature.options["headers"] = {**headers, HEADER: {"publication": publication}}
+
+
+def stop_clock(run: Run) -> Clock | None:
+    """Where the execution pool has no time limits: the code has returned. Raises if that is too late."""
+    clock = clocks.stop(run)
+    if clock is None:
+        if clocks.is_over(run):
+            raise Ignore(f"the time of run {run[0]} is over, it has failed")
+    elif monotonic() > clock.ends:
+        raise TimeLimitExceeded(clock.limit)
+    return clock
+
+
+def default_limit(task: Task, limits: Sequence[float | None] | None) -> str:
+    """What to say of a run that was over a limit that nobody has written; '' if somebody has. `limits` (hard, soft) are
+    those of the call."""
+    policy: Policy | None = task.orchestration
+    if policy is None or policy.sources["timeout_seconds"] != "recurring default" or policy.timeout_seconds is None:
+        return ""
+    hard, soft = limits or (None, None)
+    if hard not in (None, task.time_limit) or soft not in (None, task.soft_time_limit):
+        return ""
+    return f"{policy.timeout_seconds:g} s is the default limit of recurring jobs: write timeout_seconds to change it"
+
+
+def lost_lease(app: Celery, run: Run, properties: Mapping[str, Any]) -> bool:
+    """As far as the ledger can be asked; a run that was admitted less than half a lease ago has it."""
+    admitted = properties.get(ADMITTED)
+    if admitted is None or monotonic() - admitted < settings_of(app).lease_seconds / 2:
+        return False
+    try:
+        return not ledger_of(app).is_current(*run)
+    except LedgerError as exc:
+        logger.warning("Run %s cannot see whether its lease holds: %s", run[0], exc)
+        return False
