@@ -1,15 +1,15 @@
-"""Keeps a private Redis for as long as anybody needs it: the process between ``up`` and redis-server.
+"""Keeps a private Redis while it is needed: the process between ``up`` and redis-server.
 
 ``python -I -S redis_keeper.py``, with one line of JSON on its standard input: see :func:`main`. It uses nothing but the
-standard library, so that it starts at once.
+standard library, so that it starts fast.
 
-Its standard input is a pipe that only ``up`` holds open. When ``up`` ends in order, it sends SIGTERM and Redis stops.
-When ``up`` is killed, the pipe closes. The workers drain by themselves then, and they need Redis to hand back their
-runs. So Redis stays until the last client has left, for ``grace_seconds`` at most. If this process is killed, the
-kernel sends redis-server a SIGTERM. So nothing is left behind in any case.
+Its standard input is a pipe that only ``up`` holds open. When ``up`` ends normally, it sends SIGTERM and Redis stops.
+When ``up`` is killed, the pipe closes. The workers then drain by themselves, and need Redis to hand back their runs. So
+Redis stays until the last client has left, for at most ``grace_seconds``. If this process is killed, the kernel sends
+redis-server a SIGTERM. So no process is ever left behind.
 
-The lock file says that a directory is in use, and whether its Redis is about to end: an ``up`` that is started
-meanwhile waits for that, instead of working with a Redis that goes away.
+The lock file says that a directory is in use, and whether its Redis is about to end: a new ``up`` waits for that end
+instead of using a Redis that will go away.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import Any
 
 #: Exit status: another keeper has the directory.
 LOCKED = 75
-#: What the lock file says.
+#: Contents of the lock file.
 SERVES, ENDS = b"serves", b"ends"
-#: Seconds between two looks, that Redis gets to write its file, and that nobody may be connected before it stops.
+#: Seconds between two checks; for Redis to save its file; and without any client before Redis is stopped.
 LOOK, STOPPING, UNUSED = 0.2, 30.0, 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -67,15 +67,15 @@ def main() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """In the child, before it becomes redis-server: the kernel sends it SIGTERM when its parent dies. Linux only."""
+    """Called in the child before it becomes redis-server: the kernel sends it SIGTERM when its parent dies (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != parent:  # the parent died before
         os._exit(0)
 
 
 def _owner_is_gone() -> bool:
-    """Waits a moment for the end of the pipe."""
+    """Whether the pipe has ended, after a short wait."""
     readable = select.select([0], [], [], LOOK)[0]
     return bool(readable) and not os.read(0, 1024)
 
@@ -92,7 +92,7 @@ def _wait_for_clients(redis: subprocess.Popen[bytes], told: dict[str, Any], stop
 
 
 def _clients(told: dict[str, Any]) -> int | None:
-    """How many others are connected. None: Redis did not say."""
+    """The number of other connected clients. None: Redis did not answer."""
     words = [["CLIENT", "LIST"]]
     if told.get("password"):
         words.insert(0, ["AUTH", told["password"]])

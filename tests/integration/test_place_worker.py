@@ -15,20 +15,20 @@ import pytest
 
 from celery_orchestration.ledger.pools import Place
 from celery_orchestration.pools import machine
-from celery_orchestration.pools.post import CRASH_LOOP, STALL_SHOWN_SECONDS, Launch, Post
+from celery_orchestration.pools.place_worker import CRASH_LOOP, STALL_SHOWN_SECONDS, Launch, PlaceWorker
 from support.wait import until
 
 COMMAND = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 @pytest.fixture
-def post() -> Iterator[Post]:
-    found = Post(Place("images", 1, "7"), lambda _: Launch(COMMAND, dict(os.environ), 0), lambda *_: None)
+def post() -> Iterator[PlaceWorker]:
+    found = PlaceWorker(Place("images", 1, "7"), lambda _: Launch(COMMAND, dict(os.environ), 0), lambda *_: None)
     yield found
     found.kill()
 
 
-def die(post: Post, now: float, *, registered: bool) -> tuple[str, float]:
+def die(post: PlaceWorker, now: float, *, registered: bool) -> tuple[str, float]:
     """Its worker starts and is killed. Returns what is said first, and after how many seconds another one starts."""
     post.tend(now)
     assert post.worker is not None
@@ -43,7 +43,7 @@ def die(post: Post, now: float, *, registered: bool) -> tuple[str, float]:
     return said[0], seconds - 0.5
 
 
-def test_one_that_had_started_well_is_soon_back_however_often_it_is_killed(post: Post) -> None:
+def test_one_that_had_started_well_is_soon_back_however_often_it_is_killed(post: PlaceWorker) -> None:
     found = [die(post, 1000.0 * number, registered=True) for number in range(6)]
     assert [seconds for _, seconds in found] == [1, 2, 4, 8, 8, 8]
     assert "was killed by signal 9" in found[0][0]
@@ -51,7 +51,7 @@ def test_one_that_had_started_well_is_soon_back_however_often_it_is_killed(post:
     assert post.problems() == []
 
 
-def test_one_that_never_starts_is_reported_and_tried_once_a_minute(post: Post) -> None:
+def test_one_that_never_starts_is_reported_and_tried_once_a_minute(post: PlaceWorker) -> None:
     found = [die(post, 1000.0 * number, registered=False) for number in range(CRASH_LOOP + 1)]
     assert [seconds for _, seconds in found] == [1, 2, 60, 60]
     assert found[CRASH_LOOP - 1][0].startswith(
@@ -60,7 +60,7 @@ def test_one_that_never_starts_is_reported_and_tried_once_a_minute(post: Post) -
     assert "worker images-1 keeps dying" in post.problems()[0]
 
 
-def test_a_worker_of_another_place_or_process_does_not_count(post: Post) -> None:
+def test_a_worker_of_another_place_or_process_does_not_count(post: PlaceWorker) -> None:
     post.tend(0.0)
     assert post.worker is not None
     pid = post.worker.pid
@@ -76,7 +76,7 @@ def last_worker(pid: int, started_at: str) -> Place:
     return Place("images", 1, "7", info)
 
 
-def test_a_worker_starts_when_the_last_one_is_gone_and_not_before(post: Post) -> None:
+def test_a_worker_starts_when_the_last_one_is_gone_and_not_before(post: PlaceWorker) -> None:
     last = subprocess.Popen(COMMAND)
     try:
         post.wait_for_last(last_worker(last.pid, machine.started_at(last.pid)))
@@ -89,7 +89,7 @@ def test_a_worker_starts_when_the_last_one_is_gone_and_not_before(post: Post) ->
     assert post.worker is not None
 
 
-def test_a_place_that_is_to_go_is_given_up_when_the_last_worker_is_gone_and_not_before(post: Post) -> None:
+def test_a_place_that_is_to_go_is_given_up_when_the_last_worker_is_gone_and_not_before(post: PlaceWorker) -> None:
     last = subprocess.Popen(COMMAND)
     try:
         post.wait_for_last(last_worker(last.pid, machine.started_at(last.pid)))
@@ -104,7 +104,7 @@ def test_a_place_that_is_to_go_is_given_up_when_the_last_worker_is_gone_and_not_
     assert post.worker is None
 
 
-def test_a_last_worker_of_which_the_system_tells_nothing_is_not_waited_for(post: Post) -> None:
+def test_a_last_worker_of_which_the_system_tells_nothing_is_not_waited_for(post: PlaceWorker) -> None:
     """It had died before its start was written down, or there is no /proc."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -114,17 +114,17 @@ def test_a_last_worker_of_which_the_system_tells_nothing_is_not_waited_for(post:
 
 
 def test_a_stall_is_told_for_a_while_and_not_again_whenever_a_worker_starts(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    post: PlaceWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     post.tend(0.0)
-    post.note_stall("it has received nothing for 60 s")
-    assert post.problems() == ["worker images-1 was stalled (it has received nothing for 60 s), and is replaced"]
+    post.note_stall("it has received no message for 60 s")
+    assert post.problems() == ["worker images-1 was stalled (it has received no message for 60 s), and is replaced"]
     later = time.monotonic() + STALL_SHOWN_SECONDS
-    monkeypatch.setattr("celery_orchestration.pools.post.monotonic", lambda: later)
+    monkeypatch.setattr("celery_orchestration.pools.place_worker.monotonic", lambda: later)
     assert post.problems() == []
 
 
-def test_changed_code_is_tried_at_once(post: Post) -> None:
+def test_changed_code_is_tried_at_once(post: PlaceWorker) -> None:
     for number in range(CRASH_LOOP):
         post.tend(1000.0 * number)
         assert post.worker is not None
