@@ -25,7 +25,7 @@ from pathlib import Path
 from celery import Celery
 from kombu.utils.url import url_to_parts
 
-from celery_orchestration.errors import Said
+from celery_orchestration.errors import UserError
 from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger.connect import find
 from celery_orchestration.pools import redis_keeper
@@ -38,7 +38,7 @@ DATABASES = 16
 _SEVERAL_FILES = 7
 
 
-class PrivateRedisError(Said):
+class PrivateRedisError(UserError):
     """The private Redis cannot be started; the message says what to do."""
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from celery import Celery
 
-from celery_orchestration.errors import Said
+from celery_orchestration.errors import UserError
 
 #: At most this many changed files are named.
 NAMED = 3
 
 
-class ReloadUnavailable(Said):
+class ReloadUnavailable(UserError):
     """``--reload`` was requested, but watchfiles is missing."""
 
     exit_code = 2

@@ -27,7 +27,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.utils.imports import symbol_by_name
 
-from celery_orchestration.errors import Said
+from celery_orchestration.errors import UserError
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.pool import Pool
 from celery_orchestration.job.queues import DEFAULT_POOL
@@ -52,7 +52,7 @@ DASHBOARD_PORT = 5577
 DASHBOARD_NEEDS = ("starlette", "uvicorn", "jinja2", "prometheus_client")
 
 
-class UpError(Said):
+class UpError(UserError):
     """``up`` cannot start; the message says what to do."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvicorn
 from celery import Celery
 
-from celery_orchestration.errors import Said
+from celery_orchestration.errors import UserError
 from celery_orchestration.web.app import create_app
 from celery_orchestration.web.auth import BadCredentials, Credentials
 from celery_orchestration.web.security import is_loopback
@@ -21,7 +21,7 @@ CREDENTIALS_FILE = "CELERY_ORCHESTRATION_DASHBOARD_CREDENTIALS_FILE"
 SECRET = "CELERY_ORCHESTRATION_DASHBOARD_SECRET"
 
 
-class CannotServe(Said):
+class CannotServe(UserError):
     """The server cannot start as it was asked to."""
 
 
