@@ -1,7 +1,7 @@
 """The dashboard as an ASGI app: served by ``server.py``, or mounted under any prefix of another one.
 
-Every request is: who is it (``auth.py``), may they, then a page, a stream, or an action. Pages and actions ask the
-ledger in threads (``client_pool.py``).
+Every request is identified and authorized (``access.py``), then answered by a page, a stream, or an action. Pages and
+actions read the ledger in threads (``client_pool.py``).
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def create_app(
     secure_cookies: bool = True,
     secret: bytes | None = None,
 ) -> Starlette:
-    """`credentials`: who may log in. `role_of`: the host app's own authentication, instead. With neither, only browsers
-    on this machine are served, and all of them may act.
+    """`credentials`: who may log in. `role_of`: the host app's own authentication, instead of credentials. With
+    neither, only browsers on this machine are served, and all of them may act.
 
-    `read_only`: nobody may act. `secure_cookies`: browsers send them over HTTPS only. `secret`: signs the cookies; the
-    same for several processes, and across restarts.
+    `read_only`: nobody may act. `secure_cookies`: browsers send cookies over HTTPS only. `secret`: signs the cookies;
+    give the same one to several processes, or to keep sessions across restarts.
     """
     return Dashboard(celery_app, credentials, role_of, read_only, secure_cookies, secret).app
 
@@ -129,7 +129,7 @@ class Dashboard:
 
     @property
     def live(self) -> Live:
-        """Made within the server's event loop. A host app may not tell us when that begins."""
+        """Created inside the server's event loop. A host app may not run our startup, so this is done on first use."""
         if self._live is None:
             self._live = Live(self._clients)
         return self._live
@@ -165,7 +165,7 @@ class Dashboard:
     # -- pages
 
     def _shell(self, request: Request, guest: Guest, page: Page) -> dict[str, Any]:
-        """What a whole page needs beside what it shows: not in blocks that browsers share."""
+        """The values of one browser's whole page, which the blocks shared by several browsers must not contain."""
         return {
             "csrf": self._access.sessions.csrf(guest.session),
             "identity": guest.identity,
@@ -266,17 +266,17 @@ class Dashboard:
 
 
 async def _failed(_: Request, __: Exception) -> Response:
-    """An error that nobody expected. The server logs it; the middleware is not asked any more."""
+    """An unexpected error. The server logs it. The middleware does not run for it, so the headers are set here."""
     return PlainTextResponse("Something went wrong here: see the log of the dashboard.\n", 500, security.HEADERS)
 
 
 def _wants_page(request: Request) -> bool:
-    """Scripts of ours, streams and programs want no whole page."""
+    """Whether the answer should be a whole page: not for our scripts, streams and other programs."""
     return "text/html" in request.headers.get("accept", "") and "x-csrf-token" not in request.headers
 
 
 def _back(request: Request) -> str:
-    """The page that somebody came from, if it is one of ours."""
+    """The previous page, if it is one of ours."""
     origin = f"{request.url.scheme}://{request.headers.get('host', '')}"
     came = request.headers.get("referer", "")
     inside = came.startswith(f"{origin}{root_path(request)}/") and "/do/" not in came

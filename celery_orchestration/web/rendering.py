@@ -1,7 +1,7 @@
-"""Templates: whole pages, and the blocks of them that change.
+"""Renders templates: whole pages, and the blocks of them that change.
 
-A block named ``live_x`` is what stands in the element with ``data-live="x"``. Blocks are rendered by themselves for the
-streams: the page as it is loaded and the page as it is updated come from the same lines.
+A block named ``live_x`` is the content of the element with ``data-live="x"``. The streams render blocks alone, so that
+a loaded page and its updates come from the same lines.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _block(template: Template, name: str, context: Mapping[str, Any]) -> str:
 
 
 def _version(static: Path) -> str:
-    """Of what browsers keep: another one with each change."""
+    """The version of the static files, for browsers' caches."""
     found = hashlib.sha256()
     for path in sorted(static.glob("*")):
         found.update(path.read_bytes())

@@ -90,7 +90,7 @@ function connect() {
   source.addEventListener("trouble", (event) => show(JSON.parse(event.data).why.slice(0, 60), "is-down"));
   source.onerror = () => {
     if (source.readyState === EventSource.CLOSED) {
-      // Refused: the session may be over. Else the browser tries again by itself.
+      // Refused: the session may have expired. Otherwise the browser reconnects by itself.
       show("not connected", "is-down");
       setTimeout(() => document.hidden || connect(), 3000);
     } else show("connecting again", "is-down");
@@ -202,7 +202,7 @@ if (filter) {
   });
 }
 
-// -- what is under the pointer of the timeline, in words
+// -- the label of the shape under the pointer of the timeline
 
 const tip = document.getElementById("tip");
 document.addEventListener("pointermove", (event) => {
@@ -211,7 +211,7 @@ document.addEventListener("pointermove", (event) => {
   if (label && !shape.dataset.label) {
     shape.dataset.label = label.textContent;
     shape.setAttribute("aria-label", label.textContent);
-    label.remove(); // or else the browser shows it as well
+    label.remove(); // otherwise the browser shows it as well
   }
   tip.hidden = !shape?.dataset.label;
   if (tip.hidden) return;
