@@ -53,7 +53,7 @@ class Pool(BaseModel):
         default=10, description="how long work that may start should wait at most; more workers start to keep to it"
     )
     scale_up_at: Count | None = Field(
-        default=None, description="scale by queue depth instead: another worker for every so many ready messages"
+        default=None, description="scale by queue depth instead: one worker for this many ready messages"
     )
     scale_down_at: Annotated[int, Field(strict=True, ge=0)] | None = Field(
         default=None,

@@ -60,14 +60,14 @@ class Reporter(threading.Thread):
     def __init__(self, ledger: Callable[[], Ledger]) -> None:
         super().__init__(name="orchestration-progress", daemon=True)
         self._ledger = ledger
-        self._said: dict[Run, str] = {}
+        self._reports: dict[Run, str] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._wait = EVERY
 
     def report(self, run: Run, what: str) -> None:
         with self._lock:
-            self._said[run] = what
+            self._reports[run] = what
         self._news.set()
 
     def run(self) -> None:
@@ -80,9 +80,9 @@ class Reporter(threading.Thread):
 
     def _tell(self) -> None:
         with self._lock:
-            told, self._said = self._said, {}
+            sending, self._reports = self._reports, {}
         try:
-            runs = list(told.items())
+            runs = list(sending.items())
             for at in range(0, len(runs), AT_ONCE):
                 self._ledger().progress((id, fence, what) for (id, fence), what in runs[at : at + AT_ONCE])
             self._wait = EVERY
@@ -90,7 +90,9 @@ class Reporter(threading.Thread):
             logger.debug("Progress cannot be reported yet: %s", exc)
             self._wait = min(self._wait * 2, LONGEST_WAIT)
             with self._lock:
-                self._said = dict([*told.items()][-MOST:]) | self._said  # a later report of the same run is newer
+                self._reports = (
+                    dict([*sending.items()][-MOST:]) | self._reports
+                )  # a later report of the same run is newer
             self._news.set()
         except LedgerError as exc:
             logger.debug("Progress cannot be reported: %s", exc)

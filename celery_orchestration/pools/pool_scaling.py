@@ -13,9 +13,9 @@ from celery_orchestration.pools.pool_look import HeldPlace, PoolLook
 from celery_orchestration.pools.table import differences, shared
 
 #: A supervisor that has its share of a pool gives the others this many seconds to claim the rest.
-AFTER_YOU_SECONDS = 2.0
+YIELD_SECONDS = 2.0
 #: A decision that changes nothing is recorded only this often.
-TELL_EVERY_SECONDS = 5.0
+RECORD_EVERY_SECONDS = 5.0
 
 
 class PoolScaling:
@@ -29,7 +29,7 @@ class PoolScaling:
         self.lacks = ""
         #: Sentences about how the tables of other supervisors differ.
         self.differences: list[str] = []
-        self._told_at = 0.0
+        self._recorded_at = 0.0
         self._short_since: float | None = None
 
     @property
@@ -53,9 +53,9 @@ class PoolScaling:
         self.wanted = found.wanted
         staying = [place for place in look.places if not place.leaving]
         changed, too_many = found.wanted != look.wanted, len(staying) > found.wanted
-        if not (changed or too_many or self._is_worth_telling(look, found, now)):
+        if not (changed or too_many or self._is_worth_recording(look, found, now)):
             return "", False
-        self._told_at = now
+        self._recorded_at = now
         was_taken = ledger.scale_pool(
             supervisor,
             self.name,
@@ -73,9 +73,9 @@ class PoolScaling:
         before = "" if look.wanted is None else f" instead of {look.wanted}"
         return f"Pool {self.name!r} is to have {workers}{before}: {found.reason}", too_many
 
-    def _is_worth_telling(self, look: PoolLook, found: Decision, now: float) -> bool:
+    def _is_worth_recording(self, look: PoolLook, found: Decision, now: float) -> bool:
         """Other supervisors need to know when a worker was needed last, and people how long runs wait."""
-        if now - self._told_at < TELL_EVERY_SECONDS:
+        if now - self._recorded_at < RECORD_EVERY_SECONDS:
             return False
         above_min = found.wanted > look.figures.pool.min
         return look.figures.ready_runs > 0 or (above_min and found.needed_at != look.figures.needed_at)
@@ -95,7 +95,7 @@ class PoolScaling:
         """Supervisors share a pool evenly if their machines allow: one that has its share lets the others go first."""
         assert self.look is not None
         share = ceil(self.wanted / max(1, len(self.look.supervisors)))
-        return mine < share or now - (self._short_since or now) >= AFTER_YOU_SECONDS
+        return mine < share or now - (self._short_since or now) >= YIELD_SECONDS
 
     def on_host(self, host: str) -> set[tuple[str, int]]:
         """Places whose workers are on this machine, of any supervisor."""

@@ -209,13 +209,13 @@ class PrivateRedis:
 
     def _wait_for_the_last_one(self, say: Callable[[str], None], deadline: float) -> None:
         """A killed ``up`` may have left a Redis that ends when its workers have drained."""
-        said = False
+        is_logged = False
         while self._is_ending():
             if time.monotonic() > deadline:
                 raise PrivateRedisError(f"the private Redis of an earlier up does not end: see {self._lock}")
-            if not said:
+            if not is_logged:
                 say("waits for the workers and the Redis of an earlier up to end")
-                said = True
+                is_logged = True
             time.sleep(0.1)
 
     def _is_ending(self) -> bool:
@@ -245,12 +245,12 @@ class PrivateRedis:
 
     def _check_files(self, program: str) -> None:
         """An older Redis would ignore the data of a newer one, and start empty."""
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-        version = re.search(r"v=(\d+)", said)
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+        version = re.search(r"v=(\d+)", answer)
         if version and int(version[1]) < _SEVERAL_FILES and (self.directory / "appendonlydir").exists():
             raise PrivateRedisError(
                 f"the data in {self.directory} was written by Redis {_SEVERAL_FILES} or later, which {program} "
-                f"({said.split('sha=')[0].strip()}) cannot read: put the newer redis-server first, or remove the data"
+                f"({answer.split('sha=')[0].strip()}) cannot read: put the newer redis-server first, or remove the data"
             )
 
     def _start(self, program: str) -> subprocess.Popen[bytes]:
@@ -264,7 +264,7 @@ class PrivateRedis:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for up alone
         )
-        told = {
+        options = {
             "command": [program, str(configuration)],
             "lock": str(self._lock),
             "host": self.address.host.strip("[]"),
@@ -273,7 +273,7 @@ class PrivateRedis:
             "grace_seconds": self._grace,
         }
         assert keeper.stdin is not None
-        keeper.stdin.write(json.dumps(told).encode() + b"\n")
+        keeper.stdin.write(json.dumps(options).encode() + b"\n")
         keeper.stdin.flush()
         return keeper
 
@@ -310,8 +310,8 @@ class PrivateRedis:
 
 
 def _last_words(keeper: subprocess.Popen[bytes]) -> str:
-    said = keeper.communicate()[0].decode(errors="replace").strip().splitlines()
-    return said[-1] if said else f"exit status {keeper.returncode}"
+    output = keeper.communicate()[0].decode(errors="replace").strip().splitlines()
+    return output[-1] if output else f"exit status {keeper.returncode}"
 
 
 def _quoted(text: str) -> str:

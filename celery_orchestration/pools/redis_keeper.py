@@ -39,8 +39,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     """Reads ``{"command", "lock", "host", "port", "password", "grace_seconds"}``."""
-    told = json.loads(sys.stdin.buffer.readline())
-    lock = os.open(told["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    options = json.loads(sys.stdin.buffer.readline())
+    lock = os.open(options["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -50,12 +50,12 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopping.append(number))
     end_with_me = partial(_end_with, os.getpid())
-    redis = subprocess.Popen(told["command"], stdin=subprocess.DEVNULL, preexec_fn=end_with_me)  # noqa: PLW1509
+    redis = subprocess.Popen(options["command"], stdin=subprocess.DEVNULL, preexec_fn=end_with_me)  # noqa: PLW1509
     while redis.poll() is None and not stopping and not _owner_is_gone():
         pass
     if redis.poll() is None and not stopping:
         _write(lock, ENDS)
-        _wait_for_clients(redis, told, stopping)
+        _wait_for_clients(redis, options, stopping)
     if redis.poll() is None:
         redis.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -80,24 +80,24 @@ def _owner_is_gone() -> bool:
     return bool(readable) and not os.read(0, 1024)
 
 
-def _wait_for_clients(redis: subprocess.Popen[bytes], told: dict[str, Any], stopping: list[int]) -> None:
-    deadline = time.monotonic() + told["grace_seconds"]
+def _wait_for_clients(redis: subprocess.Popen[bytes], options: dict[str, Any], stopping: list[int]) -> None:
+    deadline = time.monotonic() + options["grace_seconds"]
     used = time.monotonic()
     while redis.poll() is None and not stopping and time.monotonic() < deadline:
-        if _clients(told) != 0:
+        if _clients(options) != 0:
             used = time.monotonic()
         elif time.monotonic() - used > UNUSED:
             return
         time.sleep(LOOK)
 
 
-def _clients(told: dict[str, Any]) -> int | None:
+def _clients(options: dict[str, Any]) -> int | None:
     """The number of other connected clients. None: Redis did not answer."""
     words = [["CLIENT", "LIST"]]
-    if told.get("password"):
-        words.insert(0, ["AUTH", told["password"]])
+    if options.get("password"):
+        words.insert(0, ["AUTH", options["password"]])
     try:
-        with socket.create_connection((told["host"], told["port"]), timeout=2) as connection:
+        with socket.create_connection((options["host"], options["port"]), timeout=2) as connection:
             answers = connection.makefile("rb")
             for command in words:
                 parts = [word.encode() for word in command]

@@ -94,8 +94,8 @@ def reload(supervisor: Supervisor, read_again: Sequence[str]) -> None:
             stdin=subprocess.DEVNULL,
         )
         if found.returncode != 0:
-            said = " ".join((found.stderr or found.stdout).split())
-            return supervisor.say(f"The configuration cannot be read, and stays as it was: {said[-500:]}")
+            error = " ".join((found.stderr or found.stdout).split())
+            return supervisor.say(f"The configuration cannot be read, and stays as it was: {error[-500:]}")
         read = json.loads(found.stdout)
         table = {name: Pool(**options) for name, options in read["pools"].items()}
     except (OSError, subprocess.TimeoutExpired, ValueError) as exc:

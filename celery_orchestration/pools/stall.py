@@ -57,9 +57,9 @@ class _Question:
             replies = self.app.control.broadcast(
                 commands.INSPECT, destination=[self.name], reply=True, timeout=ANSWER_SECONDS, limit=1
             )
-            said: dict[str, Any] = next((reply[self.name] for reply in replies or () if self.name in reply), {})
-            self.received, self.free_slots = said.get("received"), said.get("free_slots") or 0
-            self.held = len(said.get("fetched") or ()) + len(said.get("rate_limited") or ())
+            answer: dict[str, Any] = next((reply[self.name] for reply in replies or () if self.name in reply), {})
+            self.received, self.free_slots = answer.get("received"), answer.get("free_slots") or 0
+            self.held = len(answer.get("fetched") or ()) + len(answer.get("rate_limited") or ())
         except Exception:  # any error of the transport counts as no answer
             self.received = None
         finally:

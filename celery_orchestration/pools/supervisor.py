@@ -269,10 +269,10 @@ class Supervisor:
                     place_worker.note_alive(alive)
             if self.stopping:
                 continue
-            said, told_to_stop = scaling.decide(self._ledger, self.identity.name, now)
-            if said:
-                self.say(said)
-            if told_to_stop:
+            message, asked_to_stop = scaling.decide(self._ledger, self.identity.name, now)
+            if message:
+                self.say(message)
+            if asked_to_stop:
                 self._renew_at = 0.0
             self._replace_changed(name)
             self._claim(scaling, now)

@@ -71,10 +71,10 @@ def differences(name: str, pool: Pool, others: Mapping[str, Mapping[str, Any]]) 
     for supervisor, line in sorted(others.items()):
         unlike = [option for option in SHARED if option in line and line[option] != own[option]]
         if unlike:
-            said = ", ".join(f"{option}={line[option]} there and {own[option]} here" for option in unlike)
+            differing = ", ".join(f"{option}={line[option]} there and {own[option]} here" for option in unlike)
             applied = ", ".join(f"{option}={applies[option]}" for option in unlike)
             found.append(
-                f"supervisor {supervisor} has another table of pools: pool {name!r} has {said}. The stricter one "
+                f"supervisor {supervisor} has another table of pools: pool {name!r} has {differing}. The stricter one "
                 f"applies: {applied}. Start all supervisors with the same configuration"
             )
     return found

@@ -81,9 +81,7 @@ def _json(given: Given, name: str, kind: type) -> Any:
 
 def _plan_enable(_: Orchestration, given: Given) -> Plan:
     job = _need(given, "job")
-    return Plan(
-        f"Enable {job}", "Its failures are forgotten, and its waiting runs start in rank order.", "Enable"
-    )
+    return Plan(f"Enable {job}", "Its failures are forgotten, and its waiting runs start in rank order.", "Enable")
 
 
 def _enable(client: Orchestration, given: Given) -> str:

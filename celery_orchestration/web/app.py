@@ -255,14 +255,14 @@ class Dashboard:
         name = request.path_params["action"]
         given = {**fields, **dict(request.query_params)}
         try:
-            said = await self._clients.ask(lambda client: carry_out(client, name, given), identity.name or None)
+            message = await self._clients.ask(lambda client: carry_out(client, name, given), identity.name or None)
         except WrongUse as exc:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(exc)) from None
         finally:
             self.live.soon()
         if _wants_page(request):
-            return HTMLResponse(self._rendering.done(root_path(request), said, back=_back(request)))
-        return JSONResponse({"done": said})
+            return HTMLResponse(self._rendering.done(root_path(request), message, back=_back(request)))
+        return JSONResponse({"done": message})
 
 
 async def _failed(_: Request, __: Exception) -> Response:

@@ -74,8 +74,8 @@ class Rendering:
         template = "do.html" if whole else "plan.html"
         return self._env.get_template(template).render(plan=plan, address=address, csrf=csrf, root=root, back=back)
 
-    def done(self, root: str, said: str, back: str) -> str:
-        return self._env.get_template("done.html").render(root=root, said=said, back=back)
+    def done(self, root: str, message: str, back: str) -> str:
+        return self._env.get_template("done.html").render(root=root, message=message, back=back)
 
     def login(self, root: str, csrf: str, after: str, problem: str) -> str:
         return self._env.get_template("login.html").render(root=root, csrf=csrf, after=after, problem=problem)

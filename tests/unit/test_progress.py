@@ -118,7 +118,7 @@ def test_patience_and_memory_are_bounded_while_the_ledger_is_away() -> None:
     for _ in range(20):
         one._tell()
     assert one._wait == LONGEST_WAIT
-    assert len(one._said) == MOST
+    assert len(one._reports) == MOST
 
 
 @pytest.mark.parametrize("error", [LedgerError("no"), RuntimeError("a bug")])

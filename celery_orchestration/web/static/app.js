@@ -125,9 +125,9 @@ async function post(address, fields) {
     body: new URLSearchParams(fields),
     headers: { "x-csrf-token": meta("csrf"), accept: "application/json" },
   });
-  const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(said.problem || `The server answered ${answer.status}.`);
-  return said.done;
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(body.problem || `The server answered ${answer.status}.`);
+  return body.done;
 }
 
 async function press(button) {
@@ -176,9 +176,9 @@ dialog.addEventListener("submit", async (event) => {
   submit.setAttribute("aria-busy", "true");
   problem.hidden = true;
   try {
-    const said = await post(form.action, new FormData(form));
+    const message = await post(form.action, new FormData(form));
     dialog.close();
-    toast(said);
+    toast(message);
   } catch (error) {
     problem.textContent = error.message;
     problem.hidden = false;

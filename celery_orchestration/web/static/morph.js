@@ -54,13 +54,13 @@ function update(old, fresh) {
     return;
   }
   if (old.nodeName === "TIME" && old.dateTime === fresh.dateTime && old.dataset.time === fresh.dataset.time) return;
-  const before = old.matches(FLASH) ? told(old) : null;
+  const before = old.matches(FLASH) ? textOf(old) : null;
   morph(old, fresh);
-  if (before !== null && before !== told(old)) flash(old);
+  if (before !== null && before !== textOf(old)) flash(old);
 }
 
 // The text without times, which change all the time.
-function told(element) {
+function textOf(element) {
   const times = [...element.querySelectorAll("time")].map((one) => one.dateTime).join();
   return times ? times : element.textContent;
 }

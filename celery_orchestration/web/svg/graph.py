@@ -92,10 +92,10 @@ def graph(picture: Picture, nodes: Mapping[str, Node], prefix: str, chosen: str 
     at = placed(ordered(layers(sorted(nodes), needs), pairs))
     conflicts = [(one.one, one.other) for one in picture.conflicts]
     conflicts += [pair for group in picture.groups for pair in zip(group.jobs, group.jobs[1:], strict=False)]
-    said = picture.conditions()
+    labels = picture.conditions()
     lines = [_conflict(at[a], at[b]) for a, b in conflicts if a in at and b in at]
     lines += [
-        _arrow(at[need], at[job], said.get((need, job), ""), nodes[need].state in ("disabled", "failing"))
+        _arrow(at[need], at[job], labels.get((need, job), ""), nodes[need].state in ("disabled", "failing"))
         for need, job in dict.fromkeys(pairs)
     ]
     boxes = [_node(nodes[name], at[name], prefix, name == chosen) for name in at]
@@ -119,15 +119,15 @@ def graph(picture: Picture, nodes: Mapping[str, Node], prefix: str, chosen: str 
     )
 
 
-def _arrow(start: Placed, end: Placed, said: str, broken: bool) -> Markup:
+def _arrow(start: Placed, end: Placed, label: str, broken: bool) -> Markup:
     x1, y1, x2, y2 = start.x + WIDTH, start.y + HEIGHT / 2, end.x - 2, end.y + HEIGHT / 2
     bend = max(40.0, abs(x2 - x1) / 2)
     path = f"M{x1:.1f} {y1:.1f}C{x1 + bend:.1f} {y1:.1f} {x2 - bend:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
     line = tag("path", d=path, class_="edge broken" if broken else "edge", fill="none", marker_end="url(#arrow)")
-    if not said:
+    if not label:
         return line
     return tag(
-        "g", line, tag("text", text(said), x=(x1 + x2) / 2, y=(y1 + y2) / 2 - 5, text_anchor="middle", class_="axis")
+        "g", line, tag("text", text(label), x=(x1 + x2) / 2, y=(y1 + y2) / 2 - 5, text_anchor="middle", class_="axis")
     )
 
 
