@@ -87,7 +87,7 @@ class PlaceWorker:
         if self.worker is None:
             self._start_at, self._deaths, self._deaths_at_start = 0.0, 0, 0
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         self._last = None
         if self.worker is not None:
             self.worker.stop()
@@ -105,7 +105,7 @@ class PlaceWorker:
     def note_stall(self, why: str) -> None:
         self._stall = why, monotonic()
 
-    # -- what goes on -----------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -119,11 +119,11 @@ class PlaceWorker:
     def has_other_command(self) -> bool:
         return self.is_running and self.worker is not None and self._launch(self.place).command != self.worker.command
 
-    def tend(self, now: float) -> list[str]:
+    def step(self, now: float) -> list[str]:
         """Start or end the worker if that is due. Returns messages for people."""
         if self.worker is None:
             return self._start_if_due(now)
-        self.worker.tend()
+        self.worker.step()
         code = self.worker.exit_code()
         if code is None:
             if self._deaths and self.worker.age > WELL_SECONDS:

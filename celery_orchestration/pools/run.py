@@ -76,7 +76,7 @@ def _obey(supervisor: Supervisor, number: int, read_again: Sequence[str]) -> Non
         reload(supervisor, read_again)
     elif supervisor.stopping:
         supervisor.say("Second stop signal: running tasks are ended, and go back to their queue")
-        supervisor.hurry()
+        supervisor.stop_now()
     else:
         supervisor.say(f"Stopping on {signal.Signals(number).name}")
         supervisor.drain()

@@ -133,7 +133,7 @@ class PoolsService(Service):
     def stop(self) -> None:
         """Running tasks go back to their queues, which takes a moment. A worker that hangs is killed."""
         if not self._over:
-            self._supervisor.hurry()
+            self._supervisor.stop_now()
 
     @property
     def ended(self) -> bool:

@@ -133,11 +133,11 @@ class Supervisor:
         for place_worker in self.place_workers.values():
             place_worker.leave("the supervisor stops", self.drain_seconds)
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         """End running tasks; they go back to their queues."""
         self.drain()
         for place_worker in self.place_workers.values():
-            place_worker.hurry()
+            place_worker.stop_now()
 
     @property
     def is_over(self) -> bool:
@@ -191,7 +191,7 @@ class Supervisor:
 
     def _tend(self, now: float) -> None:
         for key, place_worker in list(self.place_workers.items()):
-            for text in place_worker.tend(now):
+            for text in place_worker.step(now):
                 self.say(text)
             if place_worker.is_over:
                 del self.place_workers[key]

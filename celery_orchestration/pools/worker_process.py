@@ -40,7 +40,7 @@ class WorkerProcess:
         self.draining_since: float | None = None
         self.drain_seconds: float | None = None
         self.why_draining = ""
-        self._hurried_at: float | None = None
+        self._stopped_at: float | None = None
         self._killed = False
         self._process = subprocess.Popen(
             [sys.executable, child.__file__, str(os.getpid()), str(nice), *command],
@@ -92,21 +92,21 @@ class WorkerProcess:
             left = monotonic() - self.draining_since + seconds
             self.drain_seconds = left if self.drain_seconds is None else min(self.drain_seconds, left)
 
-    def tend(self) -> None:
+    def step(self) -> None:
         """End it if its drain time is over."""
         if self.draining_since is None or self.drain_seconds is None or self._process.poll() is not None:
             return
         now = monotonic()
-        if self._hurried_at is None and now - self.draining_since > self.drain_seconds:
+        if self._stopped_at is None and now - self.draining_since > self.drain_seconds:
             self.stop()
-        elif self._hurried_at is not None and now - self._hurried_at > ENDING_SECONDS:
+        elif self._stopped_at is not None and now - self._stopped_at > ENDING_SECONDS:
             self.kill()
 
     def stop(self) -> None:
         """End its tasks; they go back to their queues."""
-        if self._hurried_at is None:
-            self._hurried_at = monotonic()
-            self.draining_since = self.draining_since or self._hurried_at
+        if self._stopped_at is None:
+            self._stopped_at = monotonic()
+            self.draining_since = self.draining_since or self._stopped_at
             self.drain_seconds = 0.0
             self._send(signal.SIGCONT)  # a suspended process would not get the signal
             self._send(signal.SIGTERM)

@@ -142,25 +142,27 @@ class Dashboard:
             guest = await self._access.guest(request)
             response = await handler(request, guest)
         except Refused as exc:
-            return self._trouble(request, exc.status, str(exc))
+            return self._error_answer(request, exc.status, str(exc))
         except security.TooLarge:
-            return self._trouble(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is too large.")
+            return self._error_answer(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is too large.")
         except WrongUse as exc:
-            return self._trouble(request, HTTPStatus.NOT_FOUND, str(exc))
+            return self._error_answer(request, HTTPStatus.NOT_FOUND, str(exc))
         except OrchestrationError as exc:
-            return self._trouble(request, HTTPStatus.SERVICE_UNAVAILABLE, str(exc), outage=isinstance(exc, LedgerError))
+            return self._error_answer(
+                request, HTTPStatus.SERVICE_UNAVAILABLE, str(exc), outage=isinstance(exc, LedgerError)
+            )
         if guest.cookie is not None and COOKIE not in _cookies_set(response):
             self._access.set_cookie(request, response, guest.cookie)
         return response
 
-    def _trouble(self, request: Request, status: HTTPStatus, why: str, outage: bool = False) -> Response:
+    def _error_answer(self, request: Request, status: HTTPStatus, why: str, outage: bool = False) -> Response:
         root = root_path(request)
         if status == HTTPStatus.UNAUTHORIZED and _wants_page(request):
             after = f"{request.url.path.removeprefix(root)}{'?' + request.url.query if request.url.query else ''}"
             return RedirectResponse(f"{root}/login{query(after=after)}", HTTPStatus.SEE_OTHER)
         if not _wants_page(request):
             return JSONResponse({"problem": why}, status)
-        return HTMLResponse(self._rendering.trouble(root, status.value, status.phrase, why, outage), status)
+        return HTMLResponse(self._rendering.error_page(root, status.value, status.phrase, why, outage), status)
 
     # -- pages
 
@@ -259,7 +261,7 @@ class Dashboard:
         except WrongUse as exc:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(exc)) from None
         finally:
-            self.live.soon()
+            self.live.read_soon()
         if _wants_page(request):
             return HTMLResponse(self._rendering.done(root_path(request), message, back=_back(request)))
         return JSONResponse({"done": message})

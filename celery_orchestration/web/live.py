@@ -153,7 +153,7 @@ class Live:
             self._latest = latest
             return latest
 
-    def soon(self) -> None:
+    def read_soon(self) -> None:
         """Something was changed from here: read the ledger at once."""
         self._latest, self._changed = None, True
         self._wake.set()
@@ -215,14 +215,14 @@ class Live:
                 snapshot = await self.snapshot(0.0)
             except OrchestrationError as exc:
                 down = True
-                self._tell_all(_event("down", {"why": str(exc)}))
+                self._send_all(_event("down", {"why": str(exc)}))
             except Exception as exc:
                 logger.exception("The ledger cannot be read for the dashboard")
                 down = True
-                self._tell_all(_event("down", {"why": f"{type(exc).__name__}: {exc}"}))
+                self._send_all(_event("down", {"why": f"{type(exc).__name__}: {exc}"}))
             else:
                 if down:
-                    self._tell_all(_event("up", {}))
+                    self._send_all(_event("up", {}))
                 down = False
                 await self._update(snapshot)
             took = time.process_time() - begun
@@ -234,20 +234,20 @@ class Live:
             try:
                 blocks = await topic.render(snapshot)
             except OrchestrationError as exc:
-                self._tell(topic, _event("trouble", {"why": str(exc)}))
+                self._send(topic, _event("problem", {"why": str(exc)}))
                 continue
             except Exception:
                 logger.exception("A page of the dashboard cannot be rendered")
                 continue
             changed = {name: text for name, text in blocks.items() if topic.blocks.get(name) != text}
             topic.blocks = dict(blocks)
-            self._tell(topic, _event("blocks", changed))
+            self._send(topic, _event("blocks", changed))
 
-    def _tell_all(self, event: str) -> None:
+    def _send_all(self, event: str) -> None:
         for topic in self._topics.values():
-            self._tell(topic, event)
+            self._send(topic, event)
 
-    def _tell(self, topic: Topic, event: str) -> None:
+    def _send(self, topic: Topic, event: str) -> None:
         for queue in topic.watchers:
             _put(queue, event)
 

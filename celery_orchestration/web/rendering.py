@@ -80,8 +80,8 @@ class Rendering:
     def login(self, root: str, csrf: str, after: str, problem: str) -> str:
         return self._env.get_template("login.html").render(root=root, csrf=csrf, after=after, problem=problem)
 
-    def trouble(self, root: str, status: int, phrase: str, why: str, outage: bool) -> str:
-        template = self._env.get_template("trouble.html")
+    def error_page(self, root: str, status: int, phrase: str, why: str, outage: bool) -> str:
+        template = self._env.get_template("error.html")
         return template.render(root=root, status=status, phrase=phrase, why=why, outage=outage)
 
 

@@ -90,7 +90,7 @@ def test_a_place_that_was_to_go_when_its_supervisor_died_gets_no_worker_again(
 
     def is_given_up() -> bool:
         supervisor.step()
-        assert all(post.worker is None for post in supervisor.place_workers.values())
+        assert all(one.worker is None for one in supervisor.place_workers.values())
         return not supervisor.place_workers
 
     until(is_given_up, 10)

@@ -87,7 +87,7 @@ function connect() {
   });
   source.addEventListener("up", () => setDown(null));
   source.addEventListener("down", (event) => setDown(JSON.parse(event.data).why));
-  source.addEventListener("trouble", (event) => show(JSON.parse(event.data).why.slice(0, 60), "is-down"));
+  source.addEventListener("problem", (event) => show(JSON.parse(event.data).why.slice(0, 60), "is-down"));
   source.onerror = () => {
     if (source.readyState === EventSource.CLOSED) {
       // Refused: the session may have expired. Otherwise the browser reconnects by itself.
