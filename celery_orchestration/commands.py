@@ -1,8 +1,8 @@
-"""The names of our remote control commands, for those who send them and those who answer."""
+"""The names of our remote control commands."""
 
 #: ``celery inspect orchestration``.
 INSPECT = "orchestration"
-#: A worker begins to serve a queue of the default pool.
+#: Makes a worker serve a queue of the default pool.
 SERVE = "orchestration_serve"
-#: A worker sweeps now: somebody left something in the ledger to be carried out.
+#: Makes a worker sweep at once, because the ledger has something to do.
 SWEEP = "orchestration_sweep"

@@ -1,7 +1,7 @@
-"""For Django projects: a job that keeps Django's ``delay_on_commit`` and ``apply_async_on_commit``.
+"""A job for Django projects: it keeps ``delay_on_commit`` and ``apply_async_on_commit``.
 
-Celery gives those two to every task of a Django project through its base class, and a task has one. Write this class
-as ``base=`` instead of the plain one, or as ``task_cls`` of the app for all of them::
+In a Django project, Celery adds these methods to every task through the base class, and a task has only one base class.
+Use this class as ``base=`` instead of the plain one, or as ``task_cls`` of the app for all tasks::
 
     app = Celery("shop", task_cls="celery_orchestration.django:OrchestratedTask")
 """
@@ -17,7 +17,7 @@ except ModuleNotFoundError as exc:
         raise
     raise ImportError(
         "celery_orchestration.django needs Django, which is not installed: pip install django, "
-        "or take celery_orchestration.OrchestratedTask",
+        "or use celery_orchestration.OrchestratedTask",
         name="django",
     ) from exc
 

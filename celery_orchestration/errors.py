@@ -1,4 +1,4 @@
-"""Errors a user or an operator can meet, each with one message that says what to do."""
+"""Errors that a user or an operator can see. Each message says what to do."""
 
 import click
 from celery.exceptions import ImproperlyConfigured
@@ -22,15 +22,15 @@ class ConfigurationError(OrchestrationError, ImproperlyConfigured, click.ClickEx
         return self.message
 
 
-class Said(OrchestrationError, click.ClickException):
-    """Its message is all that a user has to read, in a terminal too."""
+class UserError(OrchestrationError, click.ClickException):
+    """An error whose message alone is shown to the user; in a terminal without a traceback."""
 
     def __init__(self, message: str) -> None:
         click.ClickException.__init__(self, message)
 
 
-class WrongUse(Said):
-    """What was asked for makes no sense; a shell hears 2."""
+class WrongUse(UserError):
+    """The request makes no sense. The exit status of a command is 2."""
 
     exit_code = 2
 
@@ -40,18 +40,18 @@ class LedgerError(OrchestrationError):
 
 
 class LedgerUnavailable(LedgerError):
-    """Redis did not answer; nothing is known about what the call did."""
+    """Redis did not answer. The call may have taken effect or not."""
 
 
-class LedgerRefused(LedgerError, Said):
-    """The ledger must not be used by this process: wrong owner or schema."""
+class LedgerRefused(LedgerError, UserError):
+    """This process must not use the ledger: it has another owner or schema."""
 
 
-class Superseded(LedgerError, Said):
-    """Another supervisor of pools has taken this one's name over."""
+class Superseded(LedgerError, UserError):
+    """Another supervisor of pools has taken over this one's name."""
 
     def __init__(self, name: str) -> None:
-        Said.__init__(
+        UserError.__init__(
             self,
             f"another supervisor of pools runs under the name {name!r}: it has this one's places now. "
             "Give each its own name with --name",
@@ -59,9 +59,9 @@ class Superseded(LedgerError, Said):
 
 
 class UnknownJob(WrongUse):
-    """Nobody has brought a job of this name."""
+    """No job of this name is registered."""
 
-    #: A word of the command line was wrong, not the world.
+    #: As for every wrong use.
     exit_code = 2
 
 
@@ -78,12 +78,12 @@ class UnknownWorker(WrongUse):
 
 
 class AmbiguousRun(UnknownRun):
-    """The ids of several runs begin like that."""
+    """Several runs have ids that begin with this text."""
 
 
 class BadCall(WrongUse):
-    """What was asked for cannot be done: arguments that exclude each other, or that a job does not take."""
+    """The arguments exclude each other, or the job does not accept them."""
 
 
-class BrokerUnavailable(Said):
-    """The broker did not take a message."""
+class BrokerUnavailable(UserError):
+    """The broker did not accept a message."""

@@ -1,4 +1,4 @@
-"""What an app can listen to, in the worker's main process.
+"""Signals that an app can connect to. They are sent in the worker's main process.
 
 ``job_disabled``: a job was disabled because its runs kept failing. ``sender`` is the job's name, ``why`` a sentence.
 """

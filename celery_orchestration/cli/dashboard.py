@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_orchestration.cli.base import command, orchestration
-from celery_orchestration.errors import Said
+from celery_orchestration.errors import UserError
 
 if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
@@ -51,7 +51,7 @@ def dashboard(client: Orchestration, as_json: bool, credentials: str | None, **o
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in _NEEDED:
             raise
-        raise Said(f"the dashboard needs {exc.name}: pip install 'celery_orchestration[dashboard]'") from None
+        raise UserError(f"the dashboard needs {exc.name}: pip install 'celery_orchestration[dashboard]'") from None
     import json  # noqa: PLC0415
     import os  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What a Celery app says as a whole: its settings, the owner of its ledger, the time limits of its tasks."""
+"""Facts about a whole Celery app: its settings, the owner of its ledger, the time limits of its tasks."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def read_settings(app: Celery) -> Settings:
 
 
 def owner_of(app: Celery) -> str:
-    """Whose ledger it is. One with the default namespace is the app's, by its main name; a namespace that was written
-    is for all services that write it."""
+    """The owner of the ledger. With the default namespace that is the app, by its main name; a namespace that was
+    written belongs to all services that write it."""
     namespace = read_settings(app).namespace
     return namespace if keys.service(app.main, namespace) else app.main or "__main__"
 
 
 def service_of(app: Celery) -> str:
-    """Which of the services that share a ledger it is, as a part of keys: see :func:`keys.service`."""
+    """This service among those that share the ledger, as part of keys: see :func:`keys.service`."""
     return keys.service(app.main, settings_of(app).namespace)
 
 
 def limits_of(app: Celery) -> dict[str, Limit]:
-    """Time limits of the tasks that have one, jobs and others, whoever has set it."""
+    """Time limits of all tasks that have one, whether they are jobs or not, and wherever it was set."""
     limits = {name: (task.time_limit, task.soft_time_limit) for name, task in app.tasks.items()}
     return {name: limit for name, limit in limits.items() if any(limit) and not name.startswith("celery.")}
 
@@ -59,7 +59,7 @@ def beat_entry(app: Celery, policy: Policy) -> dict[str, Any]:
 
 
 def signature_of(task: Task) -> inspect.Signature | None:
-    """Of a job's function, for its room key: an argument counts the same by position, by name or by default."""
+    """The signature of a job's function. With it, a room key is the same for arguments by position, name or default."""
     try:
         return inspect.signature(task.run)
     except (TypeError, ValueError):
@@ -67,7 +67,7 @@ def signature_of(task: Task) -> inspect.Signature | None:
 
 
 def signature_of_class(cls: type[Task]) -> inspect.Signature | None:
-    """The same, before there is a task: of a method without its ``self``."""
+    """The signature of ``run`` without ``self``, before the task exists."""
     run = inspect.getattr_static(cls, "run")
     try:
         return inspect.signature(run.__get__(object(), cls) if hasattr(run, "__get__") else run)
@@ -79,7 +79,7 @@ _local = threading.local()
 
 
 def ledger_of(app: Celery) -> Ledger:
-    """A connection of this thread (or of this child process) to the ledger."""
+    """The connection of this thread (in this process) to the ledger."""
     if getattr(_local, "pid", None) != os.getpid():
         _local.pid, _local.ledgers = os.getpid(), {}
     if id(app) not in _local.ledgers:

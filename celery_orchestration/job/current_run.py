@@ -25,7 +25,7 @@ def run_of(request: Any) -> Run:
 
 
 def continue_run_of(request: Any, signature: Any) -> None:
-    """What it sends is the next attempt of this run, not another run of the same task id."""
+    """Mark the message as the next attempt of this run, not as another run of the same task id."""
     publication = (request.properties or {}).get(PUBLICATION)
     if publication is not None:
         headers = signature.options.get("headers") or {}
@@ -33,7 +33,7 @@ def continue_run_of(request: Any, signature: Any) -> None:
 
 
 def stop_clock(run: Run) -> Clock | None:
-    """Where the execution pool has no time limits: the code has returned. Raises if that is too late."""
+    """The code has returned, in an execution pool without time limits. Raises if it is too late."""
     clock = clocks.stop(run)
     if clock is None:
         if clocks.is_over(run):
@@ -44,7 +44,7 @@ def stop_clock(run: Run) -> Clock | None:
 
 
 def default_limit(task: Task, limits: Sequence[float | None] | None) -> str:
-    """What to say of a run that was over a limit that nobody has written; '' if somebody has. `limits` (hard, soft) are
+    """The hint for a run that exceeded a default time limit; '' if somebody wrote the limit. `limits` (hard, soft) are
     those of the call."""
     policy: Policy | None = task.orchestration
     if policy is None or policy.sources["timeout_seconds"] != "recurring default" or policy.timeout_seconds is None:
@@ -56,12 +56,12 @@ def default_limit(task: Task, limits: Sequence[float | None] | None) -> str:
 
 
 def lost_lease(app: Celery, run: Run, properties: Mapping[str, Any]) -> bool:
-    """As far as the ledger can be asked; a run that was admitted less than half a lease ago has it."""
+    """Ask the ledger, if it answers. A run that was admitted less than half a lease ago still has its lease."""
     admitted = properties.get(ADMITTED)
     if admitted is None or monotonic() - admitted < settings_of(app).lease_seconds / 2:
         return False
     try:
         return not ledger_of(app).is_current(*run)
     except LedgerError as exc:
-        logger.warning("Run %s cannot see whether its lease holds: %s", run[0], exc)
+        logger.warning("Run %s cannot check its lease, and goes on: %s", run[0], exc)
         return False

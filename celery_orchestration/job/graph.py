@@ -1,8 +1,8 @@
-"""How jobs relate: who waits for whom, who must never run beside whom.
+"""The graph of jobs: which jobs depend on each other, and which must never run at the same time. Pure.
 
-Everything here is pure. ``Graph.build`` is asked when something starts, once every module is imported
-and names can be resolved; it says all that is wrong at once. ``merge`` gives the policies that hold
-while several releases of the code are live. Nothing recurses: 10,000 jobs in a row are fine.
+``Graph.build`` is called when a process starts, after every module is imported and names can be resolved; it reports
+all problems at once. ``merge`` returns the policies that apply while several releases of the code are live. Nothing
+recurses: a chain of 10,000 jobs is fine.
 """
 
 from collections import deque
@@ -24,11 +24,11 @@ Problem = TypeVar("Problem")
 
 @dataclass(frozen=True)
 class Graph:
-    """The jobs of one app by full name. Each mapping holds every job, and whom they name outside it."""
+    """The jobs of one app by full name. Each mapping has every job, and the external jobs that they name."""
 
     dependencies: dict[str, tuple[str, ...]]
     dependents: dict[str, tuple[str, ...]]
-    #: By ``blocks``, in both directions.
+    #: Jobs that ``blocks`` relates, in both directions.
     conflicts: dict[str, tuple[str, ...]]
     #: The jobs of each group that ``exclusive`` names.
     groups: dict[str, tuple[str, ...]]
@@ -37,8 +37,8 @@ class Graph:
     def build(cls, policies: Mapping[str, Policy], known: Collection[str] = (), plain: Collection[str] = ()) -> "Graph":
         """Resolve all names and check them together, or raise one error that names all problems.
 
-        ``known`` are jobs of other services, as the ledger has them; ``plain`` are registered tasks
-        that are not orchestrated: naming one is an error, with a better message.
+        ``known`` are the ledger's jobs of other services; ``plain`` are registered tasks that are no jobs: naming one
+        is an error with its own message.
         """
         dependencies, blocks = _edges(policies)
         lines = [*misnamed(policies, known, plain), *circular(policies)]
@@ -57,7 +57,7 @@ class Graph:
         return _sorted([*self.conflicts[job], *shared])
 
     def order(self) -> list[str]:
-        """Return the app's jobs, dependencies first; which of several comes first is up to its name."""
+        """The app's jobs, dependencies first, otherwise by name."""
         sorter = TopologicalSorter(self.dependencies)
         sorter.prepare()
         order: list[str] = []
@@ -69,7 +69,7 @@ class Graph:
 
 
 def misnamed(policies: Mapping[str, Policy], known: Collection[str] = (), plain: Collection[str] = ()) -> Iterator[str]:
-    """Say what is wrong with the jobs that jobs name, but for cycles; see ``Graph.build``."""
+    """Problems with the names in ``depends_on`` and ``blocks``, except cycles; see ``Graph.build``."""
     dependencies, blocks = _edges(policies)
     yield from _unknown(policies, blocks, known, plain)
     yield from _selfish(dependencies, blocks)
@@ -77,18 +77,18 @@ def misnamed(policies: Mapping[str, Policy], known: Collection[str] = (), plain:
 
 
 def circular(policies: Mapping[str, Policy]) -> Iterator[str]:
-    """Say which jobs wait for each other in a circle."""
+    """A sentence for each dependency cycle."""
     return _report(_cycles(_without_loops(_edges(policies)[0])), _cycle_line)
 
 
 def _edges(policies: Mapping[str, Policy]) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """Whom each job depends on, and whom it blocks."""
+    """The dependencies of each job, and the jobs that it blocks."""
     dependencies = {job: _sorted(d.name for d in policy.depends_on) for job, policy in policies.items()}
     return dependencies, {job: policy.blocked for job, policy in policies.items()}
 
 
 def conflicts(blocks: Edges) -> dict[str, tuple[str, ...]]:
-    """Close ``blocks`` over both directions: who is blocked by a job blocks it too."""
+    """Make ``blocks`` symmetric: a job also blocks the jobs that block it."""
     others = _reversed(blocks)
     return {job: _sorted([*blocks.get(job, ()), *others[job]]) for job in others}
 
@@ -105,8 +105,7 @@ def groups(policies: Mapping[str, Policy]) -> dict[str, list[str]]:
 def cliques(conflicts: Edges) -> list[set[str]]:
     """Find jobs that all block each other: three or more that have the same conflicts, themselves included.
 
-    There may be larger cliques than these, which are hard to find; but what people write is a list of jobs that each of
-    them blocks.
+    Other cliques may be larger, but are hard to find. People usually write the same list of jobs on each of them.
     """
     alike: dict[frozenset[str], set[str]] = {}
     for job, others in conflicts.items():
@@ -116,20 +115,19 @@ def cliques(conflicts: Edges) -> list[set[str]]:
 
 
 def cycles(documents: Mapping[str, Document]) -> list[list[str]]:
-    """Return a dependency cycle for each knot in ``documents``, closed: ``["a", "b", "a"]``.
+    """A dependency cycle for each strongly connected part of ``documents``, closed: ``["a", "b", "a"]``.
 
-    Releases that are sound alone can make one when they are merged; their jobs then wait for each
-    other until the older release is gone.
+    Releases without cycles can have one when they are merged; their jobs then wait for each other until the older
+    release is gone.
     """
     return _cycles({job: [dep["job"] for dep in document["deps"]] for job, document in documents.items()})
 
 
 def merge(releases: Sequence[Mapping[str, Document]]) -> dict[str, Document]:
-    """Return what holds while several releases are live, oldest first: for each job the stricter.
+    """The policies that apply while several releases are live, oldest first: for each job the stricter one.
 
-    Blocks, groups and dependencies add up, the smaller cap holds, and a run that one of them would not
-    run again after a crash is not run again, in whatever order releases came and
-    however often; everything else is the newest release's.
+    Blocks, groups and dependencies add up, the smaller cap applies, and a run that one release would not repeat after a
+    crash is not repeated, whatever the order of the releases. The newest release decides everything else.
     """
     merged: dict[str, Document] = {}
     for release in releases:
@@ -182,14 +180,14 @@ def _unknown(
 
 
 def absent(policies: Mapping[str, Policy], known: Collection[str]) -> Iterator[str]:
-    """Say which jobs of other services are named that no service has brought. They may come later."""
+    """Sentences about external jobs that no service has registered yet. They may come later."""
     names = {*known, *policies}
     unknown = [(job, name) for job, policy in policies.items() for name in policy.external if name not in names]
 
     def line(problem: tuple[str, str]) -> str:
         job, name = problem
         hint = suggest(name, names)
-        return f"job {show(job)} names the external job {show(name)}, which no service has brought yet{hint}"
+        return f"job {show(job)} names the external job {show(name)}, which no service has registered yet{hint}"
 
     return _report(sorted(unknown), line)
 
@@ -206,9 +204,9 @@ def _selfish(dependencies: Edges, blocks: Edges) -> Iterator[str]:
 
 
 def _ambiguous(policies: Mapping[str, Policy]) -> Iterator[str]:
-    """Refuse to wait for "the latest run succeeded" where any number of runs end in any order.
+    """Refuse to depend on "the latest run succeeded" of a job whose runs end in any order.
 
-    A cap per key is no bound on them either.
+    A cap per key does not limit their number either.
     """
     return _report(
         [
@@ -229,7 +227,7 @@ def _ambiguous(policies: Mapping[str, Policy]) -> Iterator[str]:
 
 
 def _report(problems: Sequence[Problem], line: Callable[[Problem], str]) -> Iterator[str]:
-    """Render the first ten only: a suggestion costs a look at every name."""
+    """Only the first ten: each suggestion compares all names."""
     yield from map(line, islice(problems, 10))
     if len(problems) > 10:
         yield f"... and {len(problems) - 10} more"
@@ -259,10 +257,10 @@ def _reversed(edges: Edges) -> dict[str, list[str]]:
 
 
 def _cycles(edges: Edges) -> list[list[str]]:
-    """Find one cycle in each knot: the shortest through its first job by name.
+    """Find one cycle in each strongly connected part: the shortest through its first job by name.
 
-    There can be exponentially many cycles; one for each strongly connected part is linear to find
-    and leaves none unmentioned for good.
+    There can be exponentially many cycles. One for each part takes linear time, and when people fix the reported ones,
+    the others are reported next.
     """
     found = []
     for knot in _knots(edges):

@@ -1,10 +1,10 @@
-"""Time limits where the execution pool has none: what it runs cannot be interrupted (threads, solo, eventlet).
+"""Time limits for execution pools that cannot interrupt a run (threads, solo, eventlet).
 
-The worker starts a clock when such a run begins. Whoever comes first decides how the run ends: its code, which returned
-in time, or the worker, which tells Celery that the run failed; then all that the code says later is refused. Code that
-the worker could not keep an eye on (solo: it is busy with it) notices by itself that it returned too late.
+The worker starts a clock when such a run begins. The first one to act decides how the run ends: the code, if it returns
+in time, or the worker, which tells Celery that the run failed; a later result of the code is then refused. A solo
+worker is busy with the code and cannot watch the clock, so the code itself notices that it returned too late.
 
-Worker and code are in the same process there, and so are the clocks.
+Worker and code share one process there, and so the clocks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-#: Execution pools by the name of their module in Celery: those without time limits, and what ``-P`` calls them.
+#: Execution pools without time limits: their module in Celery, and their name for ``-P``.
 CANNOT_INTERRUPT = {"thread": "threads", "solo": "solo", "eventlet": "eventlet"}
-#: How many jobs a sentence names.
+#: At most this many jobs are named in a sentence.
 MOST_NAMES = 3
 
 #: Id and fence of a run.
@@ -30,12 +30,12 @@ class Clock:
     limit: float
     #: By the monotonic clock.
     ends: float
-    #: Called by who finds that the time is over.
+    #: Called by the thread that notices the end of the time.
     tell: Callable[[float], None]
 
 
 class Clocks:
-    """From any thread."""
+    """The running clocks. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class Clocks:
             self._going[run] = clock
 
     def stop(self, run: Run) -> Clock | None:
-        """The code has returned: from now on its time cannot be over. None if it has no clock, or its time is over."""
+        """The code has returned, so its time cannot run out any more. None if it has no clock, or its time is over."""
         with self._lock:
             return self._going.pop(run, None)
 
@@ -61,7 +61,7 @@ class Clocks:
         return run in self._over
 
     def ring(self, now: float) -> list[Clock]:
-        """Takes the clocks whose time is over: what these runs say from now on is refused."""
+        """Remove the clocks whose time is over: later results of these runs are refused."""
         with self._lock:
             ended = {run: clock for run, clock in self._going.items() if clock.ends <= now}
             for run in ended:
@@ -74,23 +74,23 @@ class Clocks:
             return min((clock.ends for clock in self._going.values()), default=None)
 
     def forget(self, run: Run) -> None:
-        """The run is over and its code gone."""
+        """The run has ended and its code has returned."""
         with self._lock:
             self._going.pop(run, None)
             self._over.discard(run)
 
 
-#: Those of this process.
+#: The clocks of this process.
 clocks = Clocks()
 
 
 def sentences(kind: str, jobs: Mapping[str, Limit], plain: Mapping[str, Limit]) -> list[str]:
-    """What an execution pool does not keep of the time limits of jobs, and of tasks that are no jobs, for people."""
+    """Sentences about time limits, of jobs and of plain tasks, that an execution pool does not enforce."""
     found = []
     if kind in CANNOT_INTERRUPT and _limited(jobs):
         found.append(
             f"execution pool {CANNOT_INTERRUPT[kind]} cannot interrupt a run: a soft time limit has no effect, and "
-            f"over its hard one a run ends as failed, but keeps its room until its code returns "
+            f"a run over its hard limit ends as failed, but keeps its room until its code returns "
             f"({_names(_limited(jobs))})"
         )
     if kind in CANNOT_INTERRUPT and _limited(plain):
@@ -102,7 +102,7 @@ def sentences(kind: str, jobs: Mapping[str, Limit], plain: Mapping[str, Limit]) 
 
 
 def soft_sentence(kind: str, limits: Mapping[str, Limit]) -> str | None:
-    """Where hard limits are kept, and soft ones are not: what to say of that."""
+    """A sentence about an execution pool that enforces hard limits but no soft ones."""
     soft = _limited({name: limit[1:] for name, limit in limits.items()})
     if kind != "gevent" or not soft:
         return None

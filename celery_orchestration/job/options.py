@@ -1,8 +1,10 @@
-"""The options that a user writes on a job: which there are, what each accepts, and how they are read.
+"""The options that people write on a job: their names, accepted values, defaults, and how they are read. Pure.
 
-Everything here is pure: values in, values out, no Redis and no app. ``read_options`` takes what was written on one task
-and checks it when the task is bound. A job that names another by its task object keeps that object unresolved: names
-are resolved once every module is imported (see ``graph``).
+An option is declared once, as a field of :class:`JobOptions`; if recurring jobs have another default, that is in
+:class:`RecurringDefaults`. The policy, its sources, "did you mean" and ``explain`` follow from the fields.
+
+``read_options`` checks the attributes of a task when it is bound. A job that names another job by its task object keeps
+that object unresolved: names are resolved once every module is imported (see ``graph``).
 """
 
 import json
@@ -34,7 +36,7 @@ _CELERY_NAMES = frozenset(dir(Task))
 
 
 class Priority(IntEnum):
-    """The dedicated queue of a job, and its rank while it waits."""
+    """The priority of a job: its queue, and its rank while it waits."""
 
     LOW = 0
     NORMAL = 1
@@ -47,7 +49,7 @@ class Priority(IntEnum):
 
     @classmethod
     def parse(cls, value: object) -> "Priority":
-        """Read a name or a ``Priority``; a bare int is Celery's message priority, never ours."""
+        """Read a name or a ``Priority``. A bare int is Celery's message priority, never ours."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str) and value.upper() in cls.__members__:
@@ -99,13 +101,13 @@ def job_name(job: Any) -> str:
         return str(job.name)
     except (AttributeError, LookupError) as error:
         raise ConfigurationError(
-            f"depends_on or blocks holds what is no task of the current app ({show(error)}): "
+            f"depends_on or blocks holds an object that is no task of the current app ({show(error)}): "
             "write the job's full name instead"
         ) from error
 
 
 def crontab_of(text: str) -> crontab:
-    """A crontab as its text has it: minute, hour, day of month, month, day of week."""
+    """Read a crontab's text: minute, hour, day of month, month, day of week."""
     fields = text.split()
     if len(fields) != 5:
         raise ValueError(f"a crontab has 5 fields, and this has {len(fields)}")
@@ -132,7 +134,7 @@ def _schedule(value: Any) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """Allow no more than ``{name}`` and ``{0}``: a field that reads attributes reads anything."""
+    """Allow only ``{name}`` and ``{0}``: a field that reads attributes could read anything."""
     if value is None or callable(value):
         return value
     accepted = "should be a template like '{tenant_id}' or '{0}', or a callable"
@@ -152,7 +154,7 @@ def _key(value: Any) -> Any:
 
 
 class External:
-    """A job of another service that shares the ledger, by its full name: for ``blocks`` and ``depends_on``."""
+    """The full name of a job of another service that shares the ledger, for ``blocks`` and ``depends_on``."""
 
     __slots__ = ("name",)
 
@@ -172,7 +174,7 @@ class External:
 
 
 class Dependency(BaseModel):
-    """A job that has to be idle, and as ``on`` says, before the one that names it may start."""
+    """A job that must be idle, and fulfil ``on``, before the job that names it may start."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -194,13 +196,13 @@ class Dependency(BaseModel):
     def _idle_needs_no_run(self) -> Self:
         if self.on == "idle" and (self.fresh or self.max_age_seconds is not None):
             raise ValueError(
-                "on='idle' looks at no past run: drop max_age_seconds and fresh, or write on='success' or on='finish'"
+                "on='idle' ignores past runs: drop max_age_seconds and fresh, or write on='success' or on='finish'"
             )
         return self
 
     @property
     def name(self) -> str:
-        """The job's full name; evaluates a lazy task, so ask only when the app is finalised."""
+        """The job's full name. This evaluates a lazy task, so use it only when the app is finalised."""
         return job_name(self.job)
 
     def document(self) -> dict[str, Any]:
@@ -210,15 +212,15 @@ class Dependency(BaseModel):
 
 
 def ordered(dependencies: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give documents of dependencies the one order that equal ones share, each once."""
+    """Sort documents of dependencies and drop duplicates, so that equal lists have equal documents."""
     by_content = {(each["job"], json.dumps(each, sort_keys=True)): each for each in dependencies}
     return [by_content[content] for content in sorted(by_content)]
 
 
 class JobOptions(BaseModel):
-    """What was written on one job; ``model_fields_set`` tells it from the defaults.
+    """The options of one job; ``model_fields_set`` has those that were written.
 
-    The defaults are those of a job that is not recurring: none of them changes what Celery does.
+    The defaults are those of a job that is not recurring: none of them changes Celery's behaviour.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -277,11 +279,56 @@ class JobOptions(BaseModel):
 OPTIONS: tuple[str, ...] = tuple(JobOptions.model_fields)
 
 
-def read_options(name: str, attributes: Mapping[str, Any]) -> JobOptions:
-    """Pick a job's options out of the attributes written on its class, or say all that is wrong.
+def _exceptions(value: Any) -> tuple[type[BaseException], ...]:
+    if isinstance(value, (list, tuple)):
+        found = tuple(one for one in value if isinstance(one, type) and issubclass(one, BaseException))
+        if len(found) == len(value):
+            return found
+    raise ValueError(f"should be a tuple of exception classes, not {show(value)}")
 
-    ``None`` undoes an option that a base class wrote: it means none where the option has a none,
-    and the default where it has not.
+
+class RecurringDefaults(BaseModel):
+    """Defaults of recurring jobs; ``orchestration_recurring_defaults`` changes them for an app.
+
+    An option that is not listed here has the default of :class:`JobOptions` in recurring jobs, too.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timeout_seconds: Seconds | None = 60
+    max_running: Count | None = 1
+    max_consecutive_failures: Count | None = 5
+    on_crash: OnCrash = "requeue"
+    #: Options of Celery's own.
+    autoretry_for: Annotated[tuple[type[BaseException], ...], PlainValidator(_exceptions)] = (Exception,)
+    max_retries: Annotated[int, Field(strict=True, ge=0)] | None = 3
+    retry_backoff: Annotated[bool, Field(strict=True)] | Annotated[int, Field(strict=True, ge=0)] = True
+    retry_jitter: Annotated[bool, Field(strict=True)] = True
+
+    @classmethod
+    def read(cls, value: Any) -> Self:
+        """Read the setting. Raises ValueError."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"should be a mapping such as {{'timeout_seconds': None}}, not {show(value)}")  # noqa: TRY004
+        try:
+            return cls.model_validate(dict(value))
+        except ValidationError as error:
+            raise ValueError(f"is wrong: {'; '.join(error_lines(error, cls))}") from None
+
+    def job_options(self) -> dict[str, Any]:
+        ours = {option: getattr(self, option) for option in type(self).model_fields if option in OPTIONS}
+        return {"mode": "scheduled", **ours}
+
+    def celery_options(self) -> dict[str, Any]:
+        return {option: getattr(self, option) for option in type(self).model_fields if option not in OPTIONS}
+
+
+def read_options(name: str, attributes: Mapping[str, Any]) -> JobOptions:
+    """Read a job's options from the attributes of its class, or raise one error with all problems.
+
+    ``None`` undoes an option of a base class: it means none if the option accepts None, and the default otherwise.
     """
     where = f"job {show(name)}"
     written = {
@@ -301,7 +348,7 @@ def read_options(name: str, attributes: Mapping[str, Any]) -> JobOptions:
 
 
 def _is_option(option: str, value: Any) -> bool:
-    """Leave alone what only shares a name with an option: inheriting changes nothing unwritten."""
+    """Ignore attributes that only share a name with an option: inheriting alone changes nothing."""
     if value is None:
         return JobOptions.model_fields[option].default is None
     if option == "priority" and type(value) is int:
@@ -312,15 +359,15 @@ def _is_option(option: str, value: Any) -> bool:
 
 
 def _is_descriptor(value: Any) -> bool:
-    """Tell methods and properties of a task class from values."""
+    """Whether it is a method or property of a task class, not a value."""
     return hasattr(type(value), "__get__")
 
 
 def _misspelt(attributes: Mapping[str, Any]) -> Iterator[str]:
-    """Find attributes that can only be a slip.
+    """Find attributes that can only be misspelt options.
 
-    Users' classes have attributes of their own (``model``, ``keys``, ``lock``): an option of four
-    letters is too close to everything, and a slip keeps the first letter.
+    Classes have attributes of their own (``model``, ``keys``, ``lock``). An option of four letters is too similar to
+    many of them, and a misspelt option usually keeps its first letter.
     """
     for attribute, value in attributes.items():
         theirs = attribute in _CELERY_NAMES or attribute.startswith("_")

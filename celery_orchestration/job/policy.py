@@ -4,19 +4,24 @@ import inspect
 import string
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from celery.exceptions import Reject, SoftTimeLimitExceeded
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
-from typing_extensions import Self
+from pydantic import ValidationError
 
-from celery_orchestration.job.options import OPTIONS, External, JobOptions, job_name, ordered, time_limits
+from celery_orchestration.job.options import (
+    OPTIONS,
+    External,
+    JobOptions,
+    RecurringDefaults,
+    job_name,
+    ordered,
+    time_limits,
+)
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.job.validation import (
     NOT_AVAILABLE,
-    Count,
     OnCrash,
-    Seconds,
     configuration_error,
     error_lines,
 )
@@ -36,56 +41,10 @@ Source = Literal[
 ]
 
 
-def _exceptions(value: Any) -> tuple[type[BaseException], ...]:
-    if isinstance(value, (list, tuple)):
-        found = tuple(one for one in value if isinstance(one, type) and issubclass(one, BaseException))
-        if len(found) == len(value):
-            return found
-    raise ValueError(f"should be a tuple of exception classes, not {show(value)}")
-
-
-class RecurringDefaults(BaseModel):
-    """What a recurring job gets unless it is written: ``orchestration_recurring_defaults`` changes it for an app.
-
-    This is the recurring column of the options' table; the other column is JobOptions' own defaults.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    timeout_seconds: Seconds | None = 60
-    max_running: Count | None = 1
-    max_consecutive_failures: Count | None = 5
-    on_crash: OnCrash = "requeue"
-    #: Celery's own.
-    autoretry_for: Annotated[tuple[type[BaseException], ...], PlainValidator(_exceptions)] = (Exception,)
-    max_retries: Annotated[int, Field(strict=True, ge=0)] | None = 3
-    retry_backoff: Annotated[bool, Field(strict=True)] | Annotated[int, Field(strict=True, ge=0)] = True
-    retry_jitter: Annotated[bool, Field(strict=True)] = True
-
-    @classmethod
-    def read(cls, value: Any) -> Self:
-        """Raises ValueError."""
-        if isinstance(value, cls):
-            return value
-        if not isinstance(value, Mapping):
-            raise ValueError(f"should be a mapping such as {{'timeout_seconds': None}}, not {show(value)}")  # noqa: TRY004
-        try:
-            return cls.model_validate(dict(value))
-        except ValidationError as error:
-            raise ValueError(f"is wrong: {'; '.join(error_lines(error, cls))}") from None
-
-    def of_ours(self) -> dict[str, Any]:
-        ours = {option: getattr(self, option) for option in type(self).model_fields if option in OPTIONS}
-        return {"mode": "scheduled", **ours}
-
-    def of_celery(self) -> dict[str, Any]:
-        return {option: getattr(self, option) for option in type(self).model_fields if option not in OPTIONS}
-
-
 class Policy(JobOptions):
-    """One job's options with every default filled in, and where each value comes from.
+    """One job's options with every default filled in, and the source of each value.
 
-    ``sources`` leaves out what is not available in this version: nothing acts on those values.
+    ``sources`` leaves out options that are not available in this version: nothing uses their values.
     """
 
     name: str
@@ -94,10 +53,10 @@ class Policy(JobOptions):
 
     @classmethod
     def resolve(cls, name: str, options: JobOptions, written: Mapping[str, Any] = MappingProxyType({})) -> "Policy":
-        """Fill in the defaults; ``written`` holds Celery's own options as written on the task, and what the app's
-        settings say about all its jobs."""
+        """Fill in the defaults. ``written`` holds Celery's own options of the task, and the app's settings for all
+        jobs."""
         recurring = RecurringDefaults.read(written.get("recurring_defaults") or {})
-        defaults = recurring.of_ours() if options.recurring else {}
+        defaults = recurring.job_options() if options.recurring else {}
         if time_limits(written):
             defaults.pop("timeout_seconds", None)
         if options.exclusive is not None:
@@ -118,22 +77,22 @@ class Policy(JobOptions):
         values = {**defaults, **ours, "name": name, "sources": sources, "celery": dict(written)}
         try:
             return cls.model_validate(values)
-        except ValidationError as error:  # the app's defaults do not go with what is written
+        except ValidationError as error:  # the app's defaults contradict the job's options
             raise configuration_error(f"job {show(name)}", error_lines(error, cls)) from None
 
     @property
     def routed(self) -> bool:
-        """Whether the job left the queue it always had: only when someone wrote where to."""
+        """Whether the job has a queue of its own: only if its priority or pool was written."""
         return "written" in (self.sources["priority"], self.sources["pool"])
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """The full names in ``blocks``; evaluates lazy tasks, as ``Dependency.name`` does."""
+        """The full names in ``blocks``. This evaluates lazy tasks, as ``Dependency.name`` does."""
         return tuple(sorted({job_name(job) for job in self.blocks}))
 
     @property
     def external(self) -> set[str]:
-        """The full names of other services' jobs that it names."""
+        """The full names of the external jobs that it names."""
         blocked = {job.name for job in self.blocks if type(job) is External}
         return blocked | {dependency.name for dependency in self.depends_on if dependency.external}
 
@@ -142,7 +101,7 @@ class Policy(JobOptions):
         return RecurringDefaults.read(self.celery.get("recurring_defaults") or {})
 
     def source_of_celerys(self, name: str) -> Source | None:
-        """Where the value of one of Celery's options comes from; None: from Celery."""
+        """The source of the value of one of Celery's options; None: Celery's own default."""
         if name in self.celery:
             return "written"
         if name not in self.celery_options():
@@ -153,7 +112,7 @@ class Policy(JobOptions):
         return "orchestration_recurring_defaults" if by_app else "recurring default"
 
     def defaults_in_force(self) -> dict[str, Any]:
-        """The recurring defaults that nobody has written, neither on the job nor for the app."""
+        """The recurring defaults in use that neither the job nor the app has written."""
         if not self.recurring:
             return {}
         ours = {name: getattr(self, name) for name, source in self.sources.items() if source == "recurring default"}
@@ -166,10 +125,10 @@ class Policy(JobOptions):
         return ours | celerys
 
     def celery_options(self) -> dict[str, Any]:
-        """Return the attributes that the task class has to get for Celery to act on this policy."""
+        """The attributes that the task class needs for Celery to act on this policy."""
         options: dict[str, Any] = {}
         if self.recurring:
-            implied = self._recurring_defaults.of_celery()
+            implied = self._recurring_defaults.celery_options()
             options |= {name: value for name, value in implied.items() if name not in self.celery}
             if self._writes_its_retry_delay():
                 options.pop("retry_backoff", None)
@@ -181,16 +140,16 @@ class Policy(JobOptions):
         return options
 
     def _writes_its_retry_delay(self) -> bool:
-        """Backoff replaces any other delay, so its default must give way to a written one."""
+        """Celery's backoff replaces any other delay, so a job with a written delay gets no default backoff."""
         return "default_retry_delay" in self.celery or bool(
             {"countdown", "eta"} & (self.celery.get("retry_kwargs") or {}).keys()
         )
 
     def _not_retried(self, autoretry_for: Sequence[type[BaseException]]) -> dict[str, Any]:
-        """Keep the meaning of ``Reject`` and of a timeout, which a broad ``autoretry_for`` takes away.
+        """Do not retry ``Reject`` or a timeout, which a broad ``autoretry_for`` would do.
 
-        Only where we brought something: a job that is not recurring keeps Celery's retries as they
-        are, but for the timeout that it asked us for.
+        This applies only to retries or timeouts that we added: a job that is not recurring keeps Celery's retries,
+        except for its ``timeout_seconds``.
         """
         exempt = []
         if self.recurring and any(issubclass(Reject, caught) for caught in autoretry_for):
@@ -206,7 +165,7 @@ class Policy(JobOptions):
         return {"dont_autoretry_for": written + missing} if missing else {}
 
     def check_key(self, signature: inspect.Signature) -> None:
-        """Raises if the template names an argument that no call of the task can have."""
+        """Raise if the template names an argument that no call of the task can have."""
         fields = [field for _, field, _, _ in string.Formatter().parse(self.key)] if isinstance(self.key, str) else []
         wrong = [field for field in fields if field is not None and not _is_argument(field, signature)]
         if wrong:
@@ -218,9 +177,9 @@ class Policy(JobOptions):
     def room_key(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], signature: inspect.Signature | None = None
     ) -> str:
-        """Return the key that a call's room is counted under, '' without ``key``.
+        """The key under which a call's room is counted; '' without ``key``.
 
-        With the task's signature an argument counts the same by position, by name or by default.
+        With the task's signature, an argument gives the same key by position, by name or by default.
         """
         if self.key is None:
             return ""
@@ -245,7 +204,7 @@ class Policy(JobOptions):
         return str(value)
 
     def document(self) -> dict[str, Any]:
-        """Return what the ledger needs, the same for the same policy whatever order it was written in."""
+        """The policy for the ledger. Equal policies have equal documents, whatever the order of their lists."""
         return {
             "cap": self.max_running,
             "keyed": self.key is not None,
@@ -273,9 +232,9 @@ def _is_argument(field: str, signature: inspect.Signature) -> bool:
 
 
 def _on_crash(options: JobOptions, written: Mapping[str, Any]) -> tuple[OnCrash, Source] | None:
-    """What becomes of a run that had begun when its process or worker died, and who says so; None: the defaults do.
+    """What happens to a started run whose process or worker died, and the source of that; None: the defaults decide.
 
-    Celery runs a task once unless told otherwise: somebody who writes ``acks_late`` or an option of ours has done so.
+    Celery runs a task only once by default. A job with ``acks_late`` or an option of ours accepts to run again.
     """
     names: tuple[Source, ...] = ("reject_on_worker_lost", "retry_on_worker_lost")
     for name in sorted((name for name in names if name in written), key=lambda name: not written[name]):

@@ -1,4 +1,4 @@
-"""A pool: a group of workers with queues of its own, as ``orchestration_pools`` declares it. Pure."""
+"""A pool: a group of workers with its own queues, declared in ``orchestration_pools``. Pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.job.validation import Count, Seconds, configuration_error, error_lines, pool_name
 
-#: Arguments that the supervisor gives to each worker, and what sets them.
+#: Arguments of a worker that the supervisor sets, and where their values come from.
 _SET_BY_POOL = {
     **dict.fromkeys(("-n", "--hostname"), "the supervisor, from the pool's name and its place"),
     **dict.fromkeys(("-Q", "--queues"), "the pool's name"),
@@ -33,7 +33,7 @@ def _worker_args(value: Any) -> tuple[str, ...]:
 
 
 class Pool(BaseModel):
-    """A group of workers with queues of its own: one line of ``orchestration_pools``."""
+    """A group of workers with its own queues: one entry of ``orchestration_pools``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,7 +53,7 @@ class Pool(BaseModel):
         default=10, description="how long work that may start should wait at most; more workers start to keep to it"
     )
     scale_up_at: Count | None = Field(
-        default=None, description="scale by queue depth instead: another worker for every so many ready messages"
+        default=None, description="scale by queue depth instead: one worker for this many ready messages"
     )
     scale_down_at: Annotated[int, Field(strict=True, ge=0)] | None = Field(
         default=None,
@@ -104,12 +104,12 @@ class Pool(BaseModel):
 
     @property
     def slots(self) -> int:
-        """Of one worker."""
+        """The slots of one worker."""
         return self.concurrency
 
 
 def read_pools(value: Any) -> dict[str, Pool]:
-    """The table of pools: names, and for each a Pool or its options as a mapping."""
+    """Read the table of pools: for each name a Pool, or its options as a mapping."""
     if not isinstance(value, Mapping):
         raise ValueError(f"should be a table such as {{'images': Pool(min=1, max=4)}}, not {show(value)}")  # noqa: TRY004
     table, problems = {}, []
@@ -132,10 +132,10 @@ def _read_pool(options: Any) -> Pool:
 
 
 def pool_problems(table: Mapping[str, Pool], jobs: Mapping[str, Policy]) -> list[str]:
-    """What does not fit between the table of pools and the jobs: for people, one sentence each.
+    """Mismatches between the table of pools and the jobs, one sentence each.
 
-    Without a table nobody manages pools, and nothing is missing. Jobs without a written pool need no line of it: they
-    are sent to the queues that they always had.
+    Without a table nobody manages pools, and nothing is missing. Jobs without a written pool need no entry: they are
+    sent to the same queues as before.
     """
     if not table:
         return []

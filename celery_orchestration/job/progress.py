@@ -1,7 +1,7 @@
-"""How far a run has come, as its code says it: ``self.progress(3, 10, "halfway up")``.
+"""Progress that a run's code reports: ``self.progress(3, 10, "halfway up")``.
 
-What is said is checked at once and told to the ledger by a thread of this process, which takes the latest of each run a
-few times a second: code that says it in a tight loop costs nobody a round trip, and never waits for Redis.
+A report is checked at once. A thread of this process sends the latest report of each run to the ledger a few times a
+second: reporting in a tight loop causes no round trips, and never waits for Redis.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from celery_orchestration.ledger import Ledger, keys
 
 logger = get_logger(__name__)
 
-#: Characters of a note that are kept.
+#: A note is cut to this many characters.
 LONGEST_NOTE = 200
-#: Seconds between two tellings, and the most while the ledger does not answer.
+#: Seconds between two reports to the ledger, and the longest pause while it does not answer.
 EVERY, LONGEST_WAIT = 0.3, 10.0
-#: Runs that are told of in one call, and runs that are remembered while the ledger does not answer.
+#: The most runs in one call, and the most runs that are remembered while the ledger does not answer.
 AT_ONCE, MOST = 100, 1000
-#: Integers beyond are told as floats: more digits are no news, and JSON readers lose them anyway.
+#: Larger integers become floats: JSON readers would lose the digits anyway.
 LARGEST = 2**53
 
 
-def said(done: Any, total: Any = None, note: Any = "") -> str:
-    """What was said, as JSON; TypeError or ValueError if it makes no sense."""
+def as_json(done: Any, total: Any = None, note: Any = "") -> str:
+    """The report as JSON. Raises TypeError or ValueError if it makes no sense."""
     if not isinstance(note, str):
         raise TypeError(f"progress: note should be a string, not {type(note).__name__}")
     values = {"done": _number("done", done), "total": None if total is None else _number("total", total)}
@@ -55,19 +55,19 @@ def _number(name: str, value: Any) -> int | float:
 
 
 class Reporter(threading.Thread):
-    """Of one app and process."""
+    """Sends the reports of one app in one process."""
 
     def __init__(self, ledger: Callable[[], Ledger]) -> None:
         super().__init__(name="orchestration-progress", daemon=True)
         self._ledger = ledger
-        self._said: dict[Run, str] = {}
+        self._reports: dict[Run, str] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._wait = EVERY
 
-    def say(self, run: Run, what: str) -> None:
+    def report(self, run: Run, what: str) -> None:
         with self._lock:
-            self._said[run] = what
+            self._reports[run] = what
         self._news.set()
 
     def run(self) -> None:
@@ -80,22 +80,24 @@ class Reporter(threading.Thread):
 
     def _tell(self) -> None:
         with self._lock:
-            told, self._said = self._said, {}
+            sending, self._reports = self._reports, {}
         try:
-            runs = list(told.items())
+            runs = list(sending.items())
             for at in range(0, len(runs), AT_ONCE):
                 self._ledger().progress((id, fence, what) for (id, fence), what in runs[at : at + AT_ONCE])
             self._wait = EVERY
         except LedgerUnavailable as exc:
-            logger.debug("Progress is not told yet: %s", exc)
+            logger.debug("Progress cannot be reported yet: %s", exc)
             self._wait = min(self._wait * 2, LONGEST_WAIT)
             with self._lock:
-                self._said = dict([*told.items()][-MOST:]) | self._said  # what was said since is newer
+                self._reports = (
+                    dict([*sending.items()][-MOST:]) | self._reports
+                )  # a later report of the same run is newer
             self._news.set()
         except LedgerError as exc:
-            logger.debug("Progress is not told: %s", exc)
+            logger.debug("Progress cannot be reported: %s", exc)
         except Exception:
-            logger.debug("Progress is not told", exc_info=True)
+            logger.debug("Progress cannot be reported", exc_info=True)
 
 
 _reporters: dict[tuple[int, int], Reporter] = {}
@@ -103,7 +105,7 @@ _starting = threading.Lock()
 
 
 def reporter(app: Any, ledger: Callable[[], Ledger]) -> Reporter:
-    """The one of this app in this process: a forked child has none of its parent's threads."""
+    """The reporter of this app in this process. A forked child gets its own: threads are not forked."""
     key = (os.getpid(), id(app))
     found = _reporters.get(key)
     if found is None:

@@ -1,13 +1,12 @@
-"""Pools and priorities as queues, and the routes to them.
+"""The queues of pools and priorities, and the routes to them.
 
-A routed job is sent to ``{pool}.{priority}``; a run that is handed over goes to ``{pool}.granted``, which its
-workers serve on a channel of its own, so that it never stands behind a backlog. Order of routing: what the
-call says, then ``Task.queue``, then the user's ``task_routes``, then ours, and ours only if ``priority`` or
-``pool`` was written.
+A routed job is sent to ``{pool}.{priority}``. A handed-over run goes to ``{pool}.granted``, which workers serve on its
+own channel, so that it never waits behind a backlog. Routing uses the first of: the options of the call,
+``Task.queue``, the user's ``task_routes``, and our route, which applies only if ``priority`` or ``pool`` was written.
 
-A worker without ``-Q`` serves its default queue, the ``default.*`` queues that its jobs are sent to, and any other
-``default.*`` queue as soon as the broker has it: ``apply_async(priority="high")`` may send the first run there, or a
-release with other options. Queues that nothing is sent to are not declared.
+A worker without ``-Q`` serves its default queue, the ``default.*`` queues of its jobs, and any other ``default.*``
+queue as soon as the broker has it: ``apply_async(priority="high")``, or another release, may send the first run there.
+Queues without messages are not declared.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from celery_orchestration.job.policy import Policy
 logger = get_logger(__name__)
 
 DEFAULT_POOL = "default"
-#: Header of a call that was given a priority of its own: apply_async(priority="high").
+#: Header of a call with its own priority: apply_async(priority="high").
 PRIORITY_HEADER = "orchestration_priority"
-#: Header of a call that was forced: it passes the gate's first rule, and ranks before all others.
+#: Header of a forced call: it passes the gate's first rule, and ranks before all others.
 FORCE_HEADER = "orchestration_force"
 FORCED = 4
 
@@ -55,13 +54,13 @@ def is_granted(queue: str) -> bool:
 
 
 def pool_of(queue: str) -> str | None:
-    """The pool a queue belongs to, or None if it is not one of ours."""
+    """The pool of a queue, or None if the queue is not one of ours."""
     pool, dot, last = queue.rpartition(".")
     return pool if dot and last in _RANKS and "." not in pool else None
 
 
 def rank_of(queue: str) -> int:
-    """Which queue is served first under strict priority: the lowest. The user's own queues count as normal."""
+    """Under strict priority the queue with the lowest rank is served first. The user's own queues count as normal."""
     return _RANKS[queue.rpartition(".")[2]] if pool_of(queue) else _NORMAL
 
 
@@ -70,26 +69,26 @@ def pool_queues(pool: str) -> list[str]:
 
 
 def granted_queue_for(queue: str, default_queue: str) -> str:
-    """Where a run that came through `queue` is handed over, or '' for a queue of the user's own."""
+    """The granted queue of a run that came through `queue`, or '' for one of the user's own queues."""
     pool = DEFAULT_POOL if queue == default_queue else pool_of(queue)
     return granted_name(pool) if pool else ""
 
 
 def can_be_used(app: Celery, name: str) -> bool:
-    """Whether the app has this queue, or lets it be created (task_create_missing_queues)."""
+    """Whether the app has this queue, or allows to create it (task_create_missing_queues)."""
     return name in app.amqp.queues or bool(app.amqp.queues.create_missing)
 
 
 def declared(app: Celery, name: str) -> Queue:
-    """The queue of that name, declared as Celery declares missing ones. A message that goes back to where it came from
-    is not lost because the app forbids missing queues: see :func:`can_be_used` for those that may be used."""
+    """The queue of that name, declared as Celery declares missing queues, even if the app forbids those: a message that
+    goes back to its queue must not be lost. :func:`can_be_used` says which queues may be used otherwise."""
     queues = app.amqp.queues
     return queues[name] if name in queues else queues.add(_new(app, name))
 
 
 def _new(app: Celery, name: str) -> Queue:
-    """A missing queue. One of ours has the type of the app's default queue, unless the app has a type for missing ones.
-    Quorum queues get a topic exchange: Celery's delayed delivery does not know direct ones, and warns of each."""
+    """A missing queue. Our queues have the type of the app's default queue, unless the app sets a type for missing
+    ones. Quorum queues get a topic exchange: Celery's delayed delivery does not support direct ones, and warns."""
     queue = app.amqp.queues.new_missing(name)
     if pool_of(name) and app.conf.get("task_default_queue_type") == "quorum" and not queue.queue_arguments:
         queue.queue_arguments = {"x-queue-type": "quorum"}
@@ -99,7 +98,7 @@ def _new(app: Celery, name: str) -> Queue:
 
 
 def route(app: Celery) -> Any:
-    """A router that comes after the user's own."""
+    """Our router; it comes after the user's own."""
 
     def orchestration_route(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> Any:
         if options.get("queue") or options.get("exchange") or options.get("routing_key"):
@@ -111,15 +110,15 @@ def route(app: Celery) -> Any:
         if not (job.routed or moved):
             return None
         queue = queue_name(job.pool, Priority.parse(moved) if moved else job.priority)
-        return {"queue": declared(app, queue) if can_be_used(app, queue) else queue}  # Celery refuses the latter
+        return {"queue": declared(app, queue) if can_be_used(app, queue) else queue}  # Celery refuses a mere name
 
     return orchestration_route
 
 
 def install_route(app: Celery) -> None:
-    """Appends our router to the app's; it stays the last one when task_routes is changed later.
+    """Append our router to the app's; it stays the last one when task_routes changes later.
 
-    A job may be bound before the app is configured: nothing that depends on the configuration is made here.
+    A job may be bound before the app is configured, so nothing here reads the configuration.
     """
     amqp = app.amqp
     if "flush_routes" in vars(amqp):
@@ -135,7 +134,7 @@ def install_route(app: Celery) -> None:
 
 
 def destinations(app: Celery, jobs: Iterable[str]) -> dict[str, list[str]]:
-    """The queues that jobs are sent to unless a call says otherwise, each with its jobs."""
+    """The queues that jobs are sent to by default, each with its jobs."""
     found: dict[str, list[str]] = {}
     for name in sorted(jobs):
         task = app.tasks[name]
@@ -143,7 +142,7 @@ def destinations(app: Celery, jobs: Iterable[str]) -> dict[str, list[str]]:
         try:
             options = app.amqp.router.route({k: v for k, v in written.items() if v}, name, task_type=task)
         except QueueNotFound:
-            continue  # who calls it hears of that
+            continue  # the caller of the job gets this error
         queue = options.get("queue")
         if queue is not None:
             found.setdefault(getattr(queue, "name", queue), []).append(name)
@@ -156,7 +155,7 @@ def sent_there(jobs: list[str]) -> str:
 
 
 def check(app: Celery, jobs: Mapping[str, Policy]) -> None:
-    """Raises if a job is to be sent to a queue of ours that the app does not have and does not let be created."""
+    """Raise if a job is routed to a queue of ours that the app does not have and does not allow to create."""
     for name, job in sorted(jobs.items()):
         queue = queue_name(job.pool, job.priority)
         if job.routed and not can_be_used(app, queue):
@@ -170,16 +169,16 @@ def check(app: Celery, jobs: Mapping[str, Policy]) -> None:
 
 
 def select(app: Celery, chosen: bool, destinations: Iterable[str]) -> None:
-    """Settles which queues a worker consumes from, but for the granted ones: see :func:`granted_queues`.
+    """Select the queues that a worker consumes from, except the granted ones: see :func:`granted_queues`.
 
-    `chosen`: queues were named with -Q. Without, the worker serves the queues of the default pool too that its jobs are
-    sent to.
+    `chosen`: queues were named with -Q. Otherwise the worker also serves the queues of the default pool that its jobs
+    are sent to.
     """
     queues = app.amqp.queues
     if chosen:
         configured = {getattr(queue, "name", queue) for queue in app.conf.task_queues or ()}
         for name in [name for name in queues.consume_from if pool_of(name) and name not in configured]:
-            queues.select_add(_new(app, name))  # as who sends there declares it
+            queues.select_add(_new(app, name))  # declared as the senders do
     else:
         ours = {name for name in destinations if name in pool_queues(DEFAULT_POOL)}
         for name in pool_queues(DEFAULT_POOL):
@@ -188,8 +187,8 @@ def select(app: Celery, chosen: bool, destinations: Iterable[str]) -> None:
 
 
 def granted_queues(app: Celery, chosen: bool) -> list[str]:
-    """Where runs are handed over to a worker that consumes from what it does: one queue for each pool it serves."""
-    served = list(app.amqp.queues.consume_from)  # others may read it while remote control changes it
+    """The granted queues of a worker: one for each pool whose queues it consumes."""
+    served = list(app.amqp.queues.consume_from)  # a copy, because remote control may change it meanwhile
     pools = {pool for pool in map(pool_of, served) if pool}
     if not chosen and app.conf.task_default_queue in served:
         pools.add(DEFAULT_POOL)
@@ -198,10 +197,10 @@ def granted_queues(app: Celery, chosen: bool) -> list[str]:
 
 
 def announce(app: Celery, name: str, jobs: Iterable[str]) -> None:
-    """Tell the live workers that a queue comes into use that no job is sent to by its options.
+    """Tell the live workers about a queue that comes into use although no job is sent there by its options.
 
-    Workers without ``-Q`` serve the default pool's queues that are in use. They look for new ones only now and then;
-    this makes them begin at once. Once a process and queue; a call never fails because of it.
+    Workers without ``-Q`` serve the queues of the default pool that are in use. They look for new ones only now and
+    then; this makes them start at once. It happens once per process and queue, and a call never fails because of it.
     """
     announced = app.__dict__.setdefault("_orchestration_announced", set())
     if name in announced or pool_of(name) != DEFAULT_POOL:
@@ -215,16 +214,16 @@ def announce(app: Celery, name: str, jobs: Iterable[str]) -> None:
 
 
 def may_come(app: Celery, chosen: bool) -> list[str]:
-    """Queues that a worker begins to serve once the broker has them."""
+    """Queues that a worker will serve as soon as the broker has them."""
     if chosen or not app.amqp.queues.create_missing:
         return []
     return [name for name in pool_queues(DEFAULT_POOL) if name not in app.amqp.queues.consume_from]
 
 
 class StrictCycle(round_robin_cycle):  # type: ignore[misc]
-    """Order in which kombu's Redis transport asks for messages: highest priority first, always.
+    """The order in which kombu's Redis transport reads queues: always the highest priority first.
 
-    Its own 'priority' strategy keeps the order in which queues were added only since kombu 5.7.
+    kombu's own 'priority' strategy keeps the order in which queues were added only since version 5.7.
     """
 
     def update(self, it: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""The settings of an app: ``orchestration_*`` in its configuration, and the variables that override them. Pure."""
+"""The settings of an app: ``orchestration_*`` in its configuration, and environment variables. Pure."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.policy import RecurringDefaults
+from celery_orchestration.job.options import RecurringDefaults
 from celery_orchestration.job.pool import Pool, read_pools
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.job.validation import (
@@ -41,22 +41,22 @@ class Settings(BaseModel):
     namespace: Annotated[str, PlainValidator(_namespace)] = "celery"
     max_running: Count | None = None
     lease_seconds: Annotated[float, Field(strict=True, ge=3, le=LONGEST_SECONDS)] = 30
-    #: After so many seconds a worker that stops ends what still runs; None: never.
+    #: A stopping worker ends its running tasks after this many seconds; None: never.
     drain_seconds: Annotated[float, Field(strict=True, ge=0, le=LONGEST_SECONDS)] | None = None
-    #: How long a scheduler that died leads on: another one takes over after that.
+    #: How soon a dead scheduler's leadership expires, so that another one takes over.
     term_seconds: Annotated[float, Field(strict=True, ge=1, le=3600)] = 10
     strict_priority: Annotated[bool, Field(strict=True)] = False
     sweep_seconds: Seconds = 5
     history: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 100
     dead_letters: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 1000
     dead_letter_seconds: Seconds = 14 * 86400
-    #: For jobs that do not say it themselves; None: by what is written on each.
+    #: For jobs without ``on_crash``; None: it follows from each job's other options.
     on_crash: OnCrash | None = None
-    #: What recurring jobs get that do not say it themselves.
+    #: Defaults of recurring jobs.
     recurring_defaults: Annotated[RecurringDefaults, PlainValidator(RecurringDefaults.read)] = RecurringDefaults()
-    #: How workers take messages from a Redis broker: so that none is lost with its worker, or as kombu does it.
+    #: How workers fetch from a Redis broker: so that no message is lost with its worker, or as kombu does it.
     fetch: Literal["reliable", "celery"] = "reliable"
-    #: A worker fetches only what its slots will take within this time.
+    #: A worker fetches only the messages that its slots will start within this time.
     read_ahead_seconds: Annotated[float, Field(strict=True, ge=0, le=3600)] = 1
     #: Groups of workers that ``pools`` and ``up`` run, by name.
     pools: Annotated[dict[str, Pool], PlainValidator(read_pools)] = {}
@@ -67,12 +67,12 @@ class Settings(BaseModel):
 
     @property
     def sweep_interval_seconds(self) -> float:
-        """A sweep may advance the ledger clock by two of these: leases of the living must not end by that."""
+        """A sweep may advance the ledger clock by twice this: that must not expire the lease of a live worker."""
         return min(self.sweep_seconds, self.lease_seconds / 6)
 
     @classmethod
     def read(cls, conf: Mapping[str, Any], env: Mapping[str, str], main: str | None) -> "Settings":
-        """Read ``orchestration_*`` out of an app's configuration; the environment wins."""
+        """Read ``orchestration_*`` from an app's configuration; the environment overrides it."""
         written = {name: conf[name] for name in conf if name.startswith("orchestration_") and conf[name] is not None}
         known = [f"orchestration_{field}" for field in cls.model_fields]
         problems = list(not_available(written))
@@ -90,7 +90,7 @@ class Settings(BaseModel):
             if env.get(variable):
                 values[field], labels[field] = env[variable], variable
                 if field == "drain_seconds":
-                    with suppress(ValueError):  # what is no number is refused below, by its name
+                    with suppress(ValueError):  # the validation below refuses a text that is no number
                         values[field] = float(env[variable])
         values.setdefault("namespace", default_namespace(main))
         try:

@@ -1,7 +1,7 @@
 """OrchestratedTask: the base class that makes a task a job.
 
-Binding checks the shape of the options and nothing else; what the options mean is decided by the gate in the worker.
-Calling the function, ``apply()`` and eager mode never meet the gate.
+Binding only checks the options; the gate in the worker acts on them. Direct calls, ``apply()`` and eager mode bypass
+the gate.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from celery_orchestration.job.app import SCHEDULER, beat_entry, ledger_of, setti
 from celery_orchestration.job.current_run import continue_run_of, default_limit, lost_lease, run_of, stop_clock
 from celery_orchestration.job.envelope import FENCE, WAITS, new_message_id
 from celery_orchestration.job.limits import Run, clocks
-from celery_orchestration.job.options import Priority, read_options
-from celery_orchestration.job.policy import Policy, RecurringDefaults
+from celery_orchestration.job.options import Priority, RecurringDefaults, read_options
+from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.queues import PRIORITY_HEADER, announce, install_route, queue_name
 from celery_orchestration.job.validation import OnCrash
 
 logger = get_logger(__name__)
 
-#: Options of Celery's that a policy has to know of when they are written on a job.
+#: Options of Celery's that a policy depends on.
 _CELERY_OPTIONS = (
     "autoretry_for",
     "dont_autoretry_for",
@@ -47,7 +47,7 @@ _CELERY_OPTIONS = (
     "acks_late",
 )
 _LIMITS = ("time_limit", "soft_time_limit")
-#: What Celery does about retries unless told otherwise.
+#: Celery's own defaults for retries.
 _CELERYS_RETRIES = {
     "autoretry_for": (),
     "dont_autoretry_for": (),
@@ -55,43 +55,43 @@ _CELERYS_RETRIES = {
     "retry_backoff": False,
     "retry_jitter": True,
 }
-#: Those that count as written when the app's configuration has them.
+#: Options that count as written if the app's configuration sets them.
 _CONFIGURED = (*_LIMITS, "reject_on_worker_lost", "retry_on_worker_lost", "acks_late")
 
 
 class OrchestratedTask(Task):  # type: ignore[misc]
-    """A job. Its options are described in the README; inheriting changes nothing that was not written."""
+    """A job. The README describes its options; inheriting from this class without options changes nothing."""
 
     abstract = True
     Strategy = "celery_orchestration.worker.custom:strategy"
     Request = "celery_orchestration.worker.request:OrchestratedRequest"
 
-    #: What the options come to, once the task is bound.
+    #: The job's policy, once the task is bound.
     orchestration: ClassVar[Policy | None] = None
-    #: A ``priority`` that is ours: Celery's attribute of that name is the message's priority.
+    #: Our ``priority``; Celery's attribute of that name is the message priority.
     orchestration_priority: ClassVar[Any] = None
-    #: What is wrong with its options.
+    #: The error in its options, if any.
     mistake: ClassVar[ConfigurationError | None] = None
-    #: Attributes of this very class that were not written but follow from its options.
+    #: Attributes of this class that we set because they follow from its options.
     _implied: ClassVar[frozenset[str]] = frozenset()
     _written_by_users: ClassVar[dict[str, Any]]
-    #: What was last resolved, and to what.
+    #: The inputs and the result of the last resolution.
     _resolved: ClassVar[tuple[dict[str, Any], dict[str, Any], Policy, dict[str, Any]]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._lift_priority()
-        # Celery wraps `run` for automatic retries before it binds a class-based task, so this cannot wait.
+        # Celery wraps `run` for automatic retries before it binds a class-based task, so this is done here.
         try:
             implied = cls._resolve("?", cls._written(), {}).celery_options()
         except ConfigurationError:
-            return  # binding says it, with the job's name
+            return  # binding reports it, with the job's name
         undone = {name: value for name, value in _CELERYS_RETRIES.items() if cls._inherits_implied(name)}
         cls._imply({name: value for name, value in {**undone, **implied}.items() if name not in _LIMITS})
 
     @classmethod
     def _lift_priority(cls) -> None:
-        """Before Celery sees it: a word is ours, a number stays Celery's."""
+        """Take a word as our priority before Celery sees it; a number is Celery's."""
         value = cls.__dict__.get("priority")
         if value is not None and type(value) is not int:
             cls.orchestration_priority = value
@@ -110,7 +110,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
     @classmethod
     def _written(cls) -> dict[str, Any]:
-        """The attributes that users wrote, on the class and its bases; the nearest one counts."""
+        """The attributes that people wrote on the class and its bases; the nearest one counts."""
         written: dict[str, Any] = {}
         for klass in reversed(cls.__mro__):
             if klass not in (OrchestratedTask, Task, object):
@@ -122,7 +122,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
     @classmethod
     def _resolve(cls, name: str, written: dict[str, Any], configured: dict[str, Any]) -> Policy:
-        """Celery binds a task twice or more often: what was given before comes to the same."""
+        """Celery binds a task several times: the same inputs give the cached result."""
         before = cls.__dict__.get("_resolved")
         if before is not None and before[3] is written and _is_same(configured, before[1]) and before[2].name == name:
             return before[2]  # type: ignore[no-any-return]
@@ -138,21 +138,21 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
     @classmethod
     def bind(cls, app: Celery) -> Any:
-        # Before Celery binds: it fills the class with values from the configuration.
+        # Read before Celery binds, because binding fills the class with values from the configuration.
         written = cls.__dict__.get("_written_by_users")
         if written is None:
             written = cls._written_by_users = cls._written()
         bound = super().bind(app)
         cls._lift_priority()  # an annotation may have set it
         if cls.name and cls.name.startswith("celery."):
-            # Where the app's task_cls is this class, Celery's own tasks have it, too: they are no jobs.
+            # If the app's task_cls is this class, Celery's own tasks use it, too: they are no jobs.
             cls.Strategy, cls.Request = Task.Strategy, Task.Request
         elif cls.name:
             annotated = {key: value for found in resolve_all(app.annotations, cls) for key, value in found.items()}
             try:
                 cls._bind_job(app, {**written, **annotated} if annotated else written)
             except ConfigurationError as exc:
-                cls.mistake = exc  # said when the job is used: an error while modules are imported is a wall of text
+                cls.mistake = exc  # raised when the job is used: during imports it would be buried in a traceback
         return bound
 
     @classmethod
@@ -161,7 +161,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         app.steps["consumer"].add("celery_orchestration.worker.bootsteps:GateStep")
         conf = app.conf
         configured = {name: value for name in _CONFIGURED if (value := conf.get(f"task_{name}"))}
-        if conf.get("orchestration_on_crash") in get_args(OnCrash):  # if not: what starts says so
+        if conf.get("orchestration_on_crash") in get_args(OnCrash):  # otherwise the starting process reports it
             configured["on_crash"] = conf["orchestration_on_crash"]
         if _is_sound(recurring_defaults := conf.get("orchestration_recurring_defaults")):
             configured["recurring_defaults"] = recurring_defaults
@@ -182,9 +182,9 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     # -- calling ------------------------------------------------------------------------------------
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """``priority="high"`` moves this one run to another queue and rank; a number stays Celery's.
+        """``priority="high"`` gives this one run another queue and rank; a number is Celery's message priority.
 
-        One call is one run, whatever its ``task_id``: the message's id tells copies of it from another call.
+        One call is one run, whatever its ``task_id``: the message id tells a copy from another call.
         """
         if self.mistake is not None:
             raise self.mistake
@@ -198,7 +198,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         return super().apply_async(args, kwargs, *rest, **options)
 
     def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
-        """That of a retry says which run it continues."""
+        """The signature of a retry names the run that it continues."""
         request = self.request if request is None else request
         signature = super().signature_from_request(request, *args, **options)
         if (signature.options.get("retries") or 0) > (request.retries or 0):
@@ -215,7 +215,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
     # -- in the worker ------------------------------------------------------------------------------
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
-        """Through the gate, whatever ``Strategy`` and ``Request`` the class has got from its other bases."""
+        """Use the gate, whatever ``Strategy`` and ``Request`` the class inherits from its other bases."""
         if self.orchestration is None:
             return super().start_strategy(app, consumer, **kwargs)
         return symbol_by_name(OrchestratedTask.Strategy)(self, app, consumer, **kwargs)
@@ -224,30 +224,30 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
     @property
     def fence(self) -> int | None:
-        """A number that rises with every start of a run: a store that remembers the highest one it saw can refuse what
-        a run writes that lost its lease. None outside a worker."""
+        """A number that rises with every start of a run. A store that remembers the highest one can refuse the writes
+        of a run that lost its lease. None outside a worker."""
         fence = (self.request.properties or {}).get(FENCE)
         return int(fence) if fence else None
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """How far this run has come, for ``status``: so many of so many (None: nobody knows), and a few words.
+        """Report the progress of this run, for ``status``: `done` of `total` (None: unknown), and a short note.
 
-        Say it as often as you like: it is told to the ledger a few times a second, and never waits for it. Outside a
-        worker nothing happens.
+        Call it as often as you like: the ledger gets the latest report a few times a second, and the call never waits
+        for it. Outside a worker it does nothing.
         """
-        said = progress.said(done, total, note)
+        report = progress.as_json(done, total, note)
         if self.fence is not None:
             app = self.app
-            progress.reporter(app, lambda: ledger_of(app)).say(run_of(self.request), said)
+            progress.reporter(app, lambda: ledger_of(app)).report(run_of(self.request), report)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        request = self.request  # once: it is looked up each time
+        request = self.request  # each access is a lookup
         if request.called_directly or not (request.properties or {}).get(FENCE):
             return super().__call__(*args, **kwargs)
         run = run_of(request)
         self._refuse_if_void(request, run)
         if waits := request.properties.get(WAITS):
-            tracing.tell(request, self.name, waits)
+            tracing.record_waits(request, self.name, waits)
         try:
             result = super().__call__(*args, **kwargs)
         except Ignore:
@@ -264,13 +264,13 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         return result
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
-        with self._as_a_last_word():
+        with self._ending_the_run():
             return super().retry(*args, **kwargs)
 
     def replace(self, sig: Any) -> Any:
-        with self._as_a_last_word():
+        with self._ending_the_run():
             last = sig.tasks[-1] if isinstance(sig, chain) and sig.tasks else sig
-            if not isinstance(last, chain | group | chord):  # the body of a chord comes as a call of its own
+            if not isinstance(last, chain | group | chord):  # the body of a chord is a call of its own
                 continue_run_of(self.request, last)
             return super().replace(sig)
 
@@ -279,9 +279,9 @@ class OrchestratedTask(Task):  # type: ignore[misc]
         return super().add_to_chord(*args, **kwargs)
 
     @contextmanager
-    def _as_a_last_word(self) -> Iterator[None]:
-        """For what ends a run with an exception. Its time cannot be over once its next attempt is under way; should it
-        return all the same, the clock goes on."""
+    def _ending_the_run(self) -> Iterator[None]:
+        """For calls that end the run with an exception. The clock stops, because the time cannot run out once the next
+        attempt is sent. If the call returns after all, the clock continues."""
         request = self.request
         run = run_of(request)
         self._refuse_if_void(request, run)
@@ -291,8 +291,8 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             clocks.go_on(run, clock)
 
     def _refuse_if_void(self, request: Any, run: Run) -> None:
-        """A run that was admitted more than half a lease ago may have lost it: then it stores no result and calls
-        nobody back. Neither does one whose time is over."""
+        """Raise ``Ignore`` if the run has lost its lease or its time is over: then it must neither store a result nor
+        send callbacks."""
         if clocks.is_over(run):
             raise Ignore(f"the time of run {run[0]} is over, it has failed")
         if lost_lease(self.app, run, request.properties or {}):
@@ -300,7 +300,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
 
 
 def _is_sound(recurring_defaults: Any) -> bool:
-    """If not: what starts says so."""
+    """If not, the starting process reports it."""
     try:
         return bool(recurring_defaults and RecurringDefaults.read(recurring_defaults))
     except ValueError:
@@ -308,15 +308,15 @@ def _is_sound(recurring_defaults: Any) -> bool:
 
 
 def _retry_as_implied(task: Task | None) -> None:
-    """Celery wraps the function of a class-based task for automatic retries before it binds it: by the defaults of
-    recurring jobs, of which the app has others."""
+    """Celery wraps the function of a class-based task for automatic retries before it binds it, with our defaults for
+    recurring jobs. If the app has other defaults, wrap it again."""
     if task is not None and "_orig_run" in vars(task):
         task.run = vars(task).pop("_orig_run")
         add_autoretry_behaviour(task)
 
 
 def _is_same(these: dict[str, Any], those: dict[str, Any]) -> bool:
-    """By identity: a lazy task that is compared would be bound there and then."""
+    """Compare by identity: comparing a lazy task would bind it at once."""
     return these.keys() == those.keys() and all(value is those[name] for name, value in these.items())
 
 
@@ -329,12 +329,12 @@ def jobs_of(app: Celery) -> dict[str, Policy]:
 
 
 def sound_jobs_of(app: Celery) -> tuple[dict[str, Policy], list[str]]:
-    """Those whose options can be read, and what is wrong with the others."""
+    """The policies of jobs with correct options, and the errors of the other jobs."""
     tasks = {name: task for name, task in app.tasks.items() if isinstance(task, OrchestratedTask)}
     mistakes = [str(task.mistake) for task in tasks.values() if task.mistake is not None]
     return {name: task.orchestration for name, task in tasks.items() if task.orchestration is not None}, mistakes
 
 
 def schedule_of(app: Celery) -> dict[str, dict[str, Any]]:
-    """The entries that follow from jobs' options, as ``beat_schedule`` has them."""
+    """The schedule entries that follow from jobs' options, in the form of ``beat_schedule``."""
     return {name: beat_entry(app, policy) for name, policy in jobs_of(app).items() if policy.mode == "scheduled"}

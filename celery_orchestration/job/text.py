@@ -1,4 +1,4 @@
-"""Words for people: values made safe to print, and "did you mean".
+"""Text for people: values made safe to print, and "did you mean".
 
 Nothing here evaluates a lazy task: asking one of Celery's task proxies for anything, even its class, would bind it at
 once, before all modules are imported.
@@ -15,17 +15,17 @@ _shortened.maxstring = _shortened.maxother = 120
 
 
 def show(value: object) -> str:
-    """Make a value safe to print: escaped, bounded, and without waking a lazy task."""
+    """Make a value safe to print: escaped, shortened, and without evaluating a lazy task."""
     return "a task" if is_lazy_task(value) else _shortened.repr(value)
 
 
 def printable(text: str) -> str:
-    """One line in a log or a terminal, whatever people have written: control characters are shown as what they are."""
+    """Make a text safe for one line of a log or terminal: control characters are escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def suggest(word: str, candidates: Collection[str], cutoff: float = 0.6) -> str:
-    """Return ``", did you mean 'X'?"``, or nothing; a short name finds its full one."""
+    """Return ``", did you mean 'X'?"``, or ''. The last part of a name finds the full name."""
     if len(word) > 200:
         return ""
     names = sorted(candidates)
@@ -36,5 +36,5 @@ def suggest(word: str, candidates: Collection[str], cutoff: float = 0.6) -> str:
 
 
 def is_lazy_task(value: object) -> bool:
-    """Tell a task proxy from its type: ``isinstance`` asks for ``__class__``, which evaluates it."""
+    """Recognise a task proxy by its type: ``isinstance`` reads ``__class__``, which would evaluate it."""
     return issubclass(type(value), Proxy)

@@ -1,11 +1,11 @@
-"""OpenTelemetry (extra ``otel``): why a run was late, inside its caller's trace.
+"""OpenTelemetry spans (extra ``otel``) that show why a run was late, inside its caller's trace.
 
-When a run starts that has waited, there is one span for each of its waits, with the time at which the wait began and
-ended, beside the span that opentelemetry-instrumentation-celery makes of the run itself. Both are children of the call.
-A wait at the gate says what it was for, and is linked to the call of the run that it waited for.
+When a run that has waited starts, each of its waits becomes a span with its own begin and end, beside the span that
+opentelemetry-instrumentation-celery makes of the run itself. Both are children of the call. The span of a wait at the
+gate names its reason, and links to the call of the run that it waited for.
 
-The ledger notices by the header ``traceparent`` of a message that somebody traces its call, and only then keeps what a
-run waits for. The spans are made in the process that runs the code: that is where OpenTelemetry is set up.
+The header ``traceparent`` of a message tells the ledger that its call is traced; only then it keeps the waits of the
+run. The spans are made in the process that runs the code, where OpenTelemetry is set up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ except ImportError:  # without the extra
 
 logger = get_logger(__name__)
 
-#: The names of the spans, and what each wait is, in the words of ``docs/metrics.md``.
+#: The names of the spans, in the words of ``docs/metrics.md``.
 NAMES = {"gate": "wait", "delay": "delay", "hand_over": "hand over"}
 
 
@@ -37,11 +37,11 @@ class Wait:
     kind: str
     from_ms: int
     to_ms: int
-    #: What it was for, in the words of ``lua/lib/gate.lua``.
+    #: Its reason, in the words of ``lua/lib/gate.lua``.
     why: tuple[str, ...] = ()
     run: str = ""
     fence: str = ""
-    #: ``traceparent`` of the call of that run.
+    #: ``traceparent`` of the call of the run that it waited for.
     traceparent: str = ""
 
     @property
@@ -66,7 +66,7 @@ class Wait:
 
 
 def read(document: str) -> list[Wait]:
-    """What ``lua/turn.lua`` tells of the waits of one run."""
+    """Read the waits of one run as ``lua/turn.lua`` returns them."""
     return [_wait(one) for one in json.loads(document)]
 
 
@@ -77,8 +77,8 @@ def _wait(found: Mapping[str, Any]) -> Wait:
     return Wait(found["kind"], int(found["from"]), int(found["to"]), why, *texts)
 
 
-def tell(request: Any, job: str, document: str) -> None:
-    """Makes the spans of a run that starts. Whatever goes wrong with that must not keep it from running."""
+def record_waits(request: Any, job: str, document: str) -> None:
+    """Make the spans of a run that starts. An error here must not keep it from running."""
     if propagate is None:
         return
     try:

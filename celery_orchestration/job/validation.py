@@ -1,4 +1,4 @@
-"""What the models of options, pools and settings share: types of values, and pydantic's findings in our words."""
+"""Shared by the models of options, pools and settings: types of values, and error messages."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.text import show, suggest
 
-#: What a later version brings: delete a line here when it does. Without values, all are refused.
+#: Options that this version refuses, with the refused values; an empty tuple refuses all values.
 NOT_AVAILABLE: dict[str, tuple[object, ...]] = {}
 LONGEST_SECONDS = 10**9
 OnCrash = Literal["requeue", "fail"]
@@ -42,7 +42,7 @@ def configuration_error(where: str, problems: Sequence[str]) -> ConfigurationErr
 def error_lines(
     error: ValidationError, model: type[BaseModel], labels: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Say each of pydantic's findings in one line: option, what is accepted, what was written."""
+    """Turn pydantic's errors into one line each: the option, the accepted values, the written value."""
     lines = []
     for finding in error.errors(include_url=False):
         field = str(finding["loc"][0]) if finding["loc"] else ""

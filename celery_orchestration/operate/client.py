@@ -67,7 +67,7 @@ if TYPE_CHECKING:  # loaded when they are asked for: a status comes quicker with
     from celery_orchestration.operate.pools import Pools
     from celery_orchestration.operate.schedule import Schedule
     from celery_orchestration.operate.statistics import Statistics, Unit
-    from celery_orchestration.pools.figures import PoolLook
+    from celery_orchestration.pools.pool_look import PoolLook
 
 T = TypeVar("T")
 logger = get_logger(__name__)

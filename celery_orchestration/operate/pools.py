@@ -26,7 +26,7 @@ from celery_orchestration.operate.pool_models import (
     ScalingChange,
 )
 from celery_orchestration.pools.decide import decide
-from celery_orchestration.pools.figures import HeldPlace, Looker, PoolLook, Worker
+from celery_orchestration.pools.pool_look import HeldPlace, Looker, PoolLook, Worker
 from celery_orchestration.pools.table import queues_of
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ def pool_status(look: PoolLook, status: Status | None = None) -> PoolStatus:
 def _oldest(look: PoolLook) -> float:
     if look.figures.ready_runs == 0:
         return 0.0
-    return max(look.figures.oldest_wait_seconds, look.told_wait_seconds)
+    return max(look.figures.oldest_wait_seconds, look.reported_wait_seconds)
 
 
 def _problems(look: PoolLook) -> list[str]:

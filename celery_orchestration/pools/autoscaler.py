@@ -1,12 +1,12 @@
-"""For people who start their own workers: ``celery worker --autoscale=8,1`` by what there is to do.
+"""An autoscaler for workers that people start themselves: ``celery worker --autoscale=8,1``.
 
-``app.conf.worker_autoscaler = "celery_orchestration:QueueAutoscaler"``. Celery's own autoscaler goes by what the worker
-has fetched: it grows to the maximum whenever there is anything to fetch. This one asks the same function as pools do
-(``decide``), with processes in place of workers: runs that the gate holds back ask for none, and short ones for few.
-Of what is queued, each worker that serves the queues counts its share.
+Set ``app.conf.worker_autoscaler = "celery_orchestration:QueueAutoscaler"``. Celery's own autoscaler looks at the
+messages that the worker has fetched, and grows to the maximum whenever there are some. This one uses the same function
+as pools (``decide``), with processes instead of workers: runs that the gate holds back need no process, and short runs
+need few. Each worker that serves the queues counts its share of their messages.
 
-Looking at broker and ledger is a thread's work; the execution pool is changed where Celery changes it, in the event
-loop. While either does not answer, only what the worker has fetched counts.
+A thread reads broker and ledger. The execution pool is resized in the event loop, where Celery does it. While broker or
+ledger do not answer, only the messages that the worker has fetched count.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from celery_orchestration.job import queues
 from celery_orchestration.job.pool import Pool
 from celery_orchestration.pools.backlog import Broker
 from celery_orchestration.pools.decide import Figures, Ready, decide
-from celery_orchestration.pools.figures import Looker, PoolLook, encoded
+from celery_orchestration.pools.pool_look import Looker, PoolLook, encoded
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks, and between two decisions when messages keep coming.
+#: Seconds between two reads, and between two decisions while messages keep coming.
 LOOK_SECONDS, DECIDE_SECONDS = 1.0, 0.1
-#: What was seen longer ago does not count.
+#: An older reading does not count.
 OLDEST_SECONDS = 10.0
 
 
 class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # How often the event loop calls it; when to shrink is up to the decision.
+        # How often the event loop calls it. The decision says when to shrink.
         super().__init__(*args, **{**kwargs, "keepalive": LOOK_SECONDS})
         self._needed_at: float | None = None
         self._changed_at: float | None = None
@@ -49,8 +49,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
 
     @cached_property
     def _runtime(self) -> Any:
-        """The worker's side of the orchestration; None if that is off. Bootsteps are made in any order: not before it
-        is needed."""
+        """The worker's runtime; None if the mode is off. Looked up late, because bootsteps are created in any order."""
         return getattr(self.worker, "orchestration", None)
 
     @cached_property
@@ -59,7 +58,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
 
     @cached_property
     def _line(self) -> Pool:
-        """Of the table of pools, if this worker serves one of them; in processes instead of workers."""
+        """The options of the pool that this worker serves, if any, in processes instead of workers."""
         runtime = self._runtime
         table: Mapping[str, Pool] = runtime.settings.pools if runtime is not None else {}
         served = runtime.consuming.served if runtime is not None else ()
@@ -90,7 +89,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
         bounds = {
             "min": max(0, self.min_concurrency),
             "max": max(1, self.max_concurrency),
-        }  # remote control changes them
+        }  # remote control may change them
         fetched = len(state.reserved_requests)
         seen = self._watch.latest(now) if self._watch is not None else None
         ready = _shared(seen) if seen is not None else []
@@ -109,7 +108,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
         )
 
     def _waiting_here(self, processes: int, seen: PoolLook | None) -> list[Ready]:
-        """What was fetched and has no process yet, by how long each task takes here, or elsewhere."""
+        """Fetched messages without a process yet, with the typical duration of each task, here or elsewhere."""
         tasks = Counter(str(request.name) for request in list(state.reserved_requests))
         share = max(0, tasks.total() - processes) / max(1, tasks.total())
         demand = self._runtime.demand if self._runtime is not None else None
@@ -126,7 +125,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
 
 
 def _shared(seen: PoolLook) -> list[Ready]:
-    """What falls to one of the workers that serve the queues."""
+    """The share of one worker among all that serve the queues."""
     alive = len([worker for worker in seen.workers if not worker.draining and not worker.dead])
     share = max(1, alive)
     rooms = {job.job: None if job.room is None else ceil(job.room / share) for job in seen.figures.ready}
@@ -134,7 +133,7 @@ def _shared(seen: PoolLook) -> list[Ready]:
 
 
 class _Watch:
-    """Looks at what is queued for a worker, on a thread that starts with the first question."""
+    """Reads what is queued for a worker, on a thread that starts with the first question."""
 
     def __init__(self, runtime: Any, line: Pool) -> None:
         self._runtime, self._line = runtime, line
@@ -159,9 +158,9 @@ class _Watch:
                 look = looker.look({"": self._line}, broker.read(served), tasks=list(state.total_count))[""]
                 self._seen = monotonic(), look
             except LedgerError as exc:
-                logger.debug("The ledger does not tell what is queued: %s", exc)
+                logger.debug("The autoscaler cannot read the ledger: %s", exc)
             except Exception as exc:
-                logger.debug("The broker does not tell what is queued: %r", exc)
+                logger.debug("The autoscaler cannot read the broker's queues: %r", exc)
             over.wait(LOOK_SECONDS)
         broker.close()
         ledger.close()

@@ -1,7 +1,7 @@
-"""How much is in the broker's queues, read once a second on a connection that is kept.
+"""The number of messages in the broker's queues, read once a second on a connection that is kept.
 
-On a Redis broker one script tells how long each queue is and of which tasks the next messages are; other brokers tell
-only how long. A broker that does not answer holds up this thread alone.
+On a Redis broker one script returns the length of each queue and the tasks of its next messages; other brokers know
+only the length. A broker that does not answer blocks only this thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from celery import Celery
 from redis import Redis
 from redis.exceptions import NoScriptError
 
-#: Messages of each list whose task is looked at.
+#: How many messages of each list are read for their task.
 SAMPLE = 10
 #: Seconds that connecting and each answer may take.
 ANSWER_SECONDS = 3.0
@@ -39,9 +39,9 @@ class Queued:
     """The messages of one queue, without those that workers have fetched."""
 
     length: int
-    #: Tasks of the next ones, as far as the broker tells.
+    #: Tasks of the next messages, if the broker can tell.
     tasks: Counter[str] = field(default_factory=Counter)
-    #: The id of the message that is next; '' if the broker does not tell.
+    #: The id of the next message; '' if the broker cannot tell.
     next_id: str = ""
 
 
@@ -53,14 +53,14 @@ class Reading:
 
 
 class Broker:
-    """A connection to an app's broker that can be asked again and again. Belongs to one thread."""
+    """A connection to an app's broker that is kept between reads. For one thread."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._connection: Any = None
 
     def read(self, queues: Iterable[str]) -> dict[str, Queued]:
-        """Raises whatever the transport does."""
+        """Raises the errors of the transport."""
         try:
             if self._connection is None:
                 self._connection = self._connected()
@@ -84,13 +84,13 @@ class Broker:
 
 
 def read_queues(connection: Any, queues: Iterable[str]) -> dict[str, Queued]:
-    """On a connection of kombu's."""
+    """`connection`: kombu's."""
     names = list(queues)
     if connection.transport.driver_type != "redis":
         return {queue: Queued(passive_count(connection, queue) or 0) for queue in names}
     channel = connection.default_channel
     steps = list(channel.priority_steps)
-    # Without kombu's client: that puts global_keyprefix before the keys of some commands.
+    # Not with kombu's client, which puts global_keyprefix before the keys of some commands.
     client = Redis(connection_pool=channel.pool)
     prefix = getattr(channel, "global_keyprefix", "") or ""
     keys = [f"{prefix}{channel._q_for_pri(queue, step)}" for queue in names for step in steps]
@@ -103,7 +103,7 @@ def read_queues(connection: Any, queues: Iterable[str]) -> dict[str, Queued]:
 
 
 def passive_count(connection: Any, queue: str) -> int | None:
-    """Messages in a queue; asks, and makes none. None: nobody knows. A queue that is not there closes the channel."""
+    """Messages in a queue, without creating it. None: unknown. A missing queue closes the channel."""
     channel = connection.default_channel
     try:
         return int(channel.queue_declare(queue=queue, passive=True).message_count)
@@ -113,7 +113,7 @@ def passive_count(connection: Any, queue: str) -> int | None:
 
 
 def _together(lists: list[list[Any]]) -> Queued:
-    """A queue of kombu's Redis transport has a list for each priority of messages: the first ones go first."""
+    """kombu's Redis transport has a list for each message priority of a queue; the first list is served first."""
     length = sum(max(0, one[0]) for one in lists)
     tasks = Counter(_text(name) for one in lists for name in one[2:] if name)
     next_ids = [_text(one[1]) for one in lists if one[1]]
@@ -125,7 +125,7 @@ def _text(value: Any) -> str:
 
 
 class Backlog(threading.Thread):
-    """Reads the broker's queues again and again. Never raises; what goes wrong is in :attr:`problem`."""
+    """Keeps reading the broker's queues. It never raises; :attr:`problem` has the last error."""
 
     def __init__(self, app: Celery, queues: Callable[[], Iterable[str]], interval: float = 1.0) -> None:
         super().__init__(name="orchestration-backlog", daemon=True)

@@ -1,10 +1,10 @@
-"""``python child.py PARENT NICE COMMAND ...``: becomes a worker that ends with its supervisor.
+"""``python child.py PARENT NICE COMMAND ...`` becomes a worker that ends with its supervisor.
 
 The kernel sends the worker SIGTERM when the thread that started it ends, so that it drains; the setting survives exec.
-If the supervisor died before that was set, the process ends here. Where there is no ``prctl``, the worker itself looks
-whether its parent is still there (``worker.supervised``).
+If the supervisor died before that was set, the process ends here. On systems without ``prctl`` the worker itself checks
+whether its parent is alive (``worker.supervised``).
 
-The worker gets a process group of its own: Ctrl-C in a terminal is for the supervisor, which drains its workers.
+The worker gets its own process group: Ctrl-C in a terminal is for the supervisor, which drains its workers.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-#: The process that the rest of the environment is about: not those that it starts in turn.
+#: The process for which the other variables were set; they are not for the processes that it starts.
 CHILD = "CELERY_ORCHESTRATION_CHILD"
 
 
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     parent, nice, *command = arguments
     die_with_parent(signal.SIGTERM)
     if os.getppid() != int(parent):
-        sys.exit(0)  # it died just before
+        sys.exit(0)  # the supervisor died just before
     os.setpgid(0, 0)
     if int(nice):
         os.nice(int(nice))

@@ -1,4 +1,4 @@
-"""How a worker of a pool is started: a stock ``celery worker``."""
+"""The command of a pool's worker: a stock ``celery worker``."""
 
 from __future__ import annotations
 

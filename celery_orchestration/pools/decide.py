@@ -1,16 +1,15 @@
 """How many workers a pool needs. Pure: figures in, a number and the reason for it out.
 
-What counts is how long work that *may start* has to wait, not how long a queue is::
+The measure is how long runs that *may start* have to wait, not the length of a queue::
 
     wanted slots = slots at work + ready runs * typical duration / target_wait_seconds
 
-One run never asks for more than one slot, and the runs of a job never for more than its ``max_running`` allows. A
-duration that nobody knows yet is taken for :data:`UNKNOWN_SECONDS`: that is scaling by depth. With ``scale_up_at`` only
-depth counts.
+One run never needs more than one slot, and the runs of a job never more than its ``max_running`` allows. An unknown
+duration counts as :data:`UNKNOWN_SECONDS`: that is scaling by queue depth. With ``scale_up_at`` only the depth counts.
 
-More workers start at once, as many as the figures ask for. Fewer: one at a time, and only after nobody needed the last
-one for ``quiet_seconds``; so a steady load, however it is spread over the seconds, does not start and stop workers in
-turn.
+Scaling up happens at once, to the number that the figures ask for. Scaling down happens one worker at a time, and only
+after the last worker was not needed for ``quiet_seconds``. So a steady load does not start and stop workers in turn,
+however it is spread over the seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from math import ceil
 
 from celery_orchestration.job.pool import Pool
 
-#: What a run counts as while nobody knows how long its job takes.
+#: The assumed duration of a run while that of its job is unknown.
 UNKNOWN_SECONDS = 1.0
 #: Seconds between two steps down, and between two steps up that only follow from the wait of the oldest run.
 STEP_DOWN_SECONDS = 5.0
@@ -33,13 +32,13 @@ class Ready:
 
     job: str
     runs: int
-    #: How long one takes, typically. None: nobody knows yet.
+    #: Typical duration of a run. None: unknown yet.
     seconds: float | None = None
     #: How many more of them may run at once (``max_running``). None: any number.
     room: int | None = None
 
     def slots(self, target_seconds: float) -> float:
-        """That start all of them within the target."""
+        """The slots that start all of them within the target."""
         asked = self.runs * (UNKNOWN_SECONDS if self.seconds is None else self.seconds) / target_seconds
         most = self.runs if self.room is None else min(self.runs, self.room)
         return max(0.0, min(asked, most))
@@ -47,25 +46,25 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one pool at one moment. Times are seconds on one clock, whichever."""
+    """The figures of one pool at one moment. All times are seconds on the same clock."""
 
     pool: Pool
     now: float
-    #: How many workers it is to have by the last decision. None: none was made yet.
+    #: The number of workers by the last decision. None: there was none yet.
     wanted: int | None = None
     ready: Sequence[Ready] = ()
-    #: How long the oldest of them has waited, as far as that can be told.
+    #: How long the oldest ready run has waited, as far as is known.
     oldest_wait_seconds: float = 0.0
-    #: Slots at work, and workers: without those that drain. They take nothing new, and are not missed.
+    #: Busy slots, and workers. Draining workers do not count: they take nothing new.
     busy_slots: int = 0
     workers: int = 0
-    #: When as many workers as wanted were needed last, and when a decision last changed their number.
+    #: When all wanted workers were needed last, and when a decision last changed their number.
     needed_at: float | None = None
     changed_at: float | None = None
     paused: bool = False
-    #: In a new epoch, the ledger starts nothing for one lease.
+    #: A new epoch has begun: the ledger starts nothing for one lease.
     closed: bool = False
-    #: Why nobody knows what there is to do, if that is so.
+    #: Why the queues are unknown; '' if they are known.
     unknown: str = ""
 
     @property
@@ -76,11 +75,11 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class Decision:
     wanted: int
-    #: In words, with the figures.
+    #: A sentence with the figures.
     reason: str
-    #: When as many workers as wanted were needed last.
+    #: When all wanted workers were needed last.
     needed_at: float
-    #: Workers that the figures of this moment ask for.
+    #: The number of workers that the current figures ask for.
     needed: int = field(default=0)
 
 
@@ -114,12 +113,12 @@ def _between(pool: Pool, workers: int) -> int:
 
 
 def _needed(figures: Figures, current: int) -> tuple[int, str]:
-    """Workers by the figures of this moment, and why."""
+    """The number of workers that the current figures ask for, and why."""
     pool, ready = figures.pool, figures.ready_runs
     by_depth = pool.scale_up_at is not None
     workers, reason = (_by_depth if by_depth else _by_duration)(figures)
     if ready == 0:
-        # Nobody waits: whatever the slots do, another worker would have nothing to start.
+        # No run waits: another worker would have nothing to start, whatever the slots do.
         workers = min(workers, current)
     elif not by_depth and _waits_too_long(figures, current) and workers <= current:
         workers = current + 1
@@ -149,7 +148,7 @@ def _by_duration(figures: Figures) -> tuple[int, str]:
     more = sum(job.slots(pool.target_wait_seconds) for job in figures.ready)
     workers = ceil((figures.busy_slots + more) / pool.slots - 1e-9)
     if not ready:
-        return workers, f"{_slots(figures.busy_slots)} at work, nobody waits"
+        return workers, f"{_slots(figures.busy_slots)} at work, no run waits"
     known = [job for job in figures.ready if job.seconds is not None]
     runs = sum(job.runs for job in known)
     parts = []
@@ -166,7 +165,7 @@ def _by_duration(figures: Figures) -> tuple[int, str]:
 
 
 def _waits_too_long(figures: Figures, current: int) -> bool:
-    """The durations promised otherwise: they may have changed. One worker more for every target that is missed."""
+    """Runs wait longer than their durations predict, so these may have changed: one worker more per missed target."""
     pool = figures.pool
     since = None if figures.changed_at is None else figures.now - figures.changed_at
     return (
@@ -178,7 +177,7 @@ def _waits_too_long(figures: Figures, current: int) -> bool:
 
 
 def _keeps(figures: Figures, current: int) -> bool:
-    """By depth, workers stay until there is little left for each of the others."""
+    """When scaling by depth, a worker stays until few messages are left for each of the others."""
     pool = figures.pool
     if pool.scale_up_at is None:
         return False

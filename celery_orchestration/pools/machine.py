@@ -1,4 +1,4 @@
-"""What this machine has: processors and memory, as far as its control group lets this process use them."""
+"""The processors and memory of this machine, within the limits of this process's control groups."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MB = 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class Machine:
     cpus: float
-    #: None: nobody knows.
+    #: None: unknown.
     memory_mb: float | None
 
     def lacks(self, cpus: float | None, memory_mb: float | None, used_cpus: float = 0, used_mb: float = 0) -> str:
-        """What one more worker would need that is not left, in words; '' if there is enough."""
+        """A sentence about what is missing for one more worker; '' if there is enough."""
         if cpus is not None and used_cpus + cpus > self.cpus + 1e-9:
             left = max(0.0, self.cpus - used_cpus)
             return f"a worker takes {cpus:g} {'cpu' if cpus == 1 else 'cpus'}, and {left:g} of {self.cpus:g} are left"
@@ -44,7 +44,7 @@ def _affinity() -> int:
 
 
 def _own_groups(cgroup: Path, proc: Path) -> list[Path]:
-    """The control groups of this process, each with those around it: every one of their limits holds."""
+    """The control groups of this process and their parents: all their limits apply."""
     found = [cgroup, cgroup / "cpu", cgroup / "memory"]
     for line in _read(proc / "self" / "cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -87,7 +87,7 @@ def _read(path: Path) -> str:
 
 
 def resident_mb(pid: int, proc: Path = PROC) -> float | None:
-    """Memory of a process and its children, as far as the kernel tells; shared pages count in each."""
+    """Memory of a process and its children, if the kernel tells; shared pages count in each."""
     parts = [_resident(one, proc) for one in [pid, *_children(pid, proc)]]
     known = [part for part in parts if part is not None]
     return sum(known) if known else None
@@ -103,7 +103,7 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def started_at(pid: int, proc: Path = PROC) -> str:
-    """When a process started, in the kernel's ticks: tells it from a later one with the same id. '': there is none."""
+    """When a process started, in kernel ticks: this tells it from a later one with the same id. '': unknown."""
     _, _, rest = _read(proc / str(pid) / "stat").rpartition(")")
     fields = rest.split()
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else ""

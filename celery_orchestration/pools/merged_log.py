@@ -1,6 +1,6 @@
-"""One log of several processes: each line has the name of its process before it, in a colour of its own.
+"""One log of several processes: each line begins with the name of its process, in its own colour.
 
-There is no colour where the output is no terminal, or where NO_COLOR is set (https://no-color.org).
+There is no colour if the output is not a terminal, or if NO_COLOR is set (https://no-color.org).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import threading
 from collections.abc import Mapping
 from typing import IO
 
-#: Of names, in the order in which they appear: cyan, yellow, green, magenta, blue, and the bright ones of them.
+#: Colours of names, in the order of their appearance: cyan, yellow, green, magenta, blue, and their bright variants.
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 BOLD_RED = "1;31"
-#: A line that goes on for longer is cut into several.
+#: A longer line is cut into several.
 LONGEST = 16_384
 _RESET = "\x1b[0m"
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
-#: What a terminal would obey: other escape sequences, and control characters but for tabs.
+#: Sequences that a terminal would obey: other escapes, and control characters except tabs.
 _ORDER = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -35,7 +35,7 @@ class MergedLog:
     """``log.line("images-1", "text")``, from any thread. ``log.follow("redis", pipe)`` for the output of a process."""
 
     def __init__(self, stream: IO[str], *, colour: bool | None = None, width: int = 0) -> None:
-        """`width`: of the names that are expected; more is made room for when it comes."""
+        """`width`: of the expected names; it grows with a longer name."""
         self._stream = stream
         self._colour = wants_colour(stream) if colour is None else colour
         self._colours: dict[str, int] = {}
@@ -50,13 +50,13 @@ class MergedLog:
             self._write("".join(self._lines(name, text, alarm)))
 
     def follow(self, name: str, pipe: IO[bytes]) -> None:
-        """Until its end, which comes when the last process that has it open is gone."""
+        """Log each line until the pipe ends, which happens when the last process that has it open is gone."""
         thread = threading.Thread(target=self._follow, args=(name, pipe), name=f"log of {name}", daemon=True)
         thread.start()
         self._followers = [one for one in self._followers if one.is_alive()] + [thread]
 
     def finish(self, seconds: float) -> None:
-        """Waits for what processes that have ended wrote last."""
+        """Wait for the last output of processes that have ended."""
         for thread in self._followers:
             thread.join(seconds)
 
@@ -78,7 +78,7 @@ class MergedLog:
     def _shown(self, text: str, alarm: bool) -> str:
         if not self._colour:
             return _ORDER.sub("", _COLOUR_CODE.sub("", text))
-        # Colours stay, and end with the line.
+        # Colours are kept, and reset at the end of the line.
         parts = _COLOUR_CODE.split(text)
         codes = [*_COLOUR_CODE.findall(text), ""]
         shown = "".join(_ORDER.sub("", part) + code for part, code in zip(parts, codes, strict=True))
@@ -92,5 +92,5 @@ class MergedLog:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # the terminal or the reader is gone: what we run goes on, or is stopped in order
+        except (OSError, ValueError):  # the terminal or the reader is gone: the services continue, or stop in order
             self._broken = True

@@ -1,32 +1,32 @@
-"""Places: which supervisor may run which worker of a pool, and why two never hold the same place.
+"""Places: they say which supervisor may run which worker of a pool. Two supervisors never hold the same place.
 
 A pool of ``max=4`` has places 1 to 4. A supervisor starts a worker only on a place that it has claimed in the ledger.
 
 **The ledger decides.** A claim, a renewal and a farewell are one script each. A place's record names its holder and a
-fence, which rises with every claim. A claim takes only a number without a record, or one whose lease has run out by the
-ledger clock; so at every moment each place has at most one holder in the ledger, and a pool never has more places than
-the smallest ``max`` of the supervisors that live.
+fence, which rises with every claim. A claim takes only a number without a record, or one whose lease has expired by the
+ledger clock. So each place has at most one holder in the ledger at any moment, and a pool never has more places than
+the smallest ``max`` of the live supervisors.
 
-**A holder that does not know yet that it lost its place** (it stood still for longer than a lease, or could not reach
-Redis) runs a worker on it beside the new holder's. That ends soon: its next renewal says ``void``, and it drains that
-worker. Should the supervisor itself stand still, the worker asks (``worker.supervised``), every third of a lease, and
-drains by itself. Until then the pool has a worker too many, which does no harm: what may run at once is up to the gate,
-and each message is fetched once. Nothing here is needed to be right; it is needed to keep to ``max``.
+**A holder that does not know yet that it lost its place** (it was suspended for longer than a lease, or could not reach
+Redis) runs a worker on it beside the new holder's. That ends soon: its next renewal is answered with ``void``, and it
+drains that worker. If the supervisor itself is suspended, the worker asks (``worker.supervised``) every third of a
+lease, and drains by itself. Until then the pool has one worker too many, which does no harm: the gate limits what runs
+at the same time, and each message is fetched once. Places are not needed for safety; they enforce ``max``.
 
-**A supervisor that was killed** leaves workers that drain by themselves, because the kernel tells them (``child``). If
-it comes back within a lease it has the same name, so that the ledger gives it its places again; it starts a worker on
-one as soon as the old one, whose process is written down in the place's record, is gone. Its name is the host's and a
-number: the first ``supervisor-<number>.lock`` in the state directory that no live process holds. With ``--name`` it is
-what was given. Two processes of one name would fight for the same places: the one that started last has the name, and
-the other ends (``Superseded``).
+**A supervisor that was killed** leaves workers that drain by themselves, because the kernel signals them (``child``).
+If it comes back within a lease, it has the same name, so the ledger gives it its places again. It starts a worker on a
+place as soon as the old worker, whose process is in the place's record, is gone. Its name is the host's and a number:
+the first ``supervisor-<number>.lock`` in the state directory that no live process holds. ``--name`` replaces it. Two
+processes with one name would compete for the same places: the one that started last keeps the name, and the other ends
+(``Superseded``).
 
-**Redis was emptied, restarted or failed over.** Whoever notices declares a new epoch, as for workers, and for one lease
-nobody can claim. A renewal puts a place back that the ledger has forgotten, unless another has it. A supervisor that is
-new to an emptied ledger cannot know that others were there, and may claim at once: those that had the place before are
-told ``void`` as above.
+**Redis was emptied, restarted or failed over.** The first process that notices declares a new epoch, as for workers,
+and for one lease nobody can claim. A renewal restores a place that the ledger has lost, unless another supervisor has
+it. A supervisor that is new to an emptied ledger cannot know that others were there, and may claim at once: the
+previous holders are answered with ``void`` as above.
 
-**Lost replies.** A claim carries a token: asked again, the ledger gives the same place. A renewal and a farewell change
-nothing when they are repeated.
+**Lost replies.** A claim carries a token: repeated, it returns the same place. A repeated renewal or farewell changes
+nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.ledger.pools import Place
 
-#: How many supervisors of one app one directory has names for.
+#: How many supervisors of one app can share a state directory.
 MOST_NAMES = 100
 
 
@@ -66,11 +66,11 @@ class Identity:
 
 
 def identity(name: str | None, directory: Path, namespace: str) -> Identity:
-    """`name`: given by a person. Otherwise the first number that is free in the state directory."""
+    """`name`: given by a person. Otherwise the first free number in the state directory is used."""
     if name:
         return Identity(name)
     host = socket.gethostname()
-    # Two directories of one host have numbers of their own.
+    # Two state directories of one host number independently.
     where = hashlib.sha256(f"{directory.resolve()} {namespace}".encode()).hexdigest()[:6]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def identity(name: str | None, directory: Path, namespace: str) -> Identity:
                 continue
             return Identity(f"{host}-{number}-{where}", lock=lock)
     except OSError:
-        pass  # a directory that cannot be written to
+        pass  # the directory is not writable
     return Identity(f"{host}-{secrets.token_hex(4)}", lasting=False)
 
 
@@ -105,8 +105,8 @@ class Places:
     def renew(
         self, about: Mapping[str, Any], info: Mapping[tuple[str, int], str]
     ) -> tuple[list[Place], list[Place], list[Place]]:
-        """Places whose workers are to stop; places that are no longer ours; and those that the ledger has for us and
-        we did not name: the last process of this name had them, or a reply was lost."""
+        """Returns places whose workers should stop, places that are no longer ours, and places that the ledger has for
+        us although we did not name them: the last process of this name had them, or a reply was lost."""
         mine = [replace(place, info=info.get(key, "")) for key, place in self.held.items()]
         found = self._ledger.renew_places(
             self.name, self._session, not self._known, self._lease_ms, self._interval_ms, self._epoch, about, mine
@@ -118,7 +118,7 @@ class Places:
             self.held.pop((place.pool, place.number), None)
         for place in found.found:
             self.held[place.pool, place.number] = place
-        self._tokens.clear()  # what they claimed was found
+        self._tokens.clear()  # the places that they claimed were found
         return [place for place, answer in answers if answer == "leaving"], void, found.found
 
     def claim(self, pool: str) -> Place | None:
@@ -130,7 +130,7 @@ class Places:
         return found.place
 
     def leave(self, place: Place) -> None:
-        """The ledger hears of it if it can; otherwise the lease ends it."""
+        """Give up all places. If the ledger cannot be reached, their leases expire."""
         self.held.pop((place.pool, place.number), None)
         self._ledger.leave_place(self.name, place)
 

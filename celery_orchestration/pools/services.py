@@ -1,6 +1,6 @@
-"""What ``up`` runs: services, each of one or more processes. ``up`` starts them in order and ends them in reverse.
+"""The services that ``up`` runs, each of one or more processes. ``up`` starts them in order and ends them in reverse.
 
-Another one is a class with these methods, and a line in ``up.services_of``.
+A new service is a class with these methods, and a line in ``up.services_of``.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from celery_orchestration.pools.merged_log import MergedLog
 from celery_orchestration.pools.private_redis import PrivateRedis, PrivateRedisError, is_redis
 from celery_orchestration.pools.supervisor import Supervisor
 
-#: Seconds until a process that died is started again: the first time, and at most. One that has lived for longer than
-#: the most begins anew.
+#: Seconds until a process that died is restarted: the first delay, and the longest. After a life that was longer than
+#: the longest delay, the first delay applies again.
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
-#: Seconds that a process gets to end in order.
+#: Seconds that a process gets to end normally.
 ENDING_SECONDS = 15.0
 
 
 class Service:
-    """`step()` is called several times a second until `ended`, also after `drain()` and `stop()`."""
+    """``step()`` is called several times a second until ``ended``, also after ``drain()`` and ``stop()``."""
 
     name: str
-    #: Others need it until they have ended themselves.
+    #: Whether the other services need it until they have ended.
     is_needed_to_drain = False
 
     def start(self) -> None:
         raise NotImplementedError
 
     def step(self) -> None:
-        """Look after it: start again what died, and say so."""
+        """Restart processes that died, and log it."""
 
     def reload(self) -> None:
         """The code has changed."""
 
     def drain(self) -> None:
-        """Take nothing more, finish what is under way, end."""
+        """Take no new work, finish the current work, end."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -62,7 +62,7 @@ class RedisService(Service):
         self.name = "redis"
         self._redis, self._log = redis, log
         self._started = False
-        #: When to look at it again, and for how long it could not be started again.
+        #: When to check it again, and the current delay between attempts to restart it.
         self._due, self._wait = 0.0, 0.0
 
     def start(self) -> None:
@@ -76,16 +76,16 @@ class RedisService(Service):
             return
         try:
             if is_redis(self._redis.address):
-                return  # its keeper died, and it is about to end
-            self._log.line("up", "the private Redis has died and is started again; its data is on disk", alarm=True)
+                return  # its keeper died, and Redis is about to end
+            self._log.line("up", "the private Redis has died and is restarted; its data is on disk", alarm=True)
             self.start()
             self._wait = 0.0
         except PrivateRedisError as exc:
             self._try_later(exc)
 
     def _try_later(self, reason: PrivateRedisError) -> None:
-        """Everything else goes on meanwhile. A Redis that is about to end may give no answer, so the first failure to
-        start it again is not worth an alarm."""
+        """The other services continue meanwhile. A Redis that is about to end may not answer, so the first failed
+        restart is not an alarm."""
         if self._wait:
             self._log.line("up", f"{reason}; the next try is in {self._wait:.0f} s", alarm=True)
         self._due = monotonic() + (self._wait or FIRST_WAIT)
@@ -103,7 +103,7 @@ class RedisService(Service):
 
 
 class PoolsService(Service):
-    """A supervisor in this process: its workers end with it."""
+    """A supervisor in this process; its workers end with it."""
 
     name = "pools"
 
@@ -131,9 +131,9 @@ class PoolsService(Service):
             self._supervisor.drain()
 
     def stop(self) -> None:
-        """What runs goes back to its queue; that takes a worker a moment. One that hangs is killed."""
+        """Running tasks go back to their queues, which takes a moment. A worker that hangs is killed."""
         if not self._over:
-            self._supervisor.hurry()
+            self._supervisor.stop_now()
 
     @property
     def ended(self) -> bool:
@@ -145,7 +145,7 @@ class PoolsService(Service):
 
 
 class CommandService(Service):
-    """A process that is started again if it dies: sooner at first, later if it keeps dying."""
+    """A process that is restarted if it dies, with a growing delay if it keeps dying."""
 
     def __init__(self, name: str, command: Sequence[str], log: MergedLog) -> None:
         self.name = name
@@ -153,14 +153,14 @@ class CommandService(Service):
         self._process: subprocess.Popen[bytes] | None = None
         self._born = self._kill_at = 0.0
         self._wait = FIRST_WAIT
-        #: When it is to be started; None: it runs, or is to run no more.
+        #: When to start it; None: it runs, or should not run any more.
         self._due: float | None = None
         self._ending = self._reloading = False
 
     def start(self) -> None:
         self._due, self._born, self._kill_at = None, monotonic(), 0.0
         self._process = subprocess.Popen(
-            # It ends with us, and Ctrl-C is for us alone.
+            # It ends with this process, and does not get the terminal's Ctrl-C.
             [sys.executable, child.__file__, str(os.getpid()), "0", *self._command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -192,7 +192,7 @@ class CommandService(Service):
         self._terminate()
 
     def _terminate(self) -> None:
-        """In order if it can; one that does not end is killed."""
+        """Ask the process to end; kill it if it does not."""
         if self._process is not None:
             self._process.terminate()
             self._kill_at = monotonic() + ENDING_SECONDS
@@ -218,5 +218,5 @@ class CommandService(Service):
             self._wait = FIRST_WAIT
         self._due = now + self._wait
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
-        self._log.line("up", f"{self.name} {how}; it is started again in {self._wait:.0f} s", alarm=True)
+        self._log.line("up", f"{self.name} {how}; it is restarted in {self._wait:.0f} s", alarm=True)
         self._wait = min(LONGEST_WAIT, self._wait * 2)

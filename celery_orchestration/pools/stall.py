@@ -1,10 +1,10 @@
-"""Workers that are alive and take nothing, although their queues have messages and their slots are free.
+"""Detects stalled workers: they are alive and take no message, although their queues have messages and slots are free.
 
-Celery workers are known to stop consuming after a reconnect (celery #8030, #8091, #10205). The ledger raises the
-suspicion: neither what a worker runs nor what it has done has changed for half of ``stall_seconds``, and there was
-something in its queues all the time. Then the worker itself is asked, twice: the ledger knows nothing of plain tasks.
-Only one that has free slots and has received nothing between the two answers, or does not answer at all, is stalled. A
-solo worker answers nobody while it runs a task: as long as its lease holds, silence says nothing about it.
+Celery workers are known to stop consuming after a reconnect (celery #8030, #8091, #10205). A worker is suspected if its
+running and done counts in the ledger have not changed for half of ``stall_seconds`` while its queues had messages. Then
+the worker itself is asked, twice, because the ledger does not know plain tasks. It is stalled if it has free slots and
+received nothing between the two answers, or does not answer at all. A solo worker cannot answer while it runs a task:
+as long as its lease holds, its silence means nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from celery import Celery
 
 from celery_orchestration import commands
 from celery_orchestration.job.pool import Pool
-from celery_orchestration.pools.figures import PoolLook, Worker
-from celery_orchestration.pools.post import Post
+from celery_orchestration.pools.place_worker import PlaceWorker
+from celery_orchestration.pools.pool_look import PoolLook, Worker
 
-#: Seconds that a worker has to answer.
+#: Seconds to wait for a worker's answer.
 ANSWER_SECONDS = 3.0
 
 
@@ -37,7 +37,7 @@ class _Watch:
 
 @dataclass(slots=True)
 class _Question:
-    """What a worker says about itself, asked on a thread of its own."""
+    """A question to a worker about its state, asked on its own thread."""
 
     app: Celery
     name: str
@@ -45,7 +45,7 @@ class _Question:
     #: Messages received since it started; None: no answer.
     received: int | None = None
     free_slots: int = 0
-    #: Messages that it has and cannot begin: no slot is free for them, or a rate limit holds them back.
+    #: Messages that it has and cannot start: no slot is free for them, or a rate limit delays them.
     held: int = 0
 
     def ask(self) -> _Question:
@@ -57,10 +57,10 @@ class _Question:
             replies = self.app.control.broadcast(
                 commands.INSPECT, destination=[self.name], reply=True, timeout=ANSWER_SECONDS, limit=1
             )
-            said: dict[str, Any] = next((reply[self.name] for reply in replies or () if self.name in reply), {})
-            self.received, self.free_slots = said.get("received"), said.get("free_slots") or 0
-            self.held = len(said.get("fetched") or ()) + len(said.get("rate_limited") or ())
-        except Exception:  # no answer, whatever the transport raises
+            answer: dict[str, Any] = next((reply[self.name] for reply in replies or () if self.name in reply), {})
+            self.received, self.free_slots = answer.get("received"), answer.get("free_slots") or 0
+            self.held = len(answer.get("fetched") or ()) + len(answer.get("rate_limited") or ())
+        except Exception:  # any error of the transport counts as no answer
             self.received = None
         finally:
             self.over.set()
@@ -73,39 +73,42 @@ class Stalls:
 
     def look(
         self,
-        posts: Mapping[tuple[str, int], Post],
+        place_workers: Mapping[tuple[str, int], PlaceWorker],
         looks: Mapping[str, PoolLook],
         table: Mapping[str, Pool],
         now: float,
     ) -> Iterator[tuple[tuple[str, int], str]]:
-        """Those that are stalled, and how that shows."""
-        for key in self._watched.keys() - posts.keys():
+        """The stalled workers, each with its symptom."""
+        for key in self._watched.keys() - place_workers.keys():
             del self._watched[key]
-        for key, post in posts.items():
+        for key, place_worker in place_workers.items():
             pool = table.get(key[0])
             if pool is None or key[0] not in looks:
                 continue
-            if why := self._look_at(key, post, looks[key[0]], pool, now):
+            if why := self._look_at(key, place_worker, looks[key[0]], pool, now):
                 del self._watched[key]
                 yield key, why
 
-    def _look_at(self, key: tuple[str, int], post: Post, look: PoolLook, pool: Pool, now: float) -> str:
-        assert post.worker is not None
+    def _look_at(self, key: tuple[str, int], place_worker: PlaceWorker, look: PoolLook, pool: Pool, now: float) -> str:
+        assert place_worker.worker is not None
         stall_seconds = pool.stall_seconds
-        pid = post.worker.pid
-        worker = next((one for one in look.workers if _is_of(one, post) and not one.dead), None)
+        pid = place_worker.worker.pid
+        worker = next((one for one in look.workers if _is_of(one, place_worker) and not one.dead), None)
         signature = (worker.done, worker.failed, worker.running) if worker else (-1,)
         watch = self._watched.get(key)
         has_work = any(length > 0 for length in look.queued.values())
         is_full = worker is not None and worker.running >= worker.slots
         held_back = look.figures.paused or look.figures.closed or bool(look.figures.unknown)
-        starting = worker is None and post.worker.age < stall_seconds
+        starting = worker is None and place_worker.worker.age < stall_seconds
         fresh = watch is None or watch.signature != signature or watch.pid != pid
         if watch is None or fresh or not has_work or is_full or held_back or starting:
             self._watched[key] = _Watch(signature, now, pid)
             return ""
         quiet = now - watch.since
-        name = next((one.name for one in look.workers if _is_of(one, post)), f"{post.name}@{socket.gethostname()}")
+        name = next(
+            (one.name for one in look.workers if _is_of(one, place_worker)),
+            f"{place_worker.name}@{socket.gethostname()}",
+        )
         if watch.first is None and quiet >= stall_seconds / 2:
             watch.first = _Question(self._app, name).ask()
         if watch.second is None and quiet >= stall_seconds and watch.first and watch.first.over.is_set():
@@ -116,13 +119,13 @@ class Stalls:
 
     @staticmethod
     def _verdict(watch: _Watch, quiet: float, look: PoolLook, may_be_silent: bool) -> str:
-        """`may_be_silent`: a solo worker answers nobody while it runs a task, and its lease says that it lives."""
+        """`may_be_silent`: it is a solo worker that runs a task, and its lease holds."""
         first, second = watch.first, watch.second
         assert first is not None
         assert second is not None
         waiting = sum(look.queued.values())
         if second.received is None and not may_be_silent:
-            return f"it takes nothing for {quiet:.0f} s while {waiting} messages wait, and does not answer"
+            return f"it has taken no message for {quiet:.0f} s while {waiting} messages wait, and does not answer"
         if (
             second.received is not None
             and second.received == first.received
@@ -130,13 +133,17 @@ class Stalls:
             and not second.held
         ):
             return (
-                f"it has received nothing for {quiet / 2:.0f} s, while {waiting} messages wait and "
+                f"it has received no message for {quiet / 2:.0f} s, while {waiting} messages wait and "
                 f"{second.free_slots} of its slots are free"
             )
-        watch.first = watch.second = None  # it works: plain tasks, or runs that the gate made wait
+        watch.first = watch.second = None  # it works: on plain tasks, or on runs that the gate made wait
         watch.since = watch.since + quiet
         return ""
 
 
-def _is_of(worker: Worker, post: Post) -> bool:
-    return post.worker is not None and worker.pid == post.worker.pid and worker.name.partition("@")[0] == post.name
+def _is_of(worker: Worker, place_worker: PlaceWorker) -> bool:
+    return (
+        place_worker.worker is not None
+        and worker.pid == place_worker.worker.pid
+        and worker.name.partition("@")[0] == place_worker.name
+    )

@@ -1,4 +1,4 @@
-"""The table of pools: which queues each has, and what applies when machines have different tables."""
+"""The table of pools: the queues of each pool, and the values that apply when machines have different tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from celery_orchestration.job.pool import Pool
 
 Table = Mapping[str, Pool]
 
-#: What counts for how many workers a pool has: the rest of a line is each machine's own.
+#: Options that decide how many workers a pool has. The other options are each machine's own.
 SHARED = ("min", "max", "concurrency", "target_wait_seconds", "scale_up_at", "scale_down_at", "quiet_seconds")
 
 
 def queues_of(app: Celery, pool: str) -> list[str]:
-    """The queues that a pool's workers serve. The default pool's also serve what workers without ``-Q`` serve."""
+    """The queues of a pool. The default pool also has the queues of workers without ``-Q``."""
     own = [queues.granted_name(pool), *queues.pool_queues(pool)]
     if pool != queues.DEFAULT_POOL:
         return own
@@ -27,7 +27,7 @@ def queues_of(app: Celery, pool: str) -> list[str]:
 
 
 def arguments_of(app: Celery, pool: str) -> list[str]:
-    """Of ``celery worker``: which queues it is to serve. Whoever serves a pool has its granted queue by itself."""
+    """The queue arguments of ``celery worker``. A worker adds the granted queues of its pools by itself."""
     if pool != queues.DEFAULT_POOL:
         return ["-Q", ",".join(queues.pool_queues(pool))]
     configured = [str(getattr(queue, "name", queue)) for queue in app.conf.task_queues or ()]
@@ -36,15 +36,15 @@ def arguments_of(app: Celery, pool: str) -> list[str]:
 
 
 def shared(pool: Pool) -> dict[str, Any]:
-    """What other supervisors have to know of a line of the table."""
+    """The options of a pool that other supervisors need to know."""
     return {name: getattr(pool, name) for name in SHARED}
 
 
 def strictest(pool: Pool, others: Sequence[Mapping[str, Any]]) -> Pool:
-    """A pool as it is while supervisors have different lines for it: what asks for fewer workers applies.
+    """The values that apply while supervisors declare a pool differently: those that ask for fewer workers.
 
-    The smallest ``max``; the largest ``min``, within that; the smallest ``concurrency`` and ``quiet_seconds``; the
-    largest ``target_wait_seconds`` and ``scale_up_at``, or durations if one scales by these.
+    That is the smallest ``max``; the largest ``min`` within it; the smallest ``concurrency`` and ``quiet_seconds``; the
+    largest ``target_wait_seconds`` and ``scale_up_at``, or durations if one supervisor scales by these.
     """
     lines = [shared(pool), *({**shared(pool), **other} for other in others)]
     most = min(line["max"] for line in lines)
@@ -65,16 +65,16 @@ def strictest(pool: Pool, others: Sequence[Mapping[str, Any]]) -> Pool:
 
 
 def differences(name: str, pool: Pool, others: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """For people: what other supervisors have otherwise. `others`: their lines for this pool, by their names."""
+    """Sentences about how other supervisors declare the pool. `others`: their options, by supervisor."""
     own, found = shared(pool), []
     applies = shared(strictest(pool, list(others.values())))
     for supervisor, line in sorted(others.items()):
         unlike = [option for option in SHARED if option in line and line[option] != own[option]]
         if unlike:
-            said = ", ".join(f"{option}={line[option]} there and {own[option]} here" for option in unlike)
+            differing = ", ".join(f"{option}={line[option]} there and {own[option]} here" for option in unlike)
             applied = ", ".join(f"{option}={applies[option]}" for option in unlike)
             found.append(
-                f"supervisor {supervisor} has another table of pools: pool {name!r} has {said}. The stricter one "
+                f"supervisor {supervisor} has another table of pools: pool {name!r} has {differing}. The stricter one "
                 f"applies: {applied}. Start all supervisors with the same configuration"
             )
     return found

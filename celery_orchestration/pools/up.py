@@ -1,11 +1,11 @@
-"""Everything on one machine, in one process's care: ``celery -A shop orchestration up``.
+"""Everything on one machine, run by one process: ``celery -A shop orchestration up``.
 
-``up`` starts the services of :func:`services_of`, looks after them, merges their logs, and ends them. It leaves nothing
-behind:
+``up`` starts the services of :func:`services_of`, restarts what dies, merges the logs, and ends everything. It leaves
+no process behind:
 
-- The first Ctrl-C (or SIGTERM) drains: workers take nothing more and finish what they run, for ``drain_seconds`` at
-  most. The second one stops at once; what ran goes back to its queue.
-- If ``up`` itself is killed, the kernel tells scheduler and workers, which drain by themselves, and the private Redis
+- The first Ctrl-C (or SIGTERM) drains: workers take no new messages and finish their tasks, for at most
+  ``drain_seconds``. The second one stops at once; running tasks go back to their queues.
+- If ``up`` itself is killed, the kernel signals scheduler and workers, which drain by themselves, and the private Redis
   ends when the last of them has left it (``redis_keeper.py``).
 """
 
@@ -27,7 +27,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.utils.imports import symbol_by_name
 
-from celery_orchestration.errors import Said
+from celery_orchestration.errors import UserError
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.pool import Pool
 from celery_orchestration.job.queues import DEFAULT_POOL
@@ -39,36 +39,36 @@ from celery_orchestration.pools.run import command_to_read_again
 from celery_orchestration.pools.services import CommandService, PoolsService, RedisService, Service
 from celery_orchestration.pools.supervisor import DRAIN_SECONDS, Supervisor
 
-#: Seconds between two looks at the services.
+#: Seconds between two steps of the services.
 STEP = 0.2
-#: Seconds more than that until the Redis of a killed ``up`` ends in any case.
+#: Seconds after the drain time until the Redis of a killed ``up`` ends in any case.
 REDIS_GRACE = 20.0
-#: Seconds to try the broker before anything that needs it is started.
+#: Timeout for the check of the broker before anything that needs it starts, in seconds.
 BROKER_SECONDS = 5.0
 
 
-#: Where the dashboard listens, and what it needs besides this package.
+#: Where the dashboard listens, and the packages that it needs.
 DASHBOARD_PORT = 5577
 DASHBOARD_NEEDS = ("starlette", "uvicorn", "jinja2", "prometheus_client")
 
 
-class UpError(Said):
+class UpError(UserError):
     """``up`` cannot start; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run."""
+    """What ``up`` runs."""
 
     app: Celery
-    #: As it was given with -A.
+    #: The value of -A.
     app_name: str
     settings: Settings
     jobs: Mapping[str, Policy]
     data: Path
     loglevel: str = "INFO"
     reload: bool = False
-    #: Of the dashboard; None: there is to be none.
+    #: Port of the dashboard; None: no dashboard.
     dashboard_port: int | None = DASHBOARD_PORT
 
     @property
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def pools(self) -> dict[str, Pool]:
-        """The app's table, or else one worker for each pool that a job names, with a slot for each processor."""
+        """The app's table; or else one worker for each pool that a job names, with a slot for each processor."""
         if self.settings.pools:
             return dict(self.settings.pools)
         names = [DEFAULT_POOL, *sorted({job.pool for job in self.jobs.values()} - {DEFAULT_POOL})]
@@ -86,7 +86,7 @@ class Plan:
 
 
 def services_of(plan: Plan, log: MergedLog) -> list[Service]:
-    """In the order in which they are started."""
+    """The services in the order of their start."""
     services = [*redis_services(plan, log), scheduler_service(plan, log), *dashboard_services(plan, log)]
     return [*services, pools_service(plan, log)]
 
@@ -98,12 +98,12 @@ def redis_services(plan: Plan, log: MergedLog) -> list[Service]:
 
 
 def scheduler_service(plan: Plan, log: MergedLog) -> Service:
-    """Always: entries may be added while it runs, and an idle one costs next to nothing."""
+    """Always started: entries may be added at run time, and an idle scheduler costs almost nothing."""
     from celery.beat import PersistentScheduler  # noqa: PLC0415
 
     command = [*celery_command(plan), "beat", "--loglevel", plan.loglevel, "--pidfile="]
     if issubclass(symbol_by_name(plan.app.conf.beat_scheduler), PersistentScheduler):
-        command += ["--schedule", str(plan.data / "celerybeat-schedule")]  # Celery's own keeps a file
+        command += ["--schedule", str(plan.data / "celerybeat-schedule")]  # Celery's own scheduler keeps a file
     return CommandService("scheduler", command, log)
 
 
@@ -121,7 +121,7 @@ def pools_service(plan: Plan, log: MergedLog) -> Service:
 
 
 def dashboard_services(plan: Plan, log: MergedLog) -> list[Service]:
-    """On loopback. On any free port, if another program has its own: the dashboard prints its address."""
+    """On loopback; on any free port if its own is taken. The dashboard prints its address."""
     if plan.dashboard_port is None:
         return []
     if any(find_spec(name) is None for name in DASHBOARD_NEEDS):
@@ -199,14 +199,14 @@ class Up:
     def _reload_if_changed(self) -> None:
         if self._changed:
             changed, self._changed = self._changed, []
-            self._say(f"{'; '.join(changed)} changed: workers and scheduler are started anew")
+            self._say(f"{'; '.join(changed)} changed: workers and scheduler are restarted")
             for service in self._started:
                 service.reload()
 
     def _drain(self) -> None:
-        """Until all have ended, or somebody asks for it again."""
+        """Wait until all services have ended, or a second signal comes."""
         workers = [one for one in reversed(self._started) if not one.is_needed_to_drain]
-        self._say(f"draining: what runs may finish, for {self._plan.drain_seconds:g} s; once more to stop at once")
+        self._say(f"draining: tasks may finish within {self._plan.drain_seconds:g} s; Ctrl-C again stops at once")
         for service in workers:
             service.drain()
         while self._signals < 2 and not all(one.ended for one in workers):
@@ -215,7 +215,7 @@ class Up:
             self._say("stopping at once")
 
     def _stop(self) -> None:
-        """Whatever state it is in, nothing of it is left."""
+        """End every service, whatever its state."""
         for needed in (False, True):
             services = [one for one in reversed(self._started) if one.is_needed_to_drain is needed]
             for service in services:
@@ -251,7 +251,7 @@ class Up:
 
 
 def check_broker(app: Celery) -> None:
-    """A broker that is not there is said once, before processes complain again and again."""
+    """Report a missing broker once, before every process complains about it."""
     with app.connection_for_write() as connection:
         try:
             connection.ensure_connection(max_retries=1, timeout=BROKER_SECONDS)

@@ -1,6 +1,6 @@
-"""One worker process on a place: started, listened to, drained, ended.
+"""One worker process of a place: its start, its output, its drain and its end.
 
-It must be started by a thread that lives as long as the supervisor: the kernel tells the worker when that thread ends
+The thread that starts it must live as long as the supervisor: the kernel signals the worker when that thread ends
 (see ``child``).
 """
 
@@ -19,9 +19,9 @@ from time import monotonic, time
 from celery_orchestration.pools import child, machine
 from celery_orchestration.worker.supervised import HURRY
 
-#: Lines of its output that are kept, for whoever asks why it died.
+#: How many lines of its output are kept, to explain its death.
 KEPT_LINES = 30
-#: Seconds that a worker gets to end what it runs when the time to drain is up, before it is killed.
+#: Seconds that a worker gets to end its tasks after the drain time, before it is killed.
 ENDING_SECONDS = 15.0
 
 OnLine = Callable[[str, str], None]
@@ -29,18 +29,18 @@ OnLine = Callable[[str, str], None]
 
 class WorkerProcess:
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], nice: int, on_line: OnLine) -> None:
-        """`on_line`: gets the name and each line of its output, on a thread of its own."""
+        """`on_line`: gets the name and each line of its output, on a separate thread."""
         self.name = name
         self.command = list(command)
         self._on_line = on_line
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
         self.started = monotonic()
         self.started_ms = int(time() * 1000)
-        #: When it was told to drain, by the monotonic clock; and for how long it may. None: as long as its runs take.
+        #: When its drain began, by the monotonic clock; and its drain time. None: as long as its runs take.
         self.draining_since: float | None = None
         self.drain_seconds: float | None = None
         self.why_draining = ""
-        self._hurried_at: float | None = None
+        self._stopped_at: float | None = None
         self._killed = False
         self._process = subprocess.Popen(
             [sys.executable, child.__file__, str(os.getpid()), str(nice), *command],
@@ -63,11 +63,11 @@ class WorkerProcess:
             for raw in output:
                 line = raw.decode("utf-8", "replace").rstrip("\r\n")
                 self.tail.append(line)
-                with suppress(Exception):  # a callback must not make the worker block on a full pipe
+                with suppress(Exception):  # an error in the callback must not block the worker on a full pipe
                     self._on_line(self.name, line)
 
     def exit_code(self) -> int | None:
-        """None while it lives. What it leaves behind in its process group is killed: its runs are others' by then."""
+        """None while it lives. Processes that it leaves in its group are killed: its runs belong to others by then."""
         code = self._process.poll()
         if code is not None and not self._killed:
             self._killed = True
@@ -83,8 +83,8 @@ class WorkerProcess:
         return monotonic() - self.started
 
     def drain(self, why: str, seconds: float | None) -> None:
-        """It takes nothing new, and what it runs may end: within so many seconds, if that is given. Called again, the
-        shorter time holds."""
+        """It takes no new messages, and its tasks may finish, within `seconds` if given. If called again, the shorter
+        time applies."""
         if self.draining_since is None:
             self.draining_since, self.drain_seconds, self.why_draining = monotonic(), seconds, why
             self._send(signal.SIGTERM)
@@ -92,23 +92,23 @@ class WorkerProcess:
             left = monotonic() - self.draining_since + seconds
             self.drain_seconds = left if self.drain_seconds is None else min(self.drain_seconds, left)
 
-    def tend(self) -> None:
-        """Ends it if its time to drain is up."""
+    def step(self) -> None:
+        """End it if its drain time is over."""
         if self.draining_since is None or self.drain_seconds is None or self._process.poll() is not None:
             return
         now = monotonic()
-        if self._hurried_at is None and now - self.draining_since > self.drain_seconds:
+        if self._stopped_at is None and now - self.draining_since > self.drain_seconds:
             self.stop()
-        elif self._hurried_at is not None and now - self._hurried_at > ENDING_SECONDS:
+        elif self._stopped_at is not None and now - self._stopped_at > ENDING_SECONDS:
             self.kill()
 
     def stop(self) -> None:
-        """What it runs is ended, and goes back to its queue."""
-        if self._hurried_at is None:
-            self._hurried_at = monotonic()
-            self.draining_since = self.draining_since or self._hurried_at
+        """End its tasks; they go back to their queues."""
+        if self._stopped_at is None:
+            self._stopped_at = monotonic()
+            self.draining_since = self.draining_since or self._stopped_at
             self.drain_seconds = 0.0
-            self._send(signal.SIGCONT)  # one that stands still would not hear
+            self._send(signal.SIGCONT)  # a suspended process would not get the signal
             self._send(signal.SIGTERM)
             with suppress(OSError):
                 assert self._process.stdin is not None

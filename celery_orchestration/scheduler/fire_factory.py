@@ -12,7 +12,15 @@ from celery_orchestration.ledger import Adoption, Fire, keys
 from celery_orchestration.node.presence import Node
 from celery_orchestration.scheduler.apply_entry import NOT_SENT, Applier
 from celery_orchestration.scheduler.entries import Entry, Template
-from celery_orchestration.scheduler.message import MARK, Kept, Message, Unroutable, is_constant, make, make_for_all
+from celery_orchestration.scheduler.message import (
+    MARK,
+    CapturingProducer,
+    Message,
+    Unroutable,
+    is_constant,
+    make,
+    make_for_all,
+)
 from celery_orchestration.scheduler.times import Due
 
 logger = get_logger(__name__)
@@ -79,9 +87,9 @@ class FireFactory:
         return make(self._node.app, entry.call, id)
 
     def _applied(self, entry: Entry, id: str) -> Message | None:
-        kept = Kept()
-        self._applier.apply(entry, id, kept)
-        return kept.message
+        producer = CapturingProducer()
+        self._applier.apply(entry, id, producer)
+        return producer.message
 
     def _send_as_plain(self, entry: Entry, fire: Fire, exc: Unroutable) -> None:
         logger.warning("Entry %s is sent as a plain task, at least once and without overlap: %s", entry.shown, exc)

@@ -61,7 +61,7 @@ class Message:
     kwargs: Mapping[str, Any]
 
 
-class Kept:
+class CapturingProducer:
     """A producer that keeps its message instead of publishing it."""
 
     def __init__(self) -> None:
@@ -120,14 +120,14 @@ def _content_type(name: str) -> str:
 def make(app: Celery, call: Call, id: str) -> Message:
     """Raises :class:`Unroutable` if its queue is unknown."""
     args, kwargs = call.evaluated()
-    kept = Kept()
+    producer = CapturingProducer()
     task: Task = app.tasks[call.task]
     with denied_join_result():  # nobody waits for its result here
         # The id of the fire identifies it: it needs no message id.
-        task.apply_async(args, kwargs, producer=kept, **{"message_id": None, **call.options_of(id)})
-    if kept.message is None:
+        task.apply_async(args, kwargs, producer=producer, **{"message_id": None, **call.options_of(id)})
+    if producer.message is None:
         raise ConfigurationError(f"task {call.task!r} publishes nothing when it is called")
-    return kept.message
+    return producer.message
 
 
 def make_for_all(app: Celery, call: Call) -> Message:

@@ -1,10 +1,11 @@
-"""The dashboard: what is wrong, why, and what to press, in a browser.
+"""The dashboard: it shows in a browser what is wrong, why, and how to fix it.
 
-It answers from the ledger, through :class:`celery_orchestration.operate.Orchestration`, and keeps nothing itself.
-Needs the extra ``[dashboard]``.
+It reads the ledger through :class:`celery_orchestration.operate.Orchestration`, and keeps no state of its own. It needs
+the extra ``[dashboard]``.
 
-``app.py`` makes the ASGI app, to be served alone (``server.py``) or mounted in another one. A request passes
-``security.py`` and ``auth.py``, then a page: ``pages/`` has one module each, which makes plain values of what the
-ledger tells, and ``templates/`` shows them; ``svg/`` draws. ``live.py`` looks at the ledger once a second while
-somebody watches, and sends each browser what has changed on its page. ``actions.py`` has what people can press.
+``app.py`` makes the ASGI app, which is served alone (``server.py``) or mounted in another one. A request passes
+``security.py`` and ``access.py`` (``login.py``, ``auth.py``), then a page: each module of ``pages/`` turns the ledger's
+data into plain values, ``templates/`` shows them with ``formatting.py``, and ``svg/`` draws. ``live.py`` reads the
+ledger once a second while browsers watch, and sends them the changed parts of their pages. ``actions.py`` has the
+buttons.
 """

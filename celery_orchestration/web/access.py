@@ -91,7 +91,7 @@ class Access:
         return found
 
     def viewer(self, guest: Guest) -> Identity:
-        """Raises :class:`Refused` if they may not even look."""
+        """Raises :class:`Refused` if they may not look."""
         if guest.identity is None:
             if self._role_of is not None:
                 raise Refused(HTTPStatus.FORBIDDEN, "You may not see this dashboard.")
@@ -107,11 +107,11 @@ class Access:
 
     def check_csrf(self, request: Request, guest: Guest, fields: Mapping[str, str]) -> None:
         token = request.headers.get("x-csrf-token") or fields.get("csrf", "")
-        with_header = request.headers.get("authorization", "").lower().startswith("bearer ")  # no browser adds that
+        with_header = request.headers.get("authorization", "").lower().startswith("bearer ")  # no browser adds it
         if with_header and self.credentials:
             return
         if not security.is_same_origin(request) or not self.sessions.is_csrf(guest.session, token):
-            raise Refused(HTTPStatus.FORBIDDEN, "This page is too old, or not ours. Load it again.")
+            raise Refused(HTTPStatus.FORBIDDEN, "This page has expired. Load it again.")
 
     def set_cookie(self, request: Request, response: Response, value: str) -> None:
         response.set_cookie(

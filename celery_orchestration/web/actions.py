@@ -1,7 +1,7 @@
-"""What people can press. Each action says what will happen, and to how many, before; and what happened, after.
+"""The actions behind the buttons. Before, each says what will happen and to how many; after, what happened.
 
-An action is asked for with the address's parameters (whom it is about) and a form's fields (what a person typed). A
-viewer is refused before anything here is called.
+An action gets the parameters of the address (its object) and the fields of a form (what a person typed). A viewer is
+refused before anything here is called.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Given = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Field:
-    """Something to type or to choose."""
+    """A field of a form."""
 
     name: str
     label: str
@@ -33,7 +33,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will happen, for the person who is about to do it."""
+    """A description of what will happen, for the person who is about to do it."""
 
     title: str
     text: str
@@ -52,7 +52,7 @@ class Action:
     carry_out: Callable[[Orchestration, Given], str]
 
 
-_REASON = Field("reason", "Reason", hint="shown to whoever asks why it does not run")
+_REASON = Field("reason", "Reason", hint="shown to people who ask why it does not run")
 _ARGS = (
     Field("args", "Arguments", "[]", "a JSON list", "area"),
     Field("kwargs", "Named arguments", "{}", "a JSON object", "area"),
@@ -81,9 +81,7 @@ def _json(given: Given, name: str, kind: type) -> Any:
 
 def _plan_enable(_: Orchestration, given: Given) -> Plan:
     job = _need(given, "job")
-    return Plan(
-        f"Enable {job}", "Its failures are forgotten, and the runs that were held start in rank order.", "Enable"
-    )
+    return Plan(f"Enable {job}", "Its failures are forgotten, and its waiting runs start in rank order.", "Enable")
 
 
 def _enable(client: Orchestration, given: Given) -> str:
@@ -92,18 +90,18 @@ def _enable(client: Orchestration, given: Given) -> str:
 
 
 def _plan_disable(_: Orchestration, given: Given) -> Plan:
-    text = "No run of it starts until somebody enables it. What runs goes on; new runs wait."
+    text = "No run of it starts until somebody enables it. Running runs continue; new runs wait."
     return Plan(f"Disable {_need(given, 'job')}", text, "Disable", [_REASON])
 
 
 def _disable(client: Orchestration, given: Given) -> str:
     found = client.disable(_need(given, "job"), given.get("reason", ""))
-    return f"{found.name} is disabled. What runs goes on."
+    return f"{found.name} is disabled. Running runs continue."
 
 
 def _plan_trigger(_: Orchestration, given: Given) -> Plan:
     force = Field("force", "Start it even if the job is disabled or everything is paused", kind="check")
-    text = "One run is asked for. It starts when its gate is open."
+    text = "One run is sent. It starts when the gate lets it."
     return Plan(f"Run {_need(given, 'job')} now", text, "Run now", [*_ARGS, force])
 
 
@@ -117,7 +115,7 @@ def _plan_cancel_all(client: Orchestration, given: Given) -> Plan:
     job = _need(given, "job")
     count = len(client.unstarted(job))
     which = f"{many(count, 'run')} of it {'has' if count == 1 else 'have'} not started"
-    text = f"{which} and will end as revoked. What runs goes on."
+    text = f"{which} and will end as revoked. Running runs continue."
     return Plan(f"Cancel the waiting runs of {job}", text, f"Cancel {many(count, 'run')}", final=True, empty=not count)
 
 
@@ -132,7 +130,7 @@ def _cancel_all(client: Orchestration, given: Given) -> str:
 def _plan_cancel(_: Orchestration, given: Given) -> Plan:
     run = _need(given, "run")
     terminate = Field("terminate", "If it is running, kill its process", kind="check", value=given.get("terminate", ""))
-    text = "A run that waits ends as revoked. One that is running goes on unless its process is killed."
+    text = "A waiting run ends as revoked. A running one continues unless its process is killed."
     return Plan(f"Cancel run {run}", text, "Cancel run", [terminate], final=True)
 
 
@@ -142,20 +140,20 @@ def _cancel(client: Orchestration, given: Given) -> str:
         return f"Run {found.run_id} was cancelled."
     if found.terminated:
         return f"Run {found.run_id} is being killed."
-    return f"Run {found.run_id} is {found.state}, and was left alone."
+    return f"Run {found.run_id} is {found.state}, and was not changed."
 
 
 # -- everything
 
 
 def _plan_pause(client: Orchestration, _: Given) -> Plan:
-    text = "No run of any job starts until somebody resumes. What runs goes on; schedules make runs that wait."
+    text = "No run of any job starts until somebody resumes. Running runs continue; scheduled runs wait."
     return Plan("Pause everything", text, "Pause everything", [_REASON])
 
 
 def _pause(client: Orchestration, given: Given) -> str:
     client.pause(given.get("reason", ""))
-    return "Everything is paused. What runs goes on."
+    return "Everything is paused. Running runs continue."
 
 
 def _plan_resume(client: Orchestration, _: Given) -> Plan:
@@ -165,7 +163,7 @@ def _plan_resume(client: Orchestration, _: Given) -> Plan:
 
 def _resume(client: Orchestration, _: Given) -> str:
     client.resume()
-    return "Nothing is paused any more."
+    return "Everything is resumed."
 
 
 # -- dead letters
@@ -211,7 +209,7 @@ def _add(client: Orchestration, given: Given) -> str:
 
 
 def _plan_pause_entry(_: Orchestration, given: Given) -> Plan:
-    text = "It fires no more until somebody resumes it."
+    text = "It does not fire until somebody resumes it."
     return Plan(f"Pause entry {_need(given, 'entry')}", text, "Pause entry", [_REASON])
 
 
@@ -228,7 +226,7 @@ def _resume_entry(client: Orchestration, given: Given) -> str:
 
 
 def _plan_remove_entry(_: Orchestration, given: Given) -> Plan:
-    text = "Runs that it has made go on."
+    text = "Its existing runs continue."
     return Plan(f"Remove entry {_need(given, 'entry')}", text, "Remove entry", final=True)
 
 
@@ -240,13 +238,13 @@ def _remove_entry(client: Orchestration, given: Given) -> str:
 
 
 def _plan_drain(_: Orchestration, given: Given) -> Plan:
-    text = "It takes no more runs, ends those that it has, and stops. Whatever started it may start it again."
+    text = "It takes no new runs, finishes those that it has, and stops. Its supervisor may start it again."
     return Plan(f"Drain worker {_need(given, 'worker')}", text, "Drain worker", final=True)
 
 
 def _drain(client: Orchestration, given: Given) -> str:
     client.drain(_need(given, "worker"))
-    return f"Worker {given['worker']} is told to drain."
+    return f"Worker {given['worker']} drains."
 
 
 ACTIONS: Mapping[str, Action] = {
@@ -258,7 +256,7 @@ ACTIONS: Mapping[str, Action] = {
     "pause": Action(_plan_pause, _pause),
     "resume": Action(_plan_resume, _resume),
     "requeue": Action(_plan_letters("Requeue", "They run again from the beginning.", False), _requeue),
-    "purge": Action(_plan_letters("Remove", "They cannot be brought back.", True), _purge),
+    "purge": Action(_plan_letters("Remove", "They cannot be restored.", True), _purge),
     "add-entry": Action(_plan_add, _add),
     "pause-entry": Action(_plan_pause_entry, _pause_entry),
     "resume-entry": Action(_plan_resume_entry, _resume_entry),
@@ -270,5 +268,5 @@ ACTIONS: Mapping[str, Action] = {
 def carry_out(client: Orchestration, name: str, given: Given) -> str:
     try:
         return ACTIONS[name].carry_out(client, given)
-    except ConfigurationError as exc:  # what is wrong with an entry is wrong with the form
+    except ConfigurationError as exc:  # an error in the entry is an error in the form
         raise BadCall("; ".join(str(exc).split("\n"))) from None

@@ -1,7 +1,7 @@
 """The dashboard as an ASGI app: served by ``server.py``, or mounted under any prefix of another one.
 
-Every request is: who is it (``auth.py``), may they, then a page, a stream, or an action. Pages and actions ask the
-ledger in threads (``client_pool.py``).
+Every request is identified and authorized (``access.py``), then answered by a page, a stream, or an action. Pages and
+actions read the ledger in threads (``client_pool.py``).
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def create_app(
     secure_cookies: bool = True,
     secret: bytes | None = None,
 ) -> Starlette:
-    """`credentials`: who may log in. `role_of`: the host app's own authentication, instead. With neither, only browsers
-    on this machine are served, and all of them may act.
+    """`credentials`: who may log in. `role_of`: the host app's own authentication, instead of credentials. With
+    neither, only browsers on this machine are served, and all of them may act.
 
-    `read_only`: nobody may act. `secure_cookies`: browsers send them over HTTPS only. `secret`: signs the cookies; the
-    same for several processes, and across restarts.
+    `read_only`: nobody may act. `secure_cookies`: browsers send cookies over HTTPS only. `secret`: signs the cookies;
+    give the same one to several processes, or to keep sessions across restarts.
     """
     return Dashboard(celery_app, credentials, role_of, read_only, secure_cookies, secret).app
 
@@ -129,7 +129,7 @@ class Dashboard:
 
     @property
     def live(self) -> Live:
-        """Made within the server's event loop. A host app may not tell us when that begins."""
+        """Created inside the server's event loop. A host app may not run our startup, so this is done on first use."""
         if self._live is None:
             self._live = Live(self._clients)
         return self._live
@@ -142,30 +142,32 @@ class Dashboard:
             guest = await self._access.guest(request)
             response = await handler(request, guest)
         except Refused as exc:
-            return self._trouble(request, exc.status, str(exc))
+            return self._error_answer(request, exc.status, str(exc))
         except security.TooLarge:
-            return self._trouble(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is too large.")
+            return self._error_answer(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The request is too large.")
         except WrongUse as exc:
-            return self._trouble(request, HTTPStatus.NOT_FOUND, str(exc))
+            return self._error_answer(request, HTTPStatus.NOT_FOUND, str(exc))
         except OrchestrationError as exc:
-            return self._trouble(request, HTTPStatus.SERVICE_UNAVAILABLE, str(exc), outage=isinstance(exc, LedgerError))
+            return self._error_answer(
+                request, HTTPStatus.SERVICE_UNAVAILABLE, str(exc), outage=isinstance(exc, LedgerError)
+            )
         if guest.cookie is not None and COOKIE not in _cookies_set(response):
             self._access.set_cookie(request, response, guest.cookie)
         return response
 
-    def _trouble(self, request: Request, status: HTTPStatus, why: str, outage: bool = False) -> Response:
+    def _error_answer(self, request: Request, status: HTTPStatus, why: str, outage: bool = False) -> Response:
         root = root_path(request)
         if status == HTTPStatus.UNAUTHORIZED and _wants_page(request):
             after = f"{request.url.path.removeprefix(root)}{'?' + request.url.query if request.url.query else ''}"
             return RedirectResponse(f"{root}/login{query(after=after)}", HTTPStatus.SEE_OTHER)
         if not _wants_page(request):
             return JSONResponse({"problem": why}, status)
-        return HTMLResponse(self._rendering.trouble(root, status.value, status.phrase, why, outage), status)
+        return HTMLResponse(self._rendering.error_page(root, status.value, status.phrase, why, outage), status)
 
     # -- pages
 
     def _shell(self, request: Request, guest: Guest, page: Page) -> dict[str, Any]:
-        """What a whole page needs beside what it shows: not in blocks that browsers share."""
+        """The values of one browser's whole page, which the blocks shared by several browsers must not contain."""
         return {
             "csrf": self._access.sessions.csrf(guest.session),
             "identity": guest.identity,
@@ -255,28 +257,28 @@ class Dashboard:
         name = request.path_params["action"]
         given = {**fields, **dict(request.query_params)}
         try:
-            said = await self._clients.ask(lambda client: carry_out(client, name, given), identity.name or None)
+            message = await self._clients.ask(lambda client: carry_out(client, name, given), identity.name or None)
         except WrongUse as exc:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(exc)) from None
         finally:
-            self.live.soon()
+            self.live.read_soon()
         if _wants_page(request):
-            return HTMLResponse(self._rendering.done(root_path(request), said, back=_back(request)))
-        return JSONResponse({"done": said})
+            return HTMLResponse(self._rendering.done(root_path(request), message, back=_back(request)))
+        return JSONResponse({"done": message})
 
 
 async def _failed(_: Request, __: Exception) -> Response:
-    """An error that nobody expected. The server logs it; the middleware is not asked any more."""
+    """An unexpected error. The server logs it. The middleware does not run for it, so the headers are set here."""
     return PlainTextResponse("Something went wrong here: see the log of the dashboard.\n", 500, security.HEADERS)
 
 
 def _wants_page(request: Request) -> bool:
-    """Scripts of ours, streams and programs want no whole page."""
+    """Whether the answer should be a whole page: not for our scripts, streams and other programs."""
     return "text/html" in request.headers.get("accept", "") and "x-csrf-token" not in request.headers
 
 
 def _back(request: Request) -> str:
-    """The page that somebody came from, if it is one of ours."""
+    """The previous page, if it is one of ours."""
     origin = f"{request.url.scheme}://{request.headers.get('host', '')}"
     came = request.headers.get("referer", "")
     inside = came.startswith(f"{origin}{root_path(request)}/") and "/do/" not in came

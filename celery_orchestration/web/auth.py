@@ -1,7 +1,7 @@
-"""Who may look, and who may act.
+"""Authentication: who may look, and who may act.
 
-Three ways lead to an identity: the host app's own function (when mounted), credentials (a password with a session
-cookie, or a token in a header), or, on a loopback address without credentials, being on this machine.
+An identity comes from the host app's own function (when mounted), from credentials (a password with a session cookie,
+or a token in a header), or, on a loopback address without credentials, from being on this machine.
 
 Credentials are lines ``name:role:hash``. A hash is ``scrypt$N$r$p$salt$key`` of a password, or ``sha256$digest`` of a
 token: tokens are long and random, so that a quick hash is enough. Comparisons take constant time, unknown names cost as
@@ -25,13 +25,13 @@ from typing import Literal
 Role = Literal["viewer", "operator"]
 ROLES: tuple[Role, ...] = ("viewer", "operator")
 
-#: Cost of a password's hash: 16 MB, and some 50 ms.
+#: Cost of a password's hash: 16 MB, and about 50 ms.
 _N, _R, _P = 2**14, 8, 1
 _LENGTH = 32
 SESSION_SECONDS = 12 * 3600
-#: So many failed attempts within so many seconds, and the next have to wait.
+#: After this many failed attempts within this many seconds, the next ones have to wait.
 MOST_FAILURES, FAILURE_SECONDS = 5, 60.0
-#: Addresses and names that failed are remembered up to this number.
+#: At most this many addresses and names with failed attempts are remembered.
 _MOST_REMEMBERED = 10_000
 
 
@@ -98,7 +98,7 @@ class Credentials:
         return cls(users)
 
     def with_password(self, name: str, password: str) -> Identity | None:
-        """Takes as long for a name that is not there."""
+        """Takes equally long for unknown names."""
         role, hashed = self.users.get(name, ("viewer", ""))
         kind, *parts = hashed.split("$")
         known = kind == "scrypt"
@@ -108,13 +108,13 @@ class Credentials:
 
     def with_token(self, token: str) -> Identity | None:
         given, found = hash_token(token), None
-        for name, (role, hashed) in self.users.items():  # all of them: it does not show which one it was
+        for name, (role, hashed) in self.users.items():  # all of them, in constant time
             if hmac.compare_digest(given, hashed):
                 found = Identity(name, role)
         return found
 
     def again(self, name: str) -> Identity | None:
-        """Of a session: its role may have changed, or it may be gone."""
+        """The current identity of a session's name: its role may have changed, or it may be gone."""
         return Identity(name, self.users[name][0]) if name in self.users else None
 
 
@@ -129,14 +129,14 @@ def _is_hash(text: str) -> bool:
 
 
 def _is_cost(*texts: str) -> bool:
-    """Whether scrypt takes these numbers, and no login takes much longer than with ours."""
+    """Whether scrypt accepts these numbers, and a login does not take much longer than with ours."""
     n, r, p = map(int, texts)
     return n > 1 and not n & (n - 1) and r > 0 and p > 0 and n * r * p <= 2**22
 
 
 @dataclass(frozen=True)
 class Session:
-    """What the cookie says: whose it is ('' before anybody has logged in), and a number for the CSRF token."""
+    """The content of the cookie: the user's name ('' before login), and a number for the CSRF token."""
 
     name: str
     number: str
@@ -144,7 +144,7 @@ class Session:
 
 
 class Sessions:
-    """Signed cookies: nothing is kept on the server. A new secret with each start ends all sessions."""
+    """Signed cookies: the server keeps no sessions. Without a given secret, each restart ends all of them."""
 
     def __init__(self, secret: bytes | None = None, now: Callable[[], float] = time.time) -> None:
         self._secret = secret or secrets.token_bytes(32)
@@ -173,7 +173,7 @@ class Sessions:
 
 
 class Attempts:
-    """Logins that failed or have not ended yet, by address and by name: many at once are no way round."""
+    """Counts failed and unfinished logins by address and by name, so that parallel attempts count, too."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -181,7 +181,7 @@ class Attempts:
         self._lock = threading.Lock()
 
     def begin(self, who: Sequence[str]) -> float:
-        """Seconds until all of them may try again. 0: now, and it counts as a failure until it has succeeded."""
+        """Seconds until the next attempt is allowed. 0: now; it counts as a failure until it succeeds."""
         now = self._now()
         with self._lock:
             recent = [[at for at in self._failures.get(one, ()) if now - at < FAILURE_SECONDS] for one in who]

@@ -1,4 +1,4 @@
-"""Questions to the ledger, asked in threads: a client has one connection, and serves one thread at a time."""
+"""Clients of the ledger for threads: a client has one connection, and serves one thread at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_orchestration.operate.hints import acting_as
 
 T = TypeVar("T")
 
-#: How many questions are asked at the same time.
+#: The number of clients that are used at the same time.
 MOST_CLIENTS = 4
 
 
@@ -27,13 +27,13 @@ class ClientPool:
         self._other: anyio.CapacityLimiter | None = None
 
     async def ask(self, question: Callable[[Orchestration], T], name: str | None = None) -> T:
-        """`name`: who acts, for the audit."""
+        """Call `question` with a client, in a thread. `name`: who acts, for the audit."""
         if self._limit is None:
             self._limit = anyio.CapacityLimiter(MOST_CLIENTS)
         return await to_thread.run_sync(self._ask, question, name, limiter=self._limit)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Something that takes long, and not of the ledger: one at a time."""
+        """Run slow work that does not need the ledger in a thread, one at a time."""
         if self._other is None:
             self._other = anyio.CapacityLimiter(1)
         return await to_thread.run_sync(work, limiter=self._other)

@@ -6,7 +6,7 @@ In ``asgi.py``::
 
     application = with_dashboard(get_asgi_application(), celery_app, prefix="/jobs")
 
-Users who may log in to the admin site (staff) may look, superusers may act; ``role_of`` says it otherwise.
+Users who may log in to the admin site (staff) may look, superusers may act. ``role_of`` replaces this rule.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def with_dashboard(
     role_of: Callable[[Any], Role | None] = role_of_user,
     **options: Any,
 ) -> ASGIApp:
-    """Django's application with the dashboard at `prefix`. `role_of`: from a user of Django. `options`: of
-    :func:`celery_orchestration.web.app.create_app`."""
+    """Django's application with the dashboard at `prefix`. `role_of`: returns the role of a Django user. `options`:
+    those of :func:`celery_orchestration.web.app.create_app`."""
     prefix = f"/{prefix.strip('/')}"
 
     async def identity(request: Request) -> Identity | None:

@@ -1,7 +1,7 @@
-"""``orchestration metrics --port``: a small server with ``/metrics`` and ``/health``, for where no dashboard runs.
+"""``orchestration metrics --port``: a small server with ``/metrics`` and ``/health``, for use without the dashboard.
 
-It asks the ledger when it is asked, one request after another: many that come at once do not multiply the questions
-that Redis has to answer.
+It reads the ledger for each request, one request after another, so that parallel requests do not multiply the load of
+Redis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds that a client has to send its request, and to take the answer.
+#: Seconds that a client has to send its request, and to read the answer.
 PATIENCE = 10.0
 
 
@@ -28,7 +28,7 @@ class Exporter(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, client: Orchestration) -> None:
         self._client = client
-        self._lock = threading.Lock()  # a client is one connection, and belongs to one thread at a time
+        self._lock = threading.Lock()  # a client has one connection, and serves one thread at a time
         super().__init__((host, port), _Handler)
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
@@ -50,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             status, kind, document = self.server.answer(self.path.partition("?")[0])
         except Exception:
-            logger.exception("The metrics cannot be made")
+            logger.exception("The metrics or the health cannot be read")
             status, kind, document = 500, "text/plain", b"see the log\n"
         self.send_response(status)
         self.send_header("Content-Type", kind)

@@ -17,18 +17,18 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 @dataclass(frozen=True)
 class Filter:
-    """Of one name any of its values may hold, of several names all do."""
+    """Several values of one name are alternatives; all names must match."""
 
     terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     words: tuple[str, ...] = ()
-    #: What is written and not understood.
+    #: Sentences about the parts that were not understood.
     mistakes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.terms or self.words)
 
     def holds(self, name: str, *values: str | None) -> bool:
-        """Whether one of the values is as asked for; always, if nothing was asked under that name."""
+        """Whether one of the values matches the terms of this name; true if there are none."""
         wanted = self.terms.get(name)
         return wanted is None or any(is_like(value, one) for one in wanted for value in values if value is not None)
 
@@ -42,7 +42,7 @@ class Filter:
 
 
 def parse(text: str, names: Iterable[str]) -> Filter:
-    """`names`: those that mean something here. Others are words to look for, and mistakes if they look like names."""
+    """`names`: the fields of this page. Other terms are words to search for, and mistakes if they look like fields."""
     known, words, mistakes = set(names), [], []
     terms: dict[str, tuple[str, ...]] = {}
     for found in _TERM.finditer(text):
@@ -50,7 +50,7 @@ def parse(text: str, names: Iterable[str]) -> Filter:
         if name in known:
             terms[name] = (*terms.get(name, ()), value)
         elif name is not None:
-            mistakes.append(f"{name}: is no field here; there are {', '.join(f'{one}:' for one in sorted(known))}")
+            mistakes.append(f"{name}: is no field here; use {', '.join(f'{one}:' for one in sorted(known))}")
             words.append(found[0])
         elif value:
             words.append(value)
@@ -63,7 +63,7 @@ def parse(text: str, names: Iterable[str]) -> Filter:
 
 
 def is_like(value: str, pattern: str) -> bool:
-    """By a part of it, in upper or lower case, or by a glob."""
+    """Matches a part of the value in any case, or a glob."""
     return pattern.casefold() in value.casefold() or fnmatchcase(value, pattern)
 
 
@@ -82,9 +82,9 @@ def moment(text: str, now: datetime) -> datetime | None:
         at = at if at.tzinfo else at.astimezone(timezone.utc)
     except (ValueError, OverflowError):
         return None
-    return at if abs((at - now).days) < MOST_DAYS else None  # further away there is nothing to be seen
+    return at if abs((at - now).days) < MOST_DAYS else None  # there is no data further away
 
 
 def quoted(name: str, value: str) -> str:
-    """A term that means this value."""
+    """The term that matches this value."""
     return f'{name}:"{value}"' if re.search(r"\s", value) else f"{name}:{value}"

@@ -16,10 +16,10 @@ from celery_orchestration.operate import clock
 from celery_orchestration.operate.attention import is_failing
 from celery_orchestration.operate.models import JobStatus
 
-#: Letters of a name that fit into a table.
+#: Characters of a name that fit into a table.
 NAME = 44
 
-#: Rules of the gate, in groups that have a colour each.
+#: Groups of the gate's rules; each has a colour.
 CAUSES = {
     "depends": "dependency",
     "blocked": "blocked",
@@ -51,14 +51,14 @@ def cause_of(rule: str | None) -> str:
 
 
 def finalize(value: Any) -> Any:
-    """Everything that is written on a page: control characters are shown as what they are, None as nothing."""
+    """Applied to every value on a page: escapes control characters, and shows None as nothing."""
     if value is None:
         return ""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def state_of(job: JobStatus) -> str:
-    """In the word that matters most."""
+    """The word that matters most about the job."""
     if job.disabled is not None:
         return "disabled"
     if job.overdue and job.state == "idle":
@@ -83,7 +83,7 @@ def lasting(seconds: float | None) -> str:
 
 
 def moment(at: datetime | None, otherwise: str = "") -> Markup:
-    """Relative, kept up to date by the browser, with the time itself on hover."""
+    """A relative time that the browser keeps up to date, with the time itself on hover."""
     if at is None:
         return escape(otherwise)
     at = at.astimezone(timezone.utc)
@@ -94,7 +94,7 @@ def moment(at: datetime | None, otherwise: str = "") -> Markup:
 
 
 def since(at: datetime | None) -> Markup:
-    """How long it has been, counting."""
+    """A duration that the browser keeps counting."""
     if at is None:
         return Markup("")
     at = at.astimezone(timezone.utc)
@@ -105,7 +105,7 @@ def since(at: datetime | None) -> Markup:
 
 
 def clock_time(at: datetime | None) -> Markup:
-    """The time of day, in the viewer's zone."""
+    """The time of day in the viewer's time zone."""
     if at is None:
         return Markup("")
     at = at.astimezone(timezone.utc)
@@ -115,7 +115,7 @@ def clock_time(at: datetime | None) -> Markup:
 
 
 def common_prefix(names: Collection[str]) -> str:
-    """The packages that all names share: left out where they are listed."""
+    """The packages that all names share; lists leave them out."""
     if len(names) < 2:
         return ""
     shared = os.path.commonprefix([name.rpartition(".")[0] + "." for name in names])  # noqa: RUF071  (cut at the dot)
@@ -123,7 +123,7 @@ def common_prefix(names: Collection[str]) -> str:
 
 
 def short(name: str, prefix: str = "", most: int = NAME) -> str:
-    """Without the prefix, and shortened in the middle: the end tells names apart."""
+    """The name without the prefix, shortened in the middle, because names differ at the end."""
     name = printable(name.removeprefix(prefix) if prefix and name != prefix else name)
     if len(name) <= most:
         return name
@@ -132,11 +132,11 @@ def short(name: str, prefix: str = "", most: int = NAME) -> str:
 
 
 def brief(text: str | None, prefix: str) -> str:
-    """A sentence in which jobs are named without their prefix."""
+    """The sentence with the prefix removed from jobs' names."""
     return re.sub(rf"(?<![\w.]){re.escape(prefix)}(?=\w)", "", text or "") if prefix else text or ""
 
 
 def query(**values: Any) -> str:
-    """Of an address. Any text can be in it."""
+    """The query string of an address, with any text encoded."""
     given: Mapping[str, Any] = {name: value for name, value in values.items() if value not in (None, "")}
     return f"?{urlencode(given, errors='surrogatepass')}" if given else ""

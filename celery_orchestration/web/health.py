@@ -1,4 +1,4 @@
-"""What a probe gets at ``/health``: whether the ledger answers and runs may start. It is for everybody to read."""
+"""The answer of ``/health`` for probes: whether the ledger answers and runs may start. It needs no login."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def answer(health: Health) -> tuple[int, bytes]:
-    """The status of HTTP, and a JSON document. Names of hosts, and where Redis is, stay inside."""
+    """The HTTP status, and a JSON document without host names and the address of Redis."""
     document = {
         "ok": health.ok,
         "ledger": "answers" if health.at is not None else "does not answer",

@@ -1,8 +1,8 @@
-"""Pages that stay up to date: one look at the ledger a second, however many browsers there are.
+"""Pages that stay up to date: the ledger is read once a second, however many browsers watch.
 
-Whoever has a page open holds a stream of server-sent events. Browsers on the same address with the same role share a
-:class:`Topic`: its page is rendered once for all of them, and they are sent the blocks that have changed. Nobody looks
-at the ledger while nobody watches; a look that takes long is followed by a longer pause.
+An open page holds a stream of server-sent events. Browsers on the same address with the same role share a
+:class:`Topic`: its page is rendered once for all of them, and they get the blocks that have changed. The ledger is not
+read while no browser watches; a slow read is followed by a longer pause.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from celery_orchestration.web.client_pool import ClientPool
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks at least; and how many times longer than what a look takes of a core.
+#: The shortest pause between two reads, in seconds; and the pause as a multiple of a read's CPU time.
 SECONDS, PAUSE_TIMES = 0.7, 12
-#: A browser that asks for a page gets what was seen this many seconds ago.
+#: A page may show data that is this many seconds old.
 FRESH_SECONDS = 0.5
-#: Seconds after which the relations between jobs are read again, and so is a history that seems unchanged.
+#: Seconds after which the graph, an unchanged history and the forecast are read again.
 PICTURE_SECONDS, HISTORY_SECONDS, FORECAST_SECONDS = 10.0, 10.0, 60.0
-#: How many samples of queues and pools are kept: those of a quarter of an hour or so.
+#: How many samples of queues and pools are kept (about a quarter of an hour), and the seconds between two of them.
 SAMPLES, SAMPLE_SECONDS = 180, 5.0
-#: A stream says something at least this often, so that proxies keep it open and dead browsers are noticed.
+#: A stream sends something at least this often, so that proxies keep it open and dead browsers are noticed.
 SILENCE_SECONDS = 15.0
-#: How many events a browser may be behind before it is cut off: it comes back by itself.
+#: A browser that is this many events behind is disconnected; it reconnects by itself.
 _MOST_BEHIND = 20
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What lines over time are drawn of."""
+    """One point of the lines over time."""
 
     at: float
     #: Messages in each queue, and workers of each pool.
@@ -64,7 +64,7 @@ class Snapshot:
 
 
 class Looker:
-    """Looks at the ledger; remembers what seldom changes. Used by one thread at a time."""
+    """Reads the ledger, and remembers what seldom changes. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._picture: tuple[float, frozenset[str], Picture] | None = None
@@ -84,14 +84,14 @@ class Looker:
         if self._picture is None or self._picture[1] != names or now - self._picture[0] > PICTURE_SECONDS:
             try:
                 self._picture = now, names, client.graph()
-            except OrchestrationError as exc:  # a mistake in the code, which the status tells as well
+            except OrchestrationError as exc:  # an error in the code, which the status reports as well
                 logger.debug("The relations between jobs cannot be read: %s", exc)
                 return None
         return self._picture[2]
 
 
 class Histories:
-    """How the last runs of jobs ended; read again when a job's last end has changed. And what comes."""
+    """The last ended runs of jobs, read again when a job's last end has changed; and the forecast."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[Hashable, float, int, list[Ended]]] = {}
@@ -109,7 +109,7 @@ class Histories:
         return ended
 
     def forecast(self, client: Orchestration, hours: float) -> Forecast:
-        """What is to be expected: it takes long to find out, and a minute makes no difference."""
+        """The forecast. It is slow to compute, so it may be a minute old."""
         now = time.monotonic()
         if self._forecast is None or now - self._forecast[0] > FORECAST_SECONDS:
             self._forecast = now, client.forecast(hours)
@@ -118,7 +118,7 @@ class Histories:
 
 @dataclass(eq=False)
 class Topic:
-    """A page that browsers watch, with what they have been sent."""
+    """A page that browsers watch, and the blocks that they were sent."""
 
     render: Callable[[Snapshot], Awaitable[Mapping[str, str]]]
     blocks: dict[str, str] = field(default_factory=dict)
@@ -134,27 +134,27 @@ class Live:
         self._latest: Snapshot | None = None
         self._loop: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        #: Since the last look began.
+        #: Whether something was changed from here since the last read began.
         self._changed = False
         self._closing = False
-        #: How often the ledger was looked at.
+        #: How often the ledger was read.
         self.looks = 0
 
     async def snapshot(self, age: float = FRESH_SECONDS) -> Snapshot:
-        """Raises what the ledger raises."""
+        """Raises the errors of the ledger."""
         async with self._looking:
             latest = self._latest
             while latest is None or time.monotonic() - latest.taken > age:
                 self._changed, age = False, math.inf
                 self.looks += 1
                 latest = await self._clients.ask(self._looker.look)
-                if self._changed:  # while it looked: it may have seen what was before
+                if self._changed:  # the change came during the read, which may have missed it
                     latest = None
             self._latest = latest
             return latest
 
-    def soon(self) -> None:
-        """Something was changed from here: look at once."""
+    def read_soon(self) -> None:
+        """Something was changed from here: read the ledger at once."""
         self._latest, self._changed = None, True
         self._wake.set()
 
@@ -165,7 +165,7 @@ class Live:
     async def events(
         self, key: Hashable, render: Callable[[Snapshot], Awaitable[Mapping[str, str]]]
     ) -> AsyncIterator[str]:
-        """The stream of one browser. `key`: what makes two pages the same."""
+        """The stream of one browser. `key`: equal for browsers that see the same page."""
         queue: asyncio.Queue[str | None] = asyncio.Queue(_MOST_BEHIND)
         topic = self._topics.setdefault(key, Topic(render))
         topic.watchers.append(queue)
@@ -189,7 +189,7 @@ class Live:
                 del self._topics[key]
 
     def end_streams(self) -> None:
-        """Browsers come back by themselves if somebody serves them again."""
+        """End all streams. Browsers reconnect by themselves when a server runs again."""
         self._closing = True
         for topic in self._topics.values():
             for queue in topic.watchers:
@@ -215,14 +215,14 @@ class Live:
                 snapshot = await self.snapshot(0.0)
             except OrchestrationError as exc:
                 down = True
-                self._tell_all(_event("down", {"why": str(exc)}))
+                self._send_all(_event("down", {"why": str(exc)}))
             except Exception as exc:
-                logger.exception("The ledger could not be looked at")
+                logger.exception("The ledger cannot be read for the dashboard")
                 down = True
-                self._tell_all(_event("down", {"why": f"{type(exc).__name__}: {exc}"}))
+                self._send_all(_event("down", {"why": f"{type(exc).__name__}: {exc}"}))
             else:
                 if down:
-                    self._tell_all(_event("up", {}))
+                    self._send_all(_event("up", {}))
                 down = False
                 await self._update(snapshot)
             took = time.process_time() - begun
@@ -234,26 +234,26 @@ class Live:
             try:
                 blocks = await topic.render(snapshot)
             except OrchestrationError as exc:
-                self._tell(topic, _event("trouble", {"why": str(exc)}))
+                self._send(topic, _event("problem", {"why": str(exc)}))
                 continue
             except Exception:
-                logger.exception("A page could not be rendered")
+                logger.exception("A page of the dashboard cannot be rendered")
                 continue
             changed = {name: text for name, text in blocks.items() if topic.blocks.get(name) != text}
             topic.blocks = dict(blocks)
-            self._tell(topic, _event("blocks", changed))
+            self._send(topic, _event("blocks", changed))
 
-    def _tell_all(self, event: str) -> None:
+    def _send_all(self, event: str) -> None:
         for topic in self._topics.values():
-            self._tell(topic, event)
+            self._send(topic, event)
 
-    def _tell(self, topic: Topic, event: str) -> None:
+    def _send(self, topic: Topic, event: str) -> None:
         for queue in topic.watchers:
             _put(queue, event)
 
 
 def _put(queue: asyncio.Queue[str | None], event: str | None) -> None:
-    """One that does not read any more is cut off."""
+    """Disconnect a browser that does not read any more."""
     if queue.full():
         while not queue.empty():
             queue.get_nowait()

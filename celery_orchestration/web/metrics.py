@@ -1,11 +1,11 @@
-"""Metrics for Prometheus: what the ledger knows, read when somebody asks.
+"""Metrics for Prometheus, read from the ledger for each scrape.
 
-:data:`METRICS` declares each metric once; ``docs/metrics.md`` has the same table. Where celery-exporter has a metric of
-the same meaning, ours has its name; its label ``hostname`` is left out: a run may wait, be handed over and start again
-anywhere. No label holds a room key, a run or a worker, so the number of series is bounded by that of jobs and queues.
+:data:`METRICS` declares each metric once; ``docs/metrics.md`` has the same table. If celery-exporter has a metric with
+the same meaning, ours has its name, but not its label ``hostname``: a run may wait, be handed over and start again
+anywhere. No label holds a room key, a run or a worker, so the number of series depends only on jobs and queues.
 
-Counters come from the ledger: they survive restarts of workers and of whoever serves this, and start again from 0 only
-if Redis is emptied.
+Counters come from the ledger: they survive restarts of workers and of the exporter, and start from 0 only if Redis is
+emptied.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Numbers = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Spec:
-    """One metric. The samples of a counter end with _total, those of others as Prometheus has it."""
+    """One metric. The samples of a counter end with _total; other kinds follow Prometheus."""
 
     name: str
     kind: Kind
@@ -118,7 +118,7 @@ _ENDED = {
     "celery_task_rejected": ("rejected",),
     f"{_OURS}_recoveries": ("recovered",),
 }
-#: The limits of the ledger (ms) that each job shows: all of them would be two thirds of the page.
+#: The bucket limits (ms) that each job shows: all of them would be two thirds of the page.
 _RUNTIMES = frozenset((100, 500, 1000, 5000, 10_000, 60_000, 300_000, 1_800_000, 3_600_000))
 _RESULTS = {"fires": "made", "fires_skipped": "skipped", "fires_missed": "missed"}
 _FAMILIES: dict[Kind, Any] = {
@@ -146,7 +146,7 @@ class _Page:
     def add_histogram(
         self, name: str, found: Numbers, limits: Sequence[int], *labels: str, shown: Collection[int] | None = None
     ) -> None:
-        """`shown`: those of the limits that are shown, if not all."""
+        """`shown`: the limits that are shown, if not all."""
         counts = accumulate(found.get(str(number), 0) for number in range(1, len(limits) + 2))
         ends = (*(_number(ms / 1000) if shown is None or ms in shown else "" for ms in limits), "+Inf")
         buckets = [(end, count) for end, count in zip(ends, counts, strict=True) if end]
@@ -182,7 +182,7 @@ def table() -> str:
 
 
 def text(measured: Callable[[], Measured | None]) -> bytes:
-    """In Prometheus's text format. `measured` asks the ledger; None: it does not answer."""
+    """Prometheus's text format. `measured` reads the ledger; None: it does not answer."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(measured))
     return generate_latest(registry)
@@ -196,7 +196,7 @@ class _Collector(Collector):
         return families(self._measured())
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # else the ledger is asked just to register it
+        return ()  # otherwise registering it would read the ledger
 
 
 def _installation(page: _Page, status: Numbers) -> None:
@@ -289,5 +289,5 @@ def _counted(page: _Page, name: str, sums: Numbers, waits: Counter[str], limits:
 
 
 def _number(value: float) -> str:
-    """As Prometheus writes it."""
+    """A number in Prometheus's format."""
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Arguments as people may see them. Pure.
+"""Hides secrets in arguments that the dashboard shows. Pure.
 
-The setting ``orchestration_dashboard_arguments`` says how: ``redacted`` (values of keys that look like secrets are left
-out), ``hidden`` (nothing is shown), or ``module:function``, which is called with a text and returns what is shown.
+The setting ``orchestration_dashboard_arguments`` chooses how: ``redacted`` (values of keys that look like secrets are
+left out), ``hidden`` (nothing is shown), or ``module:function``, which gets the text and returns the text to show.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _WORDS = (
     "|card|cvv|iban|ssn"
 )
 _SECRET = rf"[\w.-]*(?:{_WORDS})[\w.-]*"
-#: In a dict, as Python or JSON writes it, or in a call: the key and what stands before its value.
+#: A secret key in a dict (as Python or JSON writes it) or in a call, with the characters before its value.
 _KEY = re.compile(rf"""(?P<quote>\\?['"]){_SECRET}(?P=quote)\s*:\s*|(?<![\w.-]){_SECRET}\s*=\s*""", re.IGNORECASE)
-#: A quoted text, with its end if that was not cut off.
+#: A quoted text, even if its end is cut off.
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'?|"(?:[^"\\]|\\.)*"?|\\"[^"]*"?""", re.DOTALL)
 _OPENING, _CLOSING = "([{<", ")]}>"
 _IS_SECRET = re.compile(_SECRET, re.IGNORECASE)
 
 
 def redacted(text: str) -> str:
-    """A text in which dicts or calls are written, such as Celery's ``kwargsrepr``. Cut ends are fine."""
+    """Redact a text that contains dicts or calls, such as Celery's ``kwargsrepr``. Its end may be cut off."""
     parts, at = [], 0
     while found := _KEY.search(text, at):
         parts += [text[at : found.end()], LEFT_OUT]
@@ -42,7 +42,7 @@ def redacted(text: str) -> str:
 
 
 def _end_of_value(text: str, at: int) -> int:
-    """Where the value that begins here ends: all of a dict, a list or a call, however deep."""
+    """The end of the value that begins here: a whole dict, list or call, however deep."""
     depth = 0
     while at < len(text):
         one = text[at]
@@ -79,7 +79,7 @@ def function_of(setting: str) -> Redact:
 
 
 def _careful(function: Callable[[str], Any]) -> Redact:
-    """If it fails, nothing is shown."""
+    """A function that fails shows nothing."""
 
     def redact(text: str) -> str:
         try:
@@ -91,12 +91,12 @@ def _careful(function: Callable[[str], Any]) -> Redact:
 
 
 def values(found: Any) -> Any:
-    """JSON with the values of secret keys left out."""
+    """JSON without the values of secret keys."""
     if isinstance(found, dict):
         return {key: LEFT_OUT if _IS_SECRET.fullmatch(str(key)) else values(value) for key, value in found.items()}
     return [values(one) for one in found] if isinstance(found, list) else found
 
 
 def as_text(redact: Redact, found: Any) -> str:
-    """A value of JSON, shown through the function."""
+    """A JSON value as redacted text."""
     return redact(json.dumps(values(found), ensure_ascii=False))

@@ -1,7 +1,7 @@
-"""Templates: whole pages, and the blocks of them that change.
+"""Renders templates: whole pages, and the blocks of them that change.
 
-A block named ``live_x`` is what stands in the element with ``data-live="x"``. Blocks are rendered by themselves for the
-streams: the page as it is loaded and the page as it is updated come from the same lines.
+A block named ``live_x`` is the content of the element with ``data-live="x"``. The streams render blocks alone, so that
+a loaded page and its updates come from the same lines.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class Rendering:
         template = "do.html" if whole else "plan.html"
         return self._env.get_template(template).render(plan=plan, address=address, csrf=csrf, root=root, back=back)
 
-    def done(self, root: str, said: str, back: str) -> str:
-        return self._env.get_template("done.html").render(root=root, said=said, back=back)
+    def done(self, root: str, message: str, back: str) -> str:
+        return self._env.get_template("done.html").render(root=root, message=message, back=back)
 
     def login(self, root: str, csrf: str, after: str, problem: str) -> str:
         return self._env.get_template("login.html").render(root=root, csrf=csrf, after=after, problem=problem)
 
-    def trouble(self, root: str, status: int, phrase: str, why: str, outage: bool) -> str:
-        template = self._env.get_template("trouble.html")
+    def error_page(self, root: str, status: int, phrase: str, why: str, outage: bool) -> str:
+        template = self._env.get_template("error.html")
         return template.render(root=root, status=status, phrase=phrase, why=why, outage=outage)
 
 
@@ -90,7 +90,7 @@ def _block(template: Template, name: str, context: Mapping[str, Any]) -> str:
 
 
 def _version(static: Path) -> str:
-    """Of what browsers keep: another one with each change."""
+    """The version of the static files, for browsers' caches."""
     found = hashlib.sha256()
     for path in sorted(static.glob("*")):
         found.update(path.read_bytes())

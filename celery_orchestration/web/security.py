@@ -1,4 +1,4 @@
-"""What holds for every request: headers, the size of a body, and which hosts may be named."""
+"""Checks for every request: security headers, the size of the body, the host name, the origin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: Bytes and fields of a body: forms with the arguments of a call.
+#: The most bytes and fields of a body: forms with the arguments of a call.
 MOST_BYTES, MOST_FIELDS = 64 * 1024, 100
 
 HEADERS: Mapping[str, str] = {
@@ -26,7 +26,7 @@ HEADERS: Mapping[str, str] = {
 
 
 class SecurityHeaders:
-    """Every answer has them, errors included. What is not said to be kept is not."""
+    """Adds the headers to every answer, errors included. Answers are not cached unless they say so."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -47,11 +47,11 @@ class SecurityHeaders:
 
 
 class TooLarge(Exception):
-    """The body of a request is larger than any of ours."""
+    """The body of a request is larger than any that our pages send."""
 
 
 async def form(request: Request) -> dict[str, str]:
-    """The fields of a form, of which each is given once."""
+    """The fields of a form. Each has one value."""
     body = b""
     try:
         async for part in request.stream():
@@ -62,12 +62,12 @@ async def form(request: Request) -> dict[str, str]:
         return {}
     try:
         return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
-    except ValueError:  # it has more fields
+    except ValueError:  # too many fields
         raise TooLarge from None
 
 
 def is_loopback(host: str) -> bool:
-    """A name or an address, as it is bound or as a browser names it."""
+    """`host`: a name or an address, to bind or from a browser."""
     host = host.strip("[]").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -78,15 +78,15 @@ def is_loopback(host: str) -> bool:
 
 
 def named_host(request: Request) -> str:
-    """Whom the browser thinks to speak to."""
+    """The host name in the browser's address."""
     try:
         return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    except ValueError:  # no host is called that
+    except ValueError:  # not a valid host
         return ""
 
 
 def is_same_origin(request: Request) -> bool:
-    """Whether a page of ours sent it, as far as the browser says: old ones say nothing."""
+    """Whether one of our pages sent it, by the browser's headers. Old browsers send none."""
     if request.headers.get("sec-fetch-site") not in (None, "same-origin", "none"):
         return False
     origin = request.headers.get("origin")

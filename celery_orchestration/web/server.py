@@ -1,4 +1,4 @@
-"""The dashboard as a server of its own: ``celery -A app orchestration dashboard``, and a part of ``up``."""
+"""The dashboard as its own server: ``celery -A app orchestration dashboard``, also used by ``up``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import uvicorn
 from celery import Celery
 
-from celery_orchestration.errors import Said
+from celery_orchestration.errors import UserError
 from celery_orchestration.web.app import create_app
 from celery_orchestration.web.auth import BadCredentials, Credentials
 from celery_orchestration.web.security import is_loopback
@@ -21,12 +21,12 @@ CREDENTIALS_FILE = "CELERY_ORCHESTRATION_DASHBOARD_CREDENTIALS_FILE"
 SECRET = "CELERY_ORCHESTRATION_DASHBOARD_SECRET"
 
 
-class CannotServe(Said):
-    """The server cannot start as it was asked to."""
+class CannotServe(UserError):
+    """The server cannot start with these options."""
 
 
 def credentials_from(env: Mapping[str, str], path: str | None = None) -> Credentials:
-    """From a file, or from the environment."""
+    """Read credentials from a file, or from the environment."""
     path = path or env.get(CREDENTIALS_FILE)
     where = path or CREDENTIALS
     try:
@@ -48,9 +48,9 @@ def serve(
     keyfile: str | None = None,
     ready: Callable[[str], None] = print,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. `ready` is told the address when connections are taken; port 0 is any free one.
+    """Serve until SIGTERM or SIGINT. `ready` gets the address when connections are accepted; port 0 is any free port.
 
-    `credentials`: None reads them from the environment. Without some only a loopback host is served.
+    `credentials`: None reads them from the environment. Without credentials only a loopback host is allowed.
     """
     known = credentials_from(os.environ) if credentials is None else credentials
     local = is_loopback(host)
@@ -70,7 +70,7 @@ def serve(
         ssl_certfile=certfile,
         ssl_keyfile=keyfile,
         timeout_graceful_shutdown=2,
-        # Proxies before us are named by the one who puts them there.
+        # The person who runs a proxy names it here.
         forwarded_allow_ips=os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1"),
     )
     with _listening(host, port) as sock:
@@ -93,7 +93,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Says when it serves; ends the streams before it waits for connections to end."""
+    """Reports when it accepts connections, and ends the streams before it waits for connections to close."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None], close: Callable[[], None]) -> None:
         super().__init__(config)

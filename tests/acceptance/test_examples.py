@@ -159,7 +159,7 @@ def test_the_demo_breaks_things_runs_to_its_end_and_leaves_nothing_behind(scratc
         r"fetch_data runs: the processes of its worker are killed in the middle of it",
         r"the run has succeeded in its second try",
         r"the whole worker is killed with SIGKILL",
-        r"pools +\| Worker default-1 was killed by signal 9; it is started again in 1 s",
+        r"pools +\| Worker default-1 was killed by signal 9; it is restarted in 1 s",
         r"its supervisor has started another one on its place",
         r"the scheduler is killed with SIGKILL",
         r"scheduler +\| .*This scheduler leads",

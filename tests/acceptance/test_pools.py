@@ -171,7 +171,7 @@ def test_a_worker_that_dies_is_started_again(pools: Make):
     supervisor = stage.supervisor("a")
     (worker,) = stage.wait_live(1)
     os.kill(worker["pid"], signal.SIGKILL)
-    supervisor.wait_for_log("Worker images-1 was killed by signal 9; it is started again in 1 s")
+    supervisor.wait_for_log("Worker images-1 was killed by signal 9; it is restarted in 1 s")
     until(lambda: [one for one in stage.live() if one["pid"] != worker["pid"]], 20)
     stage.send(stage.jobs.resize).get(timeout=20)
 
@@ -332,7 +332,7 @@ class TestTwoSupervisors:
         fences = {one["number"]: one["fence"] for one in stage.look()["pools"]["images"]["places"]}
         first.kill(whole=False)
         again = stage.supervisor("a")
-        again.wait_for_log("Place 1 of pool 'images' is ours from before")
+        again.wait_for_log("Place 1 of pool 'images' is still ours from the previous process")
         until(lambda: len({one["pid"] for one in stage.live()} - before) == 2, 30, "two new workers")
         assert {one["number"]: one["fence"] for one in stage.look()["pools"]["images"]["places"]} == fences
         assert not [pid for pid in before if is_alive(pid)]
@@ -395,7 +395,7 @@ def test_a_worker_that_takes_nothing_is_replaced(pools: Make):
         stage.app.control.cancel_consumer(queue, destination=[worker["name"]], reply=True, timeout=5)
     until(lambda: "images.normal" not in json.loads(stage.look()["workers"][0]["queues"]), 10)
     stuck = stage.send(stage.jobs.resize)
-    supervisor.wait_for_log("Worker images-1 is stalled: it has received nothing", 40)
+    supervisor.wait_for_log("Worker images-1 is stalled: it has received no message", 40)
     stuck.get(timeout=30)
     assert not is_alive(worker["pid"])
 

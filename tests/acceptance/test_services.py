@@ -104,7 +104,7 @@ def test_two_services_wait_for_each_other_and_each_fires_its_own_schedule(compan
     company.beat(SHOP)
     # Billing is not deployed yet: what depends on it waits, and says why.
     assert "billing.invoice" in until(lambda: company.waits("shop.ship"), PATIENCE, "shop.ship was fired")
-    shop.wait_for_log("names the external job 'billing.invoice', which no service has brought yet", PATIENCE)
+    shop.wait_for_log("names the external job 'billing.invoice', which no service has registered yet", PATIENCE)
 
     billing = company.worker(BILLING, queues=["billing.normal"])
     beat = company.beat(BILLING)

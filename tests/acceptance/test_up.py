@@ -289,7 +289,7 @@ def test_what_dies_is_started_again(shop: Shop) -> None:
         until(lambda: len(shop.journal()) > ticks + 1, PATIENCE, f"it ticks again\n{text(terminal)}")
         terminal.press(CTRL_C)
         assert terminal.ends(PATIENCE) == 0, text(terminal)
-    assert re.search(r"^up +\| scheduler was ended by SIGKILL; it is started again in 1 s", text(terminal), re.M)
+    assert re.search(r"^up +\| scheduler was ended by SIGKILL; it is restarted in 1 s", text(terminal), re.M)
     assert re.search(r"^up +\| the private Redis has died and is started again", text(terminal), re.M)
     shop.ends()
 
@@ -332,7 +332,7 @@ def test_changed_code_is_loaded(shop: Shop) -> None:
     with shop.up("--reload") as terminal:
         shop.notes("tick", 1)
         shop.module.write_text(SHOP.replace("VERSION = 1", "VERSION = 2"))
-        says(terminal, r"^up +\| shop\.py changed: workers and scheduler are started anew")
+        says(terminal, r"^up +\| shop\.py changed: workers and scheduler are restarted")
         shop.notes("tick", 2)
         terminal.press(CTRL_C)
         assert terminal.ends(PATIENCE) == 0, text(terminal)

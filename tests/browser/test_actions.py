@@ -112,7 +112,7 @@ def test_pause_and_resume_everything(living: Shop, page: Page) -> None:
     done(page, "Everything is paused")
     assert living.client.status(depths=False).paused
     page.locator(".banner").get_by_role("button", name="Resume").click()
-    done(page, "Nothing is paused any more")
+    done(page, "Everything is resumed")
     assert not living.client.status(depths=False).paused
     assert last_change(living)[0] == "resume"
 
@@ -126,7 +126,7 @@ def test_dead_letters_are_requeued_and_removed_by_filter_with_the_count_before(l
     expect(page.locator("tr", has_text="order #: the bank declined the card")).to_contain_text("3")
     opened(page, f"{shop.address}/letters?q=key:6")
     page.get_by_role("button", name="Remove 1", exact=True).click()
-    confirm(page, "Remove 1 dead letter", "cannot be brought back")
+    confirm(page, "Remove 1 dead letter", "cannot be restored")
     done(page, "1 dead letter removed")
     assert {letter.key for letter in shop.client.dead_letters()} == {"3", "9"}
     before = len(shop.client.history(shop.name("charge_card")))
@@ -180,7 +180,7 @@ def test_drain_a_worker(living: Shop, page: Page) -> None:
     opened(page, f"{living.address}/workers")
     page.locator("tr", has_text="second").get_by_role("button", name="Drain").click()
     confirm(page, "Drain worker", "takes no more runs")
-    done(page, "is told to drain")
+    done(page, "drains")
     until(lambda: not worker.running, 30, "it has stopped")
     expect(page.locator("tr[data-key^='worker second']")).to_have_count(0, timeout=5000)
     assert ("drain", worker.hostname) in [(one.what, one.about) for one in living.client.audit(5)]

@@ -86,12 +86,12 @@ def test_a_place_that_was_to_go_when_its_supervisor_died_gets_no_worker_again(
     scale(ledger, 1, 0, [(place.number, place.fence)])
     supervisor = supervise()
     supervisor.step()
-    assert list(supervisor.posts) == [("images", 1)]
+    assert list(supervisor.place_workers) == [("images", 1)]
 
     def is_given_up() -> bool:
         supervisor.step()
-        assert all(post.worker is None for post in supervisor.posts.values())
-        return not supervisor.posts
+        assert all(one.worker is None for one in supervisor.place_workers.values())
+        return not supervisor.place_workers
 
     until(is_given_up, 10)
     assert not ledger.pools({"images": []})["pools"]["images"].get("places")

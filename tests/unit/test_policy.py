@@ -2,6 +2,7 @@
 
 import inspect
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +13,13 @@ from celery.local import Proxy
 from celery.schedules import crontab, schedule
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.options import OPTIONS, Dependency, Priority, read_options
+from celery_orchestration.job.options import OPTIONS, Dependency, JobOptions, Priority, RecurringDefaults, read_options
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.settings import Settings
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.job.validation import NOT_AVAILABLE
+
+PROJECT = Path(__file__).parents[2]
 
 
 def policy(celery=None, **options):
@@ -115,7 +118,7 @@ class TestDependency:
     @pytest.mark.parametrize("condition", [{"max_age_seconds": 5}, {"fresh": True}])
     def test_idle_goes_with_no_condition_on_a_past_run(self, condition):
         assert Dependency("shop.fetch", on="finish", **condition)
-        with pytest.raises(ConfigurationError, match=r"'shop.fetch': on='idle' looks at no past run"):
+        with pytest.raises(ConfigurationError, match=r"'shop.fetch': on='idle' ignores past runs"):
             Dependency("shop.fetch", on="idle", **condition)
 
     @pytest.mark.parametrize(
@@ -353,6 +356,17 @@ class TestOptions:
         )
         assert refusal(mode="continuous") == "job 'shop.job': mode='continuous' is not available in this version"
         assert policy(mode="scheduled", interval_seconds=60).mode == "scheduled"
+
+    def test_a_recurring_default_accepts_what_the_option_accepts(self):
+        for option, field in RecurringDefaults.model_fields.items():
+            if option in OPTIONS:
+                assert field.annotation == JobOptions.model_fields[option].annotation
+
+    @pytest.mark.parametrize("option", OPTIONS)
+    def test_every_option_is_documented_in_a_table(self, option):
+        pages = [PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")]
+        rows = [line for page in pages for line in page.read_text().splitlines() if line.startswith("|")]
+        assert any(f"`{option}`" in row.split("|")[1] for row in rows)
 
     def test_where_every_value_comes_from_is_known(self):
         assert set(policy(interval_seconds=5).sources) == set(OPTIONS)

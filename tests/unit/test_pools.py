@@ -16,9 +16,9 @@ from celery_orchestration.job.task import jobs_of
 from celery_orchestration.operate.serve import Figures as Served
 from celery_orchestration.operate.serve import address_of, answer
 from celery_orchestration.pools import child
-from celery_orchestration.pools.figures import Waits
 from celery_orchestration.pools.machine import Machine, machine
 from celery_orchestration.pools.places import identity
+from celery_orchestration.pools.pool_look import Waits
 from celery_orchestration.pools.table import arguments_of, differences, queues_of, shared, strictest
 from celery_orchestration.worker import supervised
 

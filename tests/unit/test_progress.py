@@ -16,7 +16,7 @@ from celery_orchestration import OrchestratedTask
 from celery_orchestration.cli.show.status import _progress
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.job import progress
-from celery_orchestration.job.progress import EVERY, LONGEST_WAIT, MOST, Reporter, said
+from celery_orchestration.job.progress import EVERY, LONGEST_WAIT, MOST, Reporter, as_json
 from celery_orchestration.ledger.keys import LONGEST_PROGRESS
 from celery_orchestration.operate import Progress
 
@@ -25,30 +25,30 @@ from celery_orchestration.operate import Progress
     ("done", "total"), [(0, 0), (3, 10), (0.5, 1.0), (11, 10), (3, None), (2**53, 2**60), (Fraction(1, 4), 1)]
 )
 def test_numbers_are_told_as_they_are(done: Any, total: Any) -> None:
-    assert json.loads(said(done, total)) == {"done": done, "total": total, "note": ""}
+    assert json.loads(as_json(done, total)) == {"done": done, "total": total, "note": ""}
 
 
 @pytest.mark.parametrize("done", ["3", None, True, 1j, Decimal(1), [1]])
 def test_what_is_not_a_number_is_refused(done: Any) -> None:
     with pytest.raises(TypeError, match="progress: done should be a number, not "):
-        said(done, 10)
+        as_json(done, 10)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -1, -0.5, -(10**400), 10**400])
 def test_numbers_that_are_none_are_refused(number: Any) -> None:
     with pytest.raises(ValueError, match="progress: done should be at least 0 and finite, not "):
-        said(number, 10)
+        as_json(number, 10)
     with pytest.raises(ValueError, match="progress: total should be"):
-        said(1, number)
+        as_json(1, number)
 
 
 def test_a_note_is_a_string_of_bounded_length() -> None:
     with pytest.raises(TypeError, match="note should be a string, not bytes"):
-        said(1, 2, b"x")
-    assert json.loads(said(1, 2, "x" * 1000))["note"] == "x" * 200
+        as_json(1, 2, b"x")
+    assert json.loads(as_json(1, 2, "x" * 1000))["note"] == "x" * 200
     for char in ("\0", "\U0001f600"):
-        assert len(said(1.7976931348623157e308, 1.7976931348623157e308, char * 1000).encode()) <= LONGEST_PROGRESS
-    assert json.loads(said(1, 2, "\ud800"))["note"] == "?"
+        assert len(as_json(1.7976931348623157e308, 1.7976931348623157e308, char * 1000).encode()) <= LONGEST_PROGRESS
+    assert json.loads(as_json(1, 2, "\ud800"))["note"] == "?"
 
 
 @pytest.mark.parametrize("always_eager", [True, False])
@@ -92,18 +92,18 @@ def reporter(*answers: Exception | None) -> tuple[Reporter, Ledger]:
 def test_the_latest_of_each_run_is_told() -> None:
     one, ledger = reporter()
     for number in range(10):
-        one.say(("a", "1"), str(number))
-        one.say(("b", "2"), str(number))
+        one.report(("a", "1"), str(number))
+        one.report(("b", "2"), str(number))
     one._tell()
     assert ledger.told == [("a", "1", "9"), ("b", "2", "9")]
 
 
 def test_what_could_not_be_told_is_told_later_unless_there_is_something_newer() -> None:
     one, ledger = reporter(LedgerUnavailable("away"), LedgerUnavailable("away"))
-    one.say(("a", "1"), "old")
-    one.say(("b", "1"), "kept")
+    one.report(("a", "1"), "old")
+    one.report(("b", "1"), "kept")
     one._tell()
-    one.say(("a", "1"), "new")
+    one.report(("a", "1"), "new")
     one._tell()
     assert one._wait == 4 * EVERY
     one._tell()
@@ -114,17 +114,17 @@ def test_what_could_not_be_told_is_told_later_unless_there_is_something_newer() 
 def test_patience_and_memory_are_bounded_while_the_ledger_is_away() -> None:
     one, _ = reporter(*[LedgerUnavailable("away")] * 20)
     for number in range(MOST + 500):
-        one.say((str(number), "1"), "x")
+        one.report((str(number), "1"), "x")
     for _ in range(20):
         one._tell()
     assert one._wait == LONGEST_WAIT
-    assert len(one._said) == MOST
+    assert len(one._reports) == MOST
 
 
 @pytest.mark.parametrize("error", [LedgerError("no"), RuntimeError("a bug")])
 def test_what_the_ledger_refuses_is_dropped(error: Exception) -> None:
     one, ledger = reporter(error)
-    one.say(("a", "1"), "x")
+    one.report(("a", "1"), "x")
     one._tell()
     one._tell()
     assert ledger.told == []

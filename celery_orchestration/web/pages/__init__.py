@@ -1,4 +1,4 @@
-"""One module each: what a page shows, made from what the ledger tells. Nothing here knows of HTTP or HTML."""
+"""The pages, one module each: they turn the ledger's data into values to show, without HTTP or HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_orchestration.web.redaction import Redact
 
 @dataclass(frozen=True)
 class Look:
-    """What a page is made from."""
+    """The data that a page is made from."""
 
     client: Orchestration
     snapshot: Snapshot
@@ -52,14 +52,14 @@ View = Callable[[Look, Query], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Page:
-    """Served at /`name`; the overview at /."""
+    """A page, served at /`name`; the overview at /."""
 
     name: str
     title: str
     view: View
-    #: Whether the menu has it.
+    #: Whether it is in the menu.
     listed: bool = True
-    #: What takes too long to be looked at every second: only when the page is loaded.
+    #: Values that are too slow to read every second: only when the page is loaded.
     extra: View = lambda look, asked: {}
 
     @property
@@ -72,5 +72,5 @@ class Page:
 
 
 def whole(text: str | None, otherwise: int, most: int) -> int:
-    """A number from an address."""
+    """A whole number from an address's query."""
     return min(most, int(text)) if text and text.isascii() and text.isdigit() and len(text) < 10 else otherwise

@@ -1,4 +1,4 @@
-"""Who did what, when."""
+"""The audit: who changed what, and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery_orchestration.web.filters import parse
 from celery_orchestration.web.pages import Look, Query
 
 FIELDS = ("who", "what", "about", "since")
-#: How many changes are looked through, and listed.
+#: How many changes are searched, and listed.
 MOST, LISTED = 1000, 200
 
 

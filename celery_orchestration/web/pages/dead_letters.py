@@ -1,4 +1,4 @@
-"""Dead letters: grouped by error, searched, and chosen by a filter for what is done to them."""
+"""Dead letters: grouped by error, searched, and selected by a filter for actions."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from celery_orchestration.web.filters import Filter, moment, parse, quoted
 from celery_orchestration.web.pages import Look, Query
 
 FIELDS = ("job", "error", "key", "queue", "worker", "since")
-#: Read at a time; listed; groups.
+#: How many are read at a time, and listed; how many groups are listed.
 PART, LISTED, MOST_GROUPS = 200, 100, 20
 
 
 @dataclass(frozen=True)
 class Group:
-    """Letters of one job whose errors differ by numbers and ids only."""
+    """Dead letters of one job whose errors differ only by numbers and ids."""
 
     job: str
     error: str
-    #: Of all their errors.
+    #: The common form of their errors.
     shape: str
     count: int
     first: datetime
     last: datetime
-    #: A filter that finds them.
+    #: The filter that finds them.
     filter: str
 
 
@@ -53,7 +53,7 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
 
 
 def read(client: Orchestration) -> list[DeadLetter]:
-    """The latest first."""
+    """Read dead letters, latest first."""
     found: dict[str, DeadLetter] = {}
     skip = 0
     while part := client.dead_letters(None, PART, skip):
@@ -63,19 +63,19 @@ def read(client: Orchestration) -> list[DeadLetter]:
 
 
 def chosen(client: Orchestration, given: Mapping[str, str]) -> list[DeadLetter]:
-    """One by its id; or those of a group (`job` and the `shape` of its error), or of a filter, that were there when
-    somebody looked (`until`)."""
+    """Select one by its id, or those of a group (`job` and the `shape` of its error) or of a filter that existed when
+    the page was shown (`until`)."""
     if given.get("id"):
         return [client.dead_letter(given["id"])]
     wanted = parse(given.get("q", ""), FIELDS)
     if wanted.mistakes:
-        return []  # who mistyped a filter does not mean all of them
+        return []  # a mistyped filter must not select all of them
     now = client.status(depths=False).at
     until = moment(given["until"], now) if given.get("until") else now
     if until is None:
         raise BadCall("until is no time")
     found = [one for one in read(client) if one.at <= until]
-    if given.get("job"):  # exactly: a filter also finds jobs whose names only begin with this one
+    if given.get("job"):  # the exact name: a filter also finds jobs whose names only contain it
         group = given["job"], given.get("shape", "")
         return [one for one in found if (one.job, shape(one.error)) == group]
     return [one for one in found if _holds(one, wanted, now)]
@@ -98,12 +98,12 @@ _VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27,}|\d+", re.IGNORECAS
 
 
 def shape(error: str) -> str:
-    """An error without what differs from one to the next."""
+    """An error without its numbers and ids."""
     return _VARIES.sub("#", error)
 
 
 def grouped(letters: Sequence[DeadLetter]) -> list[Group]:
-    """The largest first."""
+    """The groups, largest first."""
     found: dict[tuple[str, str], list[DeadLetter]] = {}
     for one in letters:
         found.setdefault((one.job, shape(one.error)), []).append(one)

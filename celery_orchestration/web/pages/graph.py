@@ -1,4 +1,4 @@
-"""Who waits for whom, and who never runs beside whom, with how each is doing."""
+"""The graph of jobs: dependencies and conflicts, with the state of each job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_orchestration.web.pages import Look, Query
 from celery_orchestration.web.svg import graph
 from celery_orchestration.web.svg.graph import Node
 
-#: How many jobs can be drawn so that somebody can read it.
+#: At most this many jobs are drawn, so that the drawing is readable.
 MOST = 150
 
 
@@ -59,7 +59,7 @@ def _related(picture: Picture) -> set[str]:
 
 
 def _first(look: Look, picture: Picture, drawn: dict[str, Node]) -> list[str]:
-    """Those that need somebody, each with what it has to do with."""
+    """The jobs that need attention first, each with its neighbours."""
     found: dict[str, None] = {}
     near = pictures.edges(pair for one in picture.dependencies for pair in ((one.needs, one.job), (one.job, one.needs)))
     for job in by_urgency(look.status.jobs):

@@ -1,4 +1,4 @@
-"""One job: why it does or does not run, how long it takes and waits, how it ended, and its options."""
+"""One job: why it does or does not run, its durations and waits, its ended runs, and its options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_orchestration.operate.models import Ended, EntryStatus
 from celery_orchestration.web.pages import Look, Query, runs
 from celery_orchestration.web.svg import bands
 
-#: How many ended runs the figures are made of, and how many are listed.
+#: How many ended runs the figures use, and how many are listed.
 MOST, LISTED, MOST_ERRORS = 500, 25, 8
 
 
@@ -67,12 +67,12 @@ def figures(seconds: Sequence[float]) -> Figures | None:
 
 
 def at_share(order: Sequence[float], share: float) -> float:
-    """The value that this share of all is not above."""
+    """The smallest value that at least this share of all values does not exceed."""
     return order[max(0, math.ceil(share * len(order)) - 1)]
 
 
 def errors(ended: Sequence[Ended]) -> list[Errors]:
-    """The same ones together, the most frequent first."""
+    """Equal errors together, most frequent first."""
     found: dict[str, list[Ended]] = {}
     for run in ended:
         if run.error and run.made_run:

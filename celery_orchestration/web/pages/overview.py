@@ -1,4 +1,4 @@
-"""What is wrong and why, and what to press; then who fires, who works, what is queued, and the jobs."""
+"""The overview: problems with causes and buttons; then scheduler, workers, queues, and jobs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from celery_orchestration.web.live import Snapshot
 from celery_orchestration.web.pages import Look, Query
 from celery_orchestration.web.svg import spark
 
-#: How many jobs, queues and findings are listed here: the other pages have all of them.
+#: How many jobs, queues and findings are listed here; the other pages list all of them.
 MOST_JOBS, MOST_QUEUES, MOST_FINDINGS, MOST_RUNS = 40, 12, 8, 8
 
 
 @dataclass(frozen=True)
 class JobRow:
     job: JobStatus
-    #: From this job down to the root of why it waits.
+    #: The chain from this job to the root cause of its wait.
     chain: Sequence[str]
-    #: Why its first run waits, and the rule.
+    #: The reason why its first run waits, and the rule.
     reason: str
     rule: str | None
     ticks: Markup
@@ -60,12 +60,12 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
 
 
 def headline(status: Status, causes: Causes) -> str:
-    """The first thing that somebody reads."""
+    """The headline of the page."""
     if not status.jobs and not status.workers:
-        return "No worker has brought a job yet"
+        return "No worker has registered a job yet"
     count = len(causes.wrong)
     if count:
-        return "One thing needs you" if count == 1 else f"{count} things need you"
+        return "One problem needs you" if count == 1 else f"{count} things need you"
     return "All is well"
 
 
@@ -89,7 +89,7 @@ def job_rows(look: Look, jobs: Sequence[JobStatus]) -> list[JobRow]:
 
 
 def longest(status: Status) -> list[RunStatus]:
-    """Runs that have taken longest."""
+    """The runs that have been running longest."""
     running = [run for run in status.runs if run.state == "running"]
     return sorted(running, key=lambda run: (run.timed_out is None, run.since))[:MOST_RUNS]
 

@@ -1,4 +1,4 @@
-"""One run: the whole of its story."""
+"""One run: its whole history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs by one filter: those that run, wait, or have ended."""
+"""Running, waiting and ended runs, selected by a filter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_orchestration.web.formatting import cause_of
 from celery_orchestration.web.pages import Look, Query
 
 FIELDS = ("job", "state", "key", "waits_for", "error", "since", "worker")
-#: How many runs are shown, how many jobs' histories are read for them, and how much of each.
+#: How many runs are shown, how many jobs' histories are read for them, and how many runs of each.
 MOST, MOST_HISTORIES, OF_EACH = 200, 300, 200
 _ACTIVE = ("running", "waiting", "later", "granted", "queued", "ending", "behind", "retrying", "released")
 STATES = (*_ACTIVE, *OUTCOMES)
@@ -28,7 +28,7 @@ class RunRow:
     at: datetime
     seconds: float | None
     worker: str | None
-    #: Why it waits, waited, or failed; and the group of the gate's rule.
+    #: The reason why it waits, waited, or failed; and the group of the gate's rule.
     about: str
     cause: str | None
     waits_for: str | None
@@ -78,7 +78,7 @@ def _all(look: Look, wanted: Filter) -> Iterator[RunRow]:
         return
     if "waits_for" in wanted.terms:
         return
-    # Those that ended last.
+    # The jobs whose runs ended last.
     jobs = [job for job in look.status.jobs if job.last_end is not None and wanted.holds("job", job.name)]
     jobs.sort(key=lambda job: job.last_end or look.now, reverse=True)
     ended = [one for job in jobs[:MOST_HISTORIES] for one in look.history(job, OF_EACH)]

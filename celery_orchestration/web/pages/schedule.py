@@ -1,4 +1,4 @@
-"""The schedule: what fires within a day, what did not and why, and what people can change."""
+"""The schedule: entries, the fires of the next day, fires that made no run, and the forecast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_orchestration.web.svg.timeline import Span, Window
 
 FIELDS = ("task", "source", "state")
 HOURS = 24
-#: How many entries are listed, how many fires that made no run, and of how many jobs those are looked for.
+#: How many entries are listed, how many fires without a run, and how many jobs are searched for those.
 MOST, MOST_SKIPS, MOST_JOBS, MOST_LANES = 200, 40, 200, 40
 
 
@@ -48,7 +48,7 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
 
 
 def extra(look: Look, asked: Query) -> dict[str, Any]:
-    """What is to be expected."""
+    """The forecast."""
     try:
         found = look.forecast(HOURS)
     except LedgerError:
@@ -106,7 +106,7 @@ def _arguments(look: Look, one: EntryStatus) -> str:
 
 
 def _not_made(look: Look, entries: list[EntryStatus]) -> list[Any]:
-    """Fires that made no run, the latest first."""
+    """Fires that made no run, latest first."""
     asked_for = {one.task for one in entries if one.skips or one.misses}
     jobs = [job for job in look.status.jobs if job.name in asked_for][:MOST_JOBS]
     found = [one for job in jobs for one in look.history(job, 100) if not one.made_run]

@@ -1,4 +1,4 @@
-"""The timeline: what ran, what waited for what, and what comes, a lane for each job."""
+"""The timeline: past runs, their waits, and coming fires, with a lane for each job."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from celery_orchestration.web.svg import timeline
 from celery_orchestration.web.svg.timeline import Span, Window
 
 SPANS = ("5m", "15m", "1h", "6h", "1d", "7d")
-#: How much of the window lies after now.
+#: The part of the window that lies in the future.
 AHEAD = 0.15
-#: Lanes, runs in all of them, and fires to come in one.
+#: The most lanes, runs in all lanes, and coming fires in one lane.
 MOST_LANES, MOST_RUNS, MOST_FIRES = 60, 10_000, 60
 OUTCOME_KINDS = {"succeeded": "succeeded", "failed": "failed", "crashed": "failed"}
 
@@ -61,7 +61,7 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
 
 
 def window_of(now: datetime, seconds: float, until: str) -> Window:
-    """Up to a time, or to a little after now. It moves in steps: nothing slides while somebody looks."""
+    """The window up to a given time, or to shortly after now. It moves in steps, so that shapes do not slide."""
     end = filters.moment(until, now) if until else None
     if end is None:
         step = max(1.0, seconds / 400)
@@ -89,11 +89,11 @@ def _lane(look: Look, job: JobStatus, window: Window, most: int, coming: Sequenc
 
 
 def of_ended(ended: Sequence[Ended], begin: datetime) -> tuple[list[Span], list[Span], list[Span]]:
-    """What ran, what waited, and fires that made no run."""
+    """The shapes of ended runs, their waits, and fires that made no run."""
     bars, strips, points = [], [], []
     for run in ended:
         if run.ended < begin:
-            break  # they are in the order in which they ended
+            break  # runs are in the order of their ends
         href = f"run{query(id=run.id)}"
         if not run.made_run:
             words = f"{run.outcome}: {run.error or 'no reason given'}"
@@ -137,7 +137,7 @@ def _coming(look: Look, window: Window) -> dict[str, list[Span]]:
 
 
 def fires(entry: EntryStatus, now: datetime, until: datetime) -> list[datetime]:
-    """When it is due. Of an interval also the times after the next."""
+    """The due times of an entry. An interval also has the times after the next one."""
     if entry.next_fire is None or entry.next_fire > until:
         return []
     found = [max(entry.next_fire, now)]

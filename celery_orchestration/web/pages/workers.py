@@ -1,4 +1,4 @@
-"""Pools and workers: how many there are and should be, and why; who is idle, busy, draining or dead."""
+"""Pools and workers: wanted and live workers with the reason, and the state of each worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST, MOST_CHANGES = 300, 20
 @dataclass(frozen=True)
 class PoolRow:
     pool: PoolStatus
-    #: Its workers over the last minutes.
+    #: A drawing of its workers over the last minutes.
     line: Markup
 
 
@@ -66,6 +66,6 @@ def live_line(samples: Sequence[Sample], pool: str) -> Markup:
 
 
 def changes(pools: Sequence[PoolStatus]) -> list[Change]:
-    """How the numbers of workers changed, the latest first."""
+    """Changes of the numbers of workers, latest first."""
     found = [Change(pool.name, one) for pool in pools for one in pool.changes]
     return sorted(found, key=lambda one: one.change.at, reverse=True)

@@ -87,10 +87,10 @@ function connect() {
   });
   source.addEventListener("up", () => setDown(null));
   source.addEventListener("down", (event) => setDown(JSON.parse(event.data).why));
-  source.addEventListener("trouble", (event) => show(JSON.parse(event.data).why.slice(0, 60), "is-down"));
+  source.addEventListener("problem", (event) => show(JSON.parse(event.data).why.slice(0, 60), "is-down"));
   source.onerror = () => {
     if (source.readyState === EventSource.CLOSED) {
-      // Refused: the session may be over. Else the browser tries again by itself.
+      // Refused: the session may have expired. Otherwise the browser reconnects by itself.
       show("not connected", "is-down");
       setTimeout(() => document.hidden || connect(), 3000);
     } else show("connecting again", "is-down");
@@ -125,9 +125,9 @@ async function post(address, fields) {
     body: new URLSearchParams(fields),
     headers: { "x-csrf-token": meta("csrf"), accept: "application/json" },
   });
-  const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(said.problem || `The server answered ${answer.status}.`);
-  return said.done;
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(body.problem || `The server answered ${answer.status}.`);
+  return body.done;
 }
 
 async function press(button) {
@@ -176,9 +176,9 @@ dialog.addEventListener("submit", async (event) => {
   submit.setAttribute("aria-busy", "true");
   problem.hidden = true;
   try {
-    const said = await post(form.action, new FormData(form));
+    const message = await post(form.action, new FormData(form));
     dialog.close();
-    toast(said);
+    toast(message);
   } catch (error) {
     problem.textContent = error.message;
     problem.hidden = false;
@@ -202,7 +202,7 @@ if (filter) {
   });
 }
 
-// -- what is under the pointer of the timeline, in words
+// -- the label of the shape under the pointer of the timeline
 
 const tip = document.getElementById("tip");
 document.addEventListener("pointermove", (event) => {
@@ -211,7 +211,7 @@ document.addEventListener("pointermove", (event) => {
   if (label && !shape.dataset.label) {
     shape.dataset.label = label.textContent;
     shape.setAttribute("aria-label", label.textContent);
-    label.remove(); // or else the browser shows it as well
+    label.remove(); // otherwise the browser shows it as well
   }
   tip.hidden = !shape?.dataset.label;
   if (tip.hidden) return;

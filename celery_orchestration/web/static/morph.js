@@ -1,5 +1,5 @@
-// An element becomes like another one, with as few changes as can be: what somebody looks at, points at or has the
-// focus on stays where it is. Children with data-key keep their identity; cells whose text changed flash once.
+// Make an element equal to another one with as few changes as possible: scroll position, hover and focus of the user
+// are kept. Children with data-key keep their identity; cells whose text changed flash once.
 
 const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("data-key") : null);
 const FLASH = "td, dd, .sentence, .held";
@@ -19,7 +19,7 @@ function attributes(old, fresh) {
     else if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
 }
-// Those that the page itself has set.
+// Attributes that the page itself has set.
 const KEPT = new Set(["data-live", "open", "aria-busy", "class"]);
 
 function children(old, fresh) {
@@ -54,13 +54,13 @@ function update(old, fresh) {
     return;
   }
   if (old.nodeName === "TIME" && old.dateTime === fresh.dateTime && old.dataset.time === fresh.dataset.time) return;
-  const before = old.matches(FLASH) ? told(old) : null;
+  const before = old.matches(FLASH) ? textOf(old) : null;
   morph(old, fresh);
-  if (before !== null && before !== told(old)) flash(old);
+  if (before !== null && before !== textOf(old)) flash(old);
 }
 
-// The text without times: those change all the time.
-function told(element) {
+// The text without times, which change all the time.
+function textOf(element) {
   const times = [...element.querySelectorAll("time")].map((one) => one.dateTime).join();
   return times ? times : element.textContent;
 }
@@ -71,7 +71,7 @@ function flash(element) {
   element.addEventListener("animationend", () => element.classList.remove("flash"), { once: true });
 }
 
-// On a phone a row is a list: each cell needs the word of its column.
+// On a phone a row is a list: each cell needs the title of its column.
 export function labelCells(within) {
   for (const table of within.querySelectorAll("table.rows")) {
     const heads = [...table.querySelectorAll("thead th")].map((one) => one.textContent.trim());

@@ -1,4 +1,4 @@
-"""Drawings, as SVG text from plain values. Pure: no colours (classes have them), no scripts, everything escaped."""
+"""Drawings: SVG text from plain values. Pure. No colours (style classes have them), no scripts, all text escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery_orchestration.job.text import printable
 
 
 def tag(name: str, *inside: Markup, **attributes: Any) -> Markup:
-    """Underscores at the end of a name go, others become dashes; None leaves an attribute out."""
+    """An element. A trailing underscore of a name is dropped, others become dashes; None omits the attribute."""
     written = "".join(
         [
             f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
@@ -32,7 +32,7 @@ def _value(value: Any) -> str:
 
 
 def drawing(box_width: float, box_height: float, label: str, /, *inside: Markup, **attributes: Any) -> Markup:
-    """A whole one, which grows and shrinks with its box."""
+    """A whole drawing, which scales with its box."""
     return tag(
         "svg",
         tag("title", text(label)),

@@ -1,4 +1,4 @@
-"""Durations over time: the middle one and the band up to the long ones (p50 to p95), with round ticks."""
+"""Durations over time: the median and the band up to the long ones (p50 to p95), with round ticks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from celery_orchestration.operate.clock import took
 from celery_orchestration.web.svg import drawing, tag, text
 
 WIDTH, HEIGHT, LEFT, BELOW = 520, 132, 48, 18
-#: Of so many runs each point is made at least.
+#: The least number of runs for each point.
 _PER_POINT, _MOST_POINTS = 4, 40
 
 
 def bands(values: Sequence[tuple[datetime, float]], label: str) -> Markup:
-    """Of fewer than four runs there is nothing to draw."""
+    """Empty for fewer than four runs."""
     if len(values) < 4:
         return Markup("")
     order = sorted(values)
@@ -75,7 +75,7 @@ def _points(found: Sequence[tuple[float, float]]) -> str:
 
 
 def nice(value: float) -> float:
-    """The next round number: 1, 2 or 5 times a power of ten; of minutes and hours, whole ones."""
+    """The next round number: 1, 2 or 5 times a power of ten; for minutes and hours, whole ones."""
     if value <= 0:
         return 1.0
     for round_one in (60, 120, 300, 600, 1200, 1800, 3600, 7200, 4 * 3600, 12 * 3600, 86400):

@@ -1,7 +1,7 @@
-"""Which jobs wait for which, as layers from left to right: an arrow goes from what is needed to what waits for it.
+"""The graph of jobs as layers from left to right: an arrow goes from a dependency to its dependent.
 
-Every job is put one layer after the last of those it needs. Within a layer the order follows the neighbours', so that
-few arrows cross. Cycles are allowed: an arrow that would close one is drawn backwards. Nothing recurses.
+Every job is one layer after its last dependency. The order within a layer follows the neighbours, so that few arrows
+cross. Cycles are allowed: an arrow that would close one is drawn backwards. Nothing recurses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Placed:
 
 
 def layers(names: Sequence[str], needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Of each job, how many come before it. In a cycle the first by order counts as free."""
+    """The layer of each job. In a cycle the first job by order counts as free."""
     waits = {name: {one for one in needs.get(name, ()) if one != name} for name in names}
     below = edges((one, name) for name in names for one in needs.get(name, ()))
     found: dict[str, int] = {}
@@ -59,7 +59,7 @@ def layers(names: Sequence[str], needs: Mapping[str, Sequence[str]]) -> dict[str
 
 
 def ordered(layer_of: Mapping[str, int], pairs: Sequence[tuple[str, str]]) -> list[list[str]]:
-    """The jobs of each layer, from above to below: each near those it has to do with."""
+    """The jobs of each layer from top to bottom, each near its neighbours."""
     rows: list[list[str]] = [[] for _ in range(max(layer_of.values(), default=-1) + 1)]
     for name in sorted(layer_of):
         rows[layer_of[name]].append(name)
@@ -86,16 +86,16 @@ def placed(rows: Sequence[Sequence[str]]) -> dict[str, Placed]:
 
 
 def graph(picture: Picture, nodes: Mapping[str, Node], prefix: str, chosen: str = "") -> Markup:
-    """`nodes`: those that are drawn. `chosen`: the one that is looked at."""
+    """`nodes`: the jobs to draw. `chosen`: the selected job."""
     pairs = [(one.needs, one.job) for one in picture.dependencies if one.needs in nodes and one.job in nodes]
     needs = edges((job, need) for need, job in pairs)
     at = placed(ordered(layers(sorted(nodes), needs), pairs))
     conflicts = [(one.one, one.other) for one in picture.conflicts]
     conflicts += [pair for group in picture.groups for pair in zip(group.jobs, group.jobs[1:], strict=False)]
-    said = picture.conditions()
+    labels = picture.conditions()
     lines = [_conflict(at[a], at[b]) for a, b in conflicts if a in at and b in at]
     lines += [
-        _arrow(at[need], at[job], said.get((need, job), ""), nodes[need].state in ("disabled", "failing"))
+        _arrow(at[need], at[job], labels.get((need, job), ""), nodes[need].state in ("disabled", "failing"))
         for need, job in dict.fromkeys(pairs)
     ]
     boxes = [_node(nodes[name], at[name], prefix, name == chosen) for name in at]
@@ -119,20 +119,20 @@ def graph(picture: Picture, nodes: Mapping[str, Node], prefix: str, chosen: str 
     )
 
 
-def _arrow(start: Placed, end: Placed, said: str, broken: bool) -> Markup:
+def _arrow(start: Placed, end: Placed, label: str, broken: bool) -> Markup:
     x1, y1, x2, y2 = start.x + WIDTH, start.y + HEIGHT / 2, end.x - 2, end.y + HEIGHT / 2
     bend = max(40.0, abs(x2 - x1) / 2)
     path = f"M{x1:.1f} {y1:.1f}C{x1 + bend:.1f} {y1:.1f} {x2 - bend:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
     line = tag("path", d=path, class_="edge broken" if broken else "edge", fill="none", marker_end="url(#arrow)")
-    if not said:
+    if not label:
         return line
     return tag(
-        "g", line, tag("text", text(said), x=(x1 + x2) / 2, y=(y1 + y2) / 2 - 5, text_anchor="middle", class_="axis")
+        "g", line, tag("text", text(label), x=(x1 + x2) / 2, y=(y1 + y2) / 2 - 5, text_anchor="middle", class_="axis")
     )
 
 
 def _conflict(a: Placed, b: Placed) -> Markup:
-    """Around the right side where they are in one layer."""
+    """The line between two jobs; around the right side if they are in the same layer."""
     if a.x == b.x:
         x, reach = a.x + WIDTH, 34
         y1, y2 = a.y + HEIGHT / 2 + 8, b.y + HEIGHT / 2 - 8
@@ -164,7 +164,7 @@ def _node(node: Node, at: Placed, prefix: str, chosen: bool) -> Markup:
     )
 
 
-#: The shapes of the states, around 0 0: the same as in the style sheet.
+#: The shapes of the states, centred at 0 0, as in the style sheet.
 _SHAPES = {
     "running": "M-4-6 6 0-4 6z",
     "waiting": "M-5-6h3.5v12h-3.5zM1.5-6h3.5v12h-3.5z",

@@ -1,4 +1,4 @@
-"""Small drawings beside what they describe."""
+"""Small drawings inside tables: lines, ticks and bars."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from celery_orchestration.operate.models import Ended
 from celery_orchestration.web.svg import drawing, tag, text
 
 WIDTH, HEIGHT = 96, 20
-#: How many runs have a tick, and what each takes.
+#: How many runs have a tick, and the width of each.
 TICKS, TICK = 16, 6
-#: Outcomes that a person may have to see to.
+#: Outcomes that may need a person.
 BAD = ("failed", "crashed", "missed")
 QUIET = ("skipped", "revoked", "expired", "rejected", "ignored", "requeued", "released")
 
 
 def line(values: Sequence[float], label: str) -> Markup:
-    """The latest value is on the right. Of fewer than two there is nothing to draw."""
+    """A line with the latest value on the right. Empty for fewer than two values."""
     if len(values) < 2:
         return Markup("")
     top = max(*values, 1)
@@ -45,7 +45,7 @@ def outcome_class(outcome: str) -> str:
 
 
 def ticks(runs: Sequence[Ended]) -> Markup:
-    """The last runs, the latest on the right: how long each took, and how it ended. Those that failed hang lower."""
+    """The last runs, latest on the right: duration and outcome of each. Failed ones hang lower."""
     shown = list(reversed(runs[:TICKS]))
     longest = max((run.seconds or 0 for run in shown), default=0) or 1
     bars = []
@@ -68,7 +68,7 @@ def ticks(runs: Sequence[Ended]) -> Markup:
 
 
 def share(done: float, total: float, label: str) -> Markup:
-    """A bar that is full when all is done."""
+    """A bar that shows `part` of `whole`."""
     part = min(1.0, max(0.0, done / total)) if total else 1.0
     return tag(
         "svg",

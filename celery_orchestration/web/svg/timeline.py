@@ -1,7 +1,7 @@
-"""Runs over time, a lane for each job. Positions are shares of the width: it fits any window without being squeezed.
+"""Runs over time, with a lane for each job. Positions are shares of the width, so it fits any window undistorted.
 
-Above, what ran; below it, as a thin strip, what waited, by its cause. What is too close to be told apart is drawn
-together and counted, so that a lane has a bounded number of shapes, however many runs there are.
+Runs are above; below is a thin strip of the waits, coloured by cause. Shapes that are too close to distinguish are
+merged and counted, so that a lane has a bounded number of shapes, however many runs there are.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from markupsafe import Markup
 from celery_orchestration.operate.clock import took
 from celery_orchestration.web.svg import tag, text
 
-#: Of the width: the narrowest shape, and gaps that are drawn over.
+#: Shares of the width: the narrowest shape, and the gap that is closed.
 NARROW = 0.0025
-#: Shapes of one kind in a lane, at most.
+#: The most shapes of one kind in a lane.
 MOST = 100
-#: Pixels: a lane, a bar, a strip.
+#: Heights of a lane, a bar and a strip, in pixels.
 LANE, BAR, STRIP = 30, 14, 5
 #: Round steps of the axis.
 STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800)
@@ -40,7 +40,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Span:
-    """`kind`: a class. Without an end it is a point in time. `count`: how many are drawn as one."""
+    """`kind`: its style class. Without an end it is a point in time. `count`: how many runs it stands for."""
 
     kind: str
     begin: datetime
@@ -51,7 +51,7 @@ class Span:
 
 
 def merged(spans: Sequence[Span], window: Window, most_href: str) -> list[Span]:
-    """What touches and is of one kind becomes one. `most_href`: where a shape leads to that stands for several."""
+    """Merge touching shapes of one kind. `most_href`: the link of a merged shape."""
     narrow, found = NARROW, list(spans)
     while len(found := _merged(found, window, most_href, narrow)) > MOST and narrow < 1:
         narrow *= 2
@@ -140,7 +140,7 @@ def axis(window: Window, now: datetime) -> Markup:
 
 
 def ticks(window: Window) -> tuple[int, list[datetime]]:
-    """Round times, some six or seven of them."""
+    """Six or seven round times."""
     step = next((one for one in STEPS if window.seconds / one <= 7), STEPS[-1])
     first = -(-window.begin.timestamp() // step) * step
     count = int((window.end.timestamp() - first) // step) + 1

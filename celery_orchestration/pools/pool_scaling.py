@@ -1,4 +1,4 @@
-"""One pool, as a supervisor sees it between two looks: what was decided, what it lacks, whose turn it is."""
+"""One pool of a supervisor between two looks: the last decision, missing workers, and whose turn it is to add one."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from typing import Any
 from celery_orchestration.job.pool import Pool
 from celery_orchestration.ledger import Ledger
 from celery_orchestration.pools.decide import Decision, decide
-from celery_orchestration.pools.figures import HeldPlace, PoolLook
+from celery_orchestration.pools.pool_look import HeldPlace, PoolLook
 from celery_orchestration.pools.table import differences, shared
 
-#: A supervisor that has its share of a pool leaves the others so many seconds to claim the rest.
-AFTER_YOU_SECONDS = 2.0
-#: What was decided is written down so often while it changes nothing.
-TELL_EVERY_SECONDS = 5.0
+#: A supervisor that has its share of a pool gives the others this many seconds to claim the rest.
+YIELD_SECONDS = 2.0
+#: A decision that changes nothing is recorded only this often.
+RECORD_EVERY_SECONDS = 5.0
 
 
-class Scaled:
+class PoolScaling:
     def __init__(self, name: str, pool: Pool) -> None:
         self.name = name
-        #: The line of this supervisor's own table.
+        #: The pool by this supervisor's own table.
         self.pool = pool
         self.look: PoolLook | None = None
         self.wanted = 0
-        #: What this machine lacks for another worker, in words.
+        #: A sentence about what this machine lacks for another worker.
         self.lacks = ""
-        #: What other supervisors have otherwise, in words.
+        #: Sentences about how the tables of other supervisors differ.
         self.differences: list[str] = []
-        self._told_at = 0.0
+        self._recorded_at = 0.0
         self._short_since: float | None = None
 
     @property
     def applied(self) -> Pool:
-        """The line of the table, with what applies because others have another one."""
+        """The pool as it applies: other supervisors may have stricter values."""
         return self.pool if self.look is None else self.pool.model_copy(update=shared(self.look.figures.pool))
 
     def seen(self, look: PoolLook, supervisor: str) -> list[str]:
-        """Returns what people should know of, that they were not told yet: how the tables of others differ."""
+        """Returns new differences to the tables of other supervisors, as sentences."""
         self.look = look
         others = {one.name: one.tables[self.name] for one in look.supervisors if one.name != supervisor}
         before, self.differences = self.differences, differences(self.name, self.pool, others)
         return [text for text in self.differences if text not in before]
 
     def decide(self, ledger: Ledger, supervisor: str, now: float) -> tuple[str, bool]:
-        """Decides, and writes it down if that changes something. Returns what people should know, and whether places
-        were told to stop."""
+        """Decide, and record the decision if it changes something. Returns a message for people, and whether places
+        were asked to stop."""
         look = self.look
         assert look is not None
         found = decide(look.figures)
         self.wanted = found.wanted
         staying = [place for place in look.places if not place.leaving]
         changed, too_many = found.wanted != look.wanted, len(staying) > found.wanted
-        if not (changed or too_many or self._is_worth_telling(look, found, now)):
+        if not (changed or too_many or self._is_worth_recording(look, found, now)):
             return "", False
-        self._told_at = now
+        self._recorded_at = now
         was_taken = ledger.scale_pool(
             supervisor,
             self.name,
@@ -73,15 +73,15 @@ class Scaled:
         before = "" if look.wanted is None else f" instead of {look.wanted}"
         return f"Pool {self.name!r} is to have {workers}{before}: {found.reason}", too_many
 
-    def _is_worth_telling(self, look: PoolLook, found: Decision, now: float) -> bool:
-        """The others have to know when a worker was needed last, and people how long runs wait."""
-        if now - self._told_at < TELL_EVERY_SECONDS:
+    def _is_worth_recording(self, look: PoolLook, found: Decision, now: float) -> bool:
+        """Other supervisors need to know when a worker was needed last, and people how long runs wait."""
+        if now - self._recorded_at < RECORD_EVERY_SECONDS:
             return False
         above_min = found.wanted > look.figures.pool.min
         return look.figures.ready_runs > 0 or (above_min and found.needed_at != look.figures.needed_at)
 
     def missing(self, now: float) -> int:
-        """How many places may be claimed."""
+        """How many places are missing and may be claimed."""
         look = self.look
         assert look is not None
         missing = self.wanted - len([place for place in look.places if not place.leaving])
@@ -92,13 +92,13 @@ class Scaled:
         return missing
 
     def is_our_turn(self, mine: int, now: float) -> bool:
-        """Supervisors share a pool as far as their machines can: one that has its share lets the others go first."""
+        """Supervisors share a pool evenly if their machines allow: one that has its share lets the others go first."""
         assert self.look is not None
         share = ceil(self.wanted / max(1, len(self.look.supervisors)))
-        return mine < share or now - (self._short_since or now) >= AFTER_YOU_SECONDS
+        return mine < share or now - (self._short_since or now) >= YIELD_SECONDS
 
     def on_host(self, host: str) -> set[tuple[str, int]]:
-        """Places whose workers are on this machine, whichever supervisor has them."""
+        """Places whose workers are on this machine, of any supervisor."""
         if self.look is None:
             return set()
         here = {one.name for one in self.look.supervisors if one.host == host}
@@ -106,14 +106,14 @@ class Scaled:
 
 
 def _idle_first(places: Sequence[HeldPlace], look: PoolLook) -> list[tuple[int, str]]:
-    """Places that may go: those without a working worker first, then idle ones, then those with the least to do."""
+    """The order in which places are given up: without a live worker first, then idle ones, then the least busy."""
     running = {worker.name.partition("@")[0]: worker.running for worker in look.workers if not worker.dead}
     ranked = sorted(places, key=lambda one: (running.get(f"{look.name}-{one.number}", -1), -one.number))
     return [(place.number, place.fence) for place in ranked]
 
 
 def _figures(look: PoolLook, found: Decision) -> dict[str, Any]:
-    """What a decision was made from, for people."""
+    """The figures behind a decision, for people."""
     figures = look.figures
     return {
         "ready": figures.ready_runs,

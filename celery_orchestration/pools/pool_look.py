@@ -1,4 +1,4 @@
-"""What pools have to do, and who does it: the ledger's word and the broker's put together."""
+"""One look at the pools: their work and their workers, from the ledger and the broker together."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from celery_orchestration.pools.backlog import Queued
 from celery_orchestration.pools.decide import Figures, Ready
 from celery_orchestration.pools.table import strictest
 
-#: Tasks whose durations are asked for in one look.
+#: At most this many tasks' durations are read in one look.
 MOST_TASKS = 50
-#: What a supervisor said longer ago does not count.
+#: An older report of a supervisor does not count.
 FRESH_MS = 10_000
-#: Seconds for which it is remembered how much had been sent when.
+#: Seconds for which the counts of sent messages are kept.
 REMEMBERED_SECONDS = 3600.0
 
 
@@ -35,22 +35,22 @@ class Worker:
     done: int
     failed: int
     draining: bool
-    #: Redis's time, ms.
+    #: In ms, by Redis's clock.
     since: int
-    #: Its lease ran out, or it is silent for as long.
+    #: Its lease has expired, or it has been silent for as long as a lease.
     dead: bool
     queues: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPlace:
-    """A place, as the ledger has it."""
+    """A place, as the ledger records it."""
 
     number: int
     by: str
     fence: str
     leaving: bool
-    #: About its worker, as its supervisor wrote it down.
+    #: Facts about its worker, written by its supervisor.
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -60,7 +60,7 @@ class Supervisor:
     host: str
     pid: int
     tables: Mapping[str, Mapping[str, Any]]
-    #: What it wants people to know.
+    #: Its report for people.
     report: Mapping[str, Any]
     since: int
 
@@ -74,23 +74,23 @@ class PoolLook:
     workers: Sequence[Worker]
     places: Sequence[HeldPlace]
     supervisors: Sequence[Supervisor]
-    #: Of the last decision.
+    #: The reason for the last decision.
     reason: str
-    #: How many workers are wanted; None: nobody has decided.
+    #: How many workers are wanted; None: no decision yet.
     wanted: int | None
-    #: How the number of workers changed, the latest first.
+    #: Changes of the number of workers, latest first.
     changes: Sequence[Mapping[str, Any]] = ()
     queue_names: Sequence[str] = ()
-    #: Messages in each of its queues, by the broker.
+    #: Messages in each of its queues in the broker.
     queued: Mapping[str, int] = field(default_factory=dict)
-    #: Typical durations of the jobs that were asked about, by encoded name.
+    #: Typical durations of the requested jobs, by encoded name.
     durations: Mapping[str, float] = field(default_factory=dict)
-    #: How long the oldest ready run had waited when a supervisor last said so, if that was just now.
-    told_wait_seconds: float = 0.0
+    #: The wait of the oldest ready run by a supervisor's last report, if that is recent.
+    reported_wait_seconds: float = 0.0
 
     @property
     def drain_seconds(self) -> float | None:
-        """How long the ready runs take with the slots that there are; None: nobody knows."""
+        """How long the existing slots need for the ready runs; None: unknown."""
         work = [job.runs * job.seconds for job in self.figures.ready if job.seconds is not None]
         slots = sum(worker.slots for worker in self.workers if not worker.draining and not worker.dead)
         if self.figures.ready_runs == 0:
@@ -101,10 +101,10 @@ class PoolLook:
 
 
 class Waits:
-    """How long the oldest message of a pool has waited: messages carry no time, but they are taken in order.
+    """Estimates how long the oldest message of a pool has waited. Messages carry no time, but they are taken in order.
 
-    As many were sent as are queued, plus as many as were done. So the next one to be taken was sent when that sum first
-    was more than what is done by now.
+    The number of sent messages is the number of queued plus the number of done ones. The next message to be taken was
+    sent when that sum first exceeded the number that is done now.
     """
 
     def __init__(self) -> None:
@@ -130,10 +130,10 @@ class Waits:
 
 
 class Looker:
-    """Looks at pools again and again; what it remembers is only for :class:`Waits`."""
+    """Looks at pools repeatedly; it remembers only the counts of :class:`Waits`."""
 
     def __init__(self, ledger: Ledger, queues: Mapping[str, Sequence[str]]) -> None:
-        """`queues`: of each pool."""
+        """`queues`: the queues of each pool."""
         self._ledger = ledger
         self.queues: Mapping[str, Sequence[str]] = queues
         self._waits: dict[str, Waits] = {}
@@ -146,9 +146,8 @@ class Looker:
         changes: int = 0,
         tasks: Iterable[str] = (),
     ) -> dict[str, PoolLook]:
-        """`queued`: what the broker says, None if it does not: then `problem` says why. `tasks`: whose durations are
-        asked for beside those of the next messages. Raises
-        :class:`~celery_orchestration.errors.LedgerError`."""
+        """`queued`: the broker's queues, or None if they are unknown; `problem` says why. `tasks`: more tasks whose
+        durations are read. Raises :class:`~celery_orchestration.errors.LedgerError`."""
         names = Counter[str](tasks)
         for one in (queued or {}).values():
             names.update(one.tasks)
@@ -170,23 +169,23 @@ class Looker:
         workers: Sequence[Worker],
         supervisors: Sequence[Supervisor],
     ) -> PoolLook:
-        now, told = found["now"], (found.get("pools") or {}).get(name) or {}
+        now, record = found["now"], (found.get("pools") or {}).get(name) or {}
         queues = set(self.queues[name])
         serving = [worker for worker in workers if queues & set(worker.queues)]
         at_work = [worker for worker in serving if not worker.draining and not worker.dead]
-        ready = self._ready(name, told, queued or {}, found.get("jobs") or {})
-        oldest = self._oldest(name, now, told, queued or {}, serving)
+        ready = self._ready(name, record, queued or {}, found.get("jobs") or {})
+        oldest = self._oldest(name, now, record, queued or {}, serving)
         lines = [one.tables[name] for one in supervisors if name in one.tables]
         figures = Figures(
             pool=strictest(pool, lines),
             now=now / 1000,
-            wanted=told.get("wanted"),
+            wanted=record.get("wanted"),
             ready=ready,
             oldest_wait_seconds=oldest,
             busy_slots=sum(worker.running for worker in at_work),
             workers=len(at_work),
-            needed_at=_seconds(told.get("needed")),
-            changed_at=_seconds(told.get("changed")),
+            needed_at=_seconds(record.get("needed")),
+            changed_at=_seconds(record.get("changed")),
             paused=found["paused"],
             closed=found["epoch"] > 0,
             unknown=problem if queued is None else "",
@@ -195,12 +194,12 @@ class Looker:
             name=name,
             figures=figures,
             workers=serving,
-            places=[_place(one) for one in told.get("places") or ()],
+            places=[_place(one) for one in record.get("places") or ()],
             supervisors=[one for one in supervisors if name in one.tables],
-            reason=told.get("why") or "",
-            wanted=told.get("wanted"),
-            changes=[json.loads(one) for one in told.get("changes") or ()],
-            told_wait_seconds=_told_wait(told, now),
+            reason=record.get("why") or "",
+            wanted=record.get("wanted"),
+            changes=[json.loads(one) for one in record.get("changes") or ()],
+            reported_wait_seconds=_reported_wait(record, now),
             queue_names=self.queues[name],
             durations={job: one["took"] / 1000 for job, one in (found.get("jobs") or {}).items() if "took" in one},
             queued={queue: queued[queue].length for queue in self.queues[name] if queued and queue in queued},
@@ -209,23 +208,23 @@ class Looker:
     def _ready(
         self,
         name: str,
-        told: Mapping[str, Any],
+        record: Mapping[str, Any],
         queued: Mapping[str, Queued],
         jobs: Mapping[str, Mapping[str, Any]],
     ) -> list[Ready]:
-        """Runs that are queued, on their way to a worker, or wait for nothing but a slot: by job."""
+        """Runs by job that are queued, on their way to a worker, or wait only for a slot."""
         runs: Counter[str] = Counter()
         handed: dict[str, Counter[str]] = {}
-        for one in told.get("handed") or ():
+        for one in record.get("handed") or ():
             handed.setdefault(one["queue"], Counter())[one["job"]] += one["runs"]
         for queue in self.queues[name]:
             in_broker = queued.get(queue, Queued(0))
             on_the_way = handed.get(queue, Counter[str]())
             runs.update(on_the_way)
-            # Those on their way are among the messages of the queue, or are about to be.
+            # Runs on their way are among the messages of the queue, or will be soon.
             rest = in_broker.length - on_the_way.total()
             runs.update(_in_proportion(max(0, rest), in_broker.tasks))
-        for one in told.get("open") or ():
+        for one in record.get("open") or ():
             runs[one["job"]] += one["runs"]
         return [
             Ready(job, count, _seconds(jobs.get(job, {}).get("took")), jobs.get(job, {}).get("room"))
@@ -237,25 +236,25 @@ class Looker:
         self,
         name: str,
         now: int,
-        told: Mapping[str, Any],
+        record: Mapping[str, Any],
         queued: Mapping[str, Queued],
         workers: Iterable[Worker],
     ) -> float:
         in_broker = sum(queued[queue].length for queue in self.queues[name] if queue in queued)
         waits = self._waits.setdefault(name, Waits())
         by_broker = waits.oldest(now / 1000, in_broker, {worker.name: worker.done for worker in workers})
-        since = [one["since"] for one in told.get("handed") or ()]
+        since = [one["since"] for one in record.get("handed") or ()]
         by_ledger = (now - min(since)) / 1000 if since else 0.0
         return max(0.0, by_broker, by_ledger)
 
 
-def _told_wait(told: Mapping[str, Any], now: int) -> float:
-    is_fresh = now - (told.get("seen") or 0) < FRESH_MS
-    return (told.get("oldest") or 0) / 1000 if is_fresh else 0.0
+def _reported_wait(record: Mapping[str, Any], now: int) -> float:
+    is_fresh = now - (record.get("seen") or 0) < FRESH_MS
+    return (record.get("oldest") or 0) / 1000 if is_fresh else 0.0
 
 
 def _in_proportion(count: int, sample: Counter[str]) -> Counter[str]:
-    """Messages by job, as the first ones are. '': nobody knows which."""
+    """Split messages by job in the proportions of the sample. '': the job is unknown."""
     total = sample.total()
     if not count or not total:
         return Counter({"": count}) if count else Counter()
@@ -265,7 +264,7 @@ def _in_proportion(count: int, sample: Counter[str]) -> Counter[str]:
 
 
 def encoded(task: str) -> str:
-    """As the ledger names a job; '' if none can have that name."""
+    """The job's name in the ledger; '' if no job can have that name."""
     try:
         return keys.encode_job(task)
     except ConfigurationError:

@@ -1,4 +1,4 @@
-"""A place and the worker on it: started again when it dies, with back-off; replaced, or stopped for good."""
+"""A place and its worker, which is restarted with back-off when it dies, replaced, or stopped for good."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from celery_orchestration.pools import machine
 from celery_orchestration.pools.command import node_name
 from celery_orchestration.pools.worker_process import OnLine, WorkerProcess
 
-#: Seconds until a worker that died is started again: twice as long each time, up to the last.
+#: Seconds until a worker that died is restarted: the delay doubles each time, up to the longest.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
-#: The same for a worker that had registered: it can start, so that its place should not be without one for long.
+#: The longest delay for a worker that had registered: it can start, so its place should not be empty for long.
 LONGEST_DELAY_AT_WORK = 8.0
-#: A worker that lived so long had started well: its deaths before are forgotten.
+#: After this many seconds of life a worker has started well, and its earlier deaths are forgotten.
 WELL_SECONDS = 30.0
-#: So many deaths in a row before the worker had registered are reported loudly.
+#: This many deaths in a row before the worker had registered are a crash loop, which is reported loudly.
 CRASH_LOOP = 3
-#: Lines of its output that are shown then.
+#: Lines of its output that the report of a crash loop shows.
 SHOWN_LINES = 12
-#: Seconds for which people are told of a worker that was stalled.
+#: Seconds for which a stall is reported.
 STALL_SHOWN_SECONDS = 600.0
 
 Then = Literal["again", "leave"]
@@ -39,9 +39,9 @@ class Launch:
     nice: int
 
 
-class Post:
+class PlaceWorker:
     def __init__(self, place: Place, launch: Callable[[Place], Launch], on_line: OnLine) -> None:
-        """`launch`: says how a worker is started, if that is to be now."""
+        """`launch` returns how a worker is to be started now."""
         self.place = place
         self.name = node_name(place)
         self._launch, self._on_line = launch, on_line
@@ -49,32 +49,32 @@ class Post:
         self._start_at = 0.0
         self._then: Then = "again"
         self.restarts = -1
-        #: In a row, each soon after a start; and those of them before the worker had registered.
+        #: Deaths in a row, each soon after a start; and how many of them came before the worker had registered.
         self._deaths = self._deaths_at_start = 0
         self._has_registered = False
         self._last_death = ""
-        #: How the last stall showed, and when it was seen.
+        #: The symptom of the last stall, and when it was seen.
         self._stall: tuple[str, float] | None = None
-        #: Process and start of a worker that the last supervisor of this name had here.
+        #: Process id and start of the worker that the previous supervisor of this name had here.
         self._last: tuple[int, str] | None = None
         self.is_over = False
 
     # -- asked for ------------------------------------------------------------------------------------
 
     def wait_for_last(self, place: Place) -> None:
-        """The worker that was here before drains: another is started, or the place given up, when it is gone."""
+        """The previous worker of this place drains. When it is gone, another starts or the place is given up."""
         found = _document(place.info)
         if found.get("host") == socket.gethostname() and found.get("pid"):
             self._last = int(found["pid"]), str(found.get("started_at") or "")
 
     def leave(self, why: str, seconds: float | None) -> None:
-        """For good: its worker drains, and the place is given up when it is gone."""
+        """Its worker drains, and the place is given up when it is gone."""
         self._then = "leave"
         if self.worker is not None:
             self.worker.drain(why, seconds)
 
     def stay(self, place: Place) -> None:
-        """Its supervisor has the place again: when the worker that drains is gone, another one starts."""
+        """The supervisor has the place again: when the draining worker is gone, another one starts."""
         self.place, self._then = place, "again"
 
     def replace(self, why: str, seconds: float | None) -> None:
@@ -83,11 +83,11 @@ class Post:
         self.try_at_once()
 
     def try_at_once(self) -> None:
-        """One that died and waits to be started again may live with what has changed."""
+        """Something has changed: a worker that died may start now."""
         if self.worker is None:
             self._start_at, self._deaths, self._deaths_at_start = 0.0, 0, 0
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         self._last = None
         if self.worker is not None:
             self.worker.stop()
@@ -98,14 +98,14 @@ class Post:
             self.worker.wait(5.0)
 
     def note_alive(self, workers: Collection[tuple[str, int]]) -> None:
-        """`workers`: names and processes that the ledger knows. Ours is among them once it has started well."""
+        """`workers`: names and process ids of the registered workers. Ours is among them once it has registered."""
         if self.worker is not None and (self.name, self.worker.pid) in workers:
             self._has_registered = True
 
     def note_stall(self, why: str) -> None:
         self._stall = why, monotonic()
 
-    # -- what goes on -----------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -113,17 +113,17 @@ class Post:
 
     @property
     def is_changing(self) -> bool:
-        """It is being replaced, or is not there yet."""
+        """Whether it is being replaced, or has not started yet."""
         return self.worker is None or self.worker.draining_since is not None or self.worker.age < 3.0
 
     def has_other_command(self) -> bool:
         return self.is_running and self.worker is not None and self._launch(self.place).command != self.worker.command
 
-    def tend(self, now: float) -> list[str]:
-        """Starts and ends what is due. Returns what people should know."""
+    def step(self, now: float) -> list[str]:
+        """Start or end the worker if that is due. Returns messages for people."""
         if self.worker is None:
             return self._start_if_due(now)
-        self.worker.tend()
+        self.worker.step()
         code = self.worker.exit_code()
         if code is None:
             if self._deaths and self.worker.age > WELL_SECONDS:
@@ -146,7 +146,7 @@ class Post:
     def _last_is_there(self) -> bool:
         if self._last is not None:
             started_at = machine.started_at(self._last[0])
-            # Without an answer there is no such process, or a system that does not tell.
+            # Empty: there is no such process, or this system does not tell.
             if not started_at or started_at != self._last[1]:
                 self._last = None
         return self._last is not None
@@ -168,11 +168,11 @@ class Post:
             longest = LONGEST_DELAY_AT_WORK if self._has_registered else LONGEST_DELAY
             delay = min(longest, FIRST_DELAY * 2 ** (self._deaths - 1))
             self._start_at = now + delay
-            return [f"Worker {self.name} {how}; it is started again in {delay:g} s"]
+            return [f"Worker {self.name} {how}; it is restarted in {delay:g} s"]
         self._start_at = now + LONGEST_DELAY
         return [
             f"WORKER {self.name} KEEPS DYING: it {how}, {self._deaths_at_start} times in a row, the last time "
-            f"{worker.age:.0f} s after its start. It is tried again once a minute. Its last output:",
+            f"{worker.age:.0f} s after its start. It is restarted once a minute. Its last output:",
             *(f"    {line}" for line in list(worker.tail)[-SHOWN_LINES:]),
         ]
 
@@ -196,7 +196,7 @@ class Post:
         return "draining" if self.worker.draining_since is not None else "running"
 
     def info(self) -> str:
-        """For the ledger: about the worker on this place."""
+        """Facts about the worker of this place, for its record in the ledger."""
         worker = self.worker
         found: dict[str, Any] = {"host": socket.gethostname(), "state": self.state, "restarts": max(0, self.restarts)}
         if worker is not None:
