@@ -35,10 +35,10 @@ class SchedulerHeartbeat(Heartbeat):
         super().__init__(runtime, "orchestration-heartbeat")
         self._epoch = ""
 
-    def _told(self) -> tuple[str, str]:
+    def _last_claim(self) -> tuple[str, str]:
         return self._epoch, ""
 
-    def _is_registered(self, found: Registered) -> None:
+    def _on_registered(self, found: Registered) -> None:
         if self._epoch and found.epoch != self._epoch:
             self._ledger.claim(self._node.worker, found.epoch, [], [])
             logger.error(
@@ -54,10 +54,10 @@ class SchedulerHeartbeat(Heartbeat):
         """In which it is registered; what it knew of decisions is restored."""
         return self._epoch
 
-    def _epoch_began(self, epoch: str) -> None:
+    def _on_new_epoch(self, epoch: str) -> None:
         self._registered = False
 
-    def _renew(self) -> None:
+    def _renew_lease(self) -> None:
         self._ledger.beat(self._node.worker, int(self._node.settings.lease_seconds * 1000), [])
 
 

@@ -77,7 +77,7 @@ class Prefetch:
     def begin(self) -> None:
         """Before anything is consumed. Raises Refused."""
         self._hold_placeholder()
-        internals.watch_deliveries(self._channel, self._held.add, self._leaving)
+        internals.amqp.watch_deliveries(self._channel, self._held.add, self._leaving)
         self._consumer.qos.callback = self._celery_sets
         self._look()
         self._look_later()
@@ -133,7 +133,7 @@ class Prefetch:
             trial.close()
         except connection.channel_errors as exc:
             raise Refused(str(exc)) from exc
-        internals.set_prefetch(self._channel, 1)
+        internals.amqp.set_prefetch(self._channel, 1)
         self._channel.basic_consume(name, callback=self._placeholder_is_here)
         deadline = monotonic() + PLACEHOLDER_SECONDS
         while not self._placeholder:
@@ -193,7 +193,7 @@ class Prefetch:
     def _tell(self, more: int) -> None:
         total = len(self._held) + more + 1
         if total != self._told:
-            internals.set_prefetch(self._channel, total)
+            internals.amqp.set_prefetch(self._channel, total)
             self._told = total
 
 
@@ -220,7 +220,7 @@ class StrictPrefetch(Prefetch):
         self._look()
 
     def wanted(self, room: int) -> int:
-        free = min(room, self._slots() - len(internals.requests_here()))
+        free = min(room, self._slots() - len(internals.consumer.requests_here()))
         if free <= 0 or self._stopping():
             self._are_empty = False
             return 0
@@ -239,7 +239,7 @@ class StrictPrefetch(Prefetch):
 
     def _ask_next(self) -> None:
         if self._to_ask:
-            internals.pull(self._consumer.task_consumer, self._to_ask.pop(0), self._answered)
+            internals.amqp.pull(self._consumer.task_consumer, self._to_ask.pop(0), self._answered)
         else:
             self._to_ask, self._are_empty = None, True
             self._look()

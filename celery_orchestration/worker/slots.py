@@ -71,7 +71,7 @@ class SemaphoreSlots:
             self._resting = False
 
     def offer(self) -> bool:
-        return internals.take_free_slot(self._controller.semaphore)
+        return internals.pool.take_free_slot(self._controller.semaphore)
 
     def ended(self) -> None:
         pass

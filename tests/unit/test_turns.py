@@ -1,4 +1,4 @@
-"""The line to the ledger, when a call gets no answer."""
+"""The carrier of turns, when a call gets no answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from celery_orchestration.errors import LedgerUnavailable
 from celery_orchestration.ledger import NewEpoch, Turn
-from celery_orchestration.worker.turns import Turns
+from celery_orchestration.worker.carrier import TurnCarrier
+from celery_orchestration.worker.state import GateState
 
 
 class Ledger:
@@ -24,30 +25,34 @@ class Ledger:
         return answer
 
 
-def turns_with(ledger: Ledger, claim: Callable[[Any], None]) -> Turns:
-    runtime = SimpleNamespace(
-        worker="w",
-        ledger=SimpleNamespace(new_connection=lambda: ledger, address="there"),
-        settings=SimpleNamespace(mode="enforce"),
-        epoch=SimpleNamespace(claim=claim, can_claim=lambda epoch: True),
-        gate=SimpleNamespace(open=lambda: None, close=lambda: None),
-        in_loop=lambda function: function(),
-    )
-    return Turns(runtime, None)  # type: ignore[arg-type]
+def carrier_of(ledger: Ledger, claim: Callable[[Any], None]) -> TurnCarrier:
+    return TurnCarrier(
+        SimpleNamespace(new_connection=lambda: ledger, address="there"),
+        "w",
+        "enforce",
+        GateState(),
+        None,
+        lambda function: function(),
+        SimpleNamespace(claim=claim, can_claim=lambda epoch: True),
+        None,
+        open_gate=lambda: None,
+        close_gate=lambda: None,
+        register_again=lambda: None,
+    )  # type: ignore[arg-type]
 
 
 def test_a_turn_whose_reply_got_lost_after_a_claim_is_made_again_without_another_claim() -> None:
     """The claim would lack the run that this very turn has started, and the ledger would give that to another."""
     claims: list[Any] = []
     turn = object.__new__(Turn)
-    line = turns_with(Ledger(NewEpoch("2"), LedgerUnavailable("its reply got lost"), turn), claims.append)
-    assert line._turn(SimpleNamespace(offered=1, outcomes=[], arrivals=[])) is turn  # type: ignore[arg-type]
+    carrier = carrier_of(Ledger(NewEpoch("2"), LedgerUnavailable("its reply got lost"), turn), claims.append)
+    assert carrier._turn(SimpleNamespace(offered=1, outcomes=[], arrivals=[])) is turn  # type: ignore[arg-type]
     assert len(claims) == 1
 
 
 def test_every_new_epoch_is_claimed() -> None:
     claims: list[Any] = []
     turn = object.__new__(Turn)
-    line = turns_with(Ledger(NewEpoch("2"), LedgerUnavailable("it is down"), NewEpoch("3"), turn), claims.append)
-    assert line._turn(SimpleNamespace(offered=1, outcomes=[], arrivals=[])) is turn  # type: ignore[arg-type]
+    carrier = carrier_of(Ledger(NewEpoch("2"), LedgerUnavailable("it is down"), NewEpoch("3"), turn), claims.append)
+    assert carrier._turn(SimpleNamespace(offered=1, outcomes=[], arrivals=[])) is turn  # type: ignore[arg-type]
     assert len(claims) == 2

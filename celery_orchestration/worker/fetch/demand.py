@@ -46,7 +46,7 @@ class Demand:
         self._look_at_ended()
         now = time.time()
         running, waiting = [], []
-        for request in internals.requests_here():
+        for request in internals.consumer.requests_here():
             typical = self._durations.typical(request.type)
             if request.time_start is not None and request in state.active_requests:
                 ran = now - request.time_start
@@ -64,7 +64,7 @@ class Demand:
         )
 
     def _look_at_ended(self) -> None:
-        now, watched, here = time.time(), [], internals.requests_here()
+        now, watched, here = time.time(), [], internals.consumer.requests_here()
         for request in self._watched:
             if request in here:
                 watched.append(request)
