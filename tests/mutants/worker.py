@@ -10,6 +10,7 @@ SETTLING = "unit/test_worker_settlement.py"
 EXECUTING = "unit/test_worker_execution.py"
 SHARING = "unit/test_worker_sharing.py"
 TIMERS = "unit/test_worker_timers.py"
+MISSES = "unit/test_fetch_misses.py"
 SCRIPTS = "integration/test_fetch_scripts.py"
 AMOUNT = "unit/test_fetch_amount.py"
 
@@ -292,6 +293,14 @@ MUTANTS = [
         "replaces._sweeps, replaces._cancels",
         "A heartbeat that takes the place of a hanging one gets that one's old answers.",
         (HEARTBEATS,),
+    ),
+    Mutant(
+        "misses-never-forgotten",
+        "worker/fetch/misses.py",
+        "if monotonic() - self._last_at > FORGET_AFTER:",
+        "if False:",
+        "On a quiet queue a message waits up to a tenth of a second although a worker is idle.",
+        (MISSES,),
     ),
     Mutant(
         "read-ahead-behind-long-runs",

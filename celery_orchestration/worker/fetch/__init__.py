@@ -5,9 +5,10 @@ was written down comes back after ``visibility_timeout`` (an hour). Here a scrip
 a **store** of the worker, a hash in the broker's Redis: they are always in one of the two. An acknowledgement deletes
 the message from the store.
 
-- ``stores``: the keys, and what can be done with a store: open, seal, give back.
-- ``channel``: kombu's Redis channel and its QoS on top of a store. ``link`` is its connection; it hears when there is
-  something to fetch.
+- ``node/stores.py``: the keys, and what can be done with a store: open, seal, give back.
+- ``channel``: kombu's Redis channel, which fetches into a store. ``store_channel`` acknowledges and gives back,
+  ``message`` has its messages and QoS, ``link`` is its connection: it hears when there is a message to fetch.
+  ``misses`` says how long a channel waits that often came too late.
 - ``demand``: how many messages are fetched. ``amount`` decides it, by ``durations``.
 - ``transport``: kombu's transport and poller with these channels, and how they get into the worker's connection.
 - ``fetcher``: what all channels of a worker share.
