@@ -22,7 +22,7 @@ from celery_orchestration.node.presence import Node
 
 logger = get_logger(__name__)
 
-#: Seconds that a queue may be without a worker before the log says so: pools are not started all at once.
+#: Seconds that a queue may be without a worker before that is logged: pools do not start all at once.
 UNSERVED_SECONDS = 30.0
 
 
@@ -129,7 +129,7 @@ class Heartbeat(threading.Thread, ABC):
                 self._backoff.failed(lambda seconds, exc=exc: self._log(exc, seconds))  # type: ignore[misc]
                 continue
             except Exception:
-                logger.exception("The heartbeat met an unexpected error and goes on")
+                logger.exception("The heartbeat met an unexpected error; it tries again in a second")
                 self._wake.wait(1.0)
                 continue
             self._backoff.succeeded()

@@ -41,7 +41,7 @@ MOST_LOGGED = 20
 
 class AfterSweep(Protocol):
     def swept(self) -> None:
-        """The ledger was swept: it knows who is gone."""
+        """The ledger was swept: it knows which workers are gone."""
 
 
 class Node(ABC):
@@ -126,9 +126,7 @@ class Node(ABC):
         eviction.check(ledger, self.settings.allow_eviction)
         self.eviction_is_checked = True
 
-    def room_key(
-        self, job: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[str, ValueError | None]:
+    def room_key(self, job: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ValueError | None]:
         """The key that a call's room is counted under. If it cannot be computed, the run fails with the error as soon
         as it starts."""
         try:

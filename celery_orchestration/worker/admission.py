@@ -126,7 +126,7 @@ class Admission:
             self._reserve(request)
         if self._state.stopping:
             return  # called by a timer that was still due
-        self._slots.arrived()
+        self._slots.came_with_request()
         if self._state.closed:
             self._stalled.append(request)
         self.serve()
@@ -149,7 +149,7 @@ class Admission:
                 self._asking.append(request)
         if self._asking:
             self._request_turn()
-        self._slots.rest()
+        self._slots.release_spare()
         if self._sharing.active and not (self._reserved and self._reserved[0].rank == HANDED_OVER):
             self._sharing.end()
 
@@ -172,7 +172,7 @@ class Admission:
         for request in asking:
             arrival = self._arrival(request)
             if arrival is None:
-                self._slots.back()
+                self._slots.put_back()
             else:
                 found.append((request, arrival))
         return found
@@ -235,7 +235,7 @@ class Admission:
         if now - self._logged_full >= LOG_FULL_EVERY:
             self._logged_full = now
             logger.error(
-                "The Redis at %s is full: no new run is taken in, jobs stay in their queues; what runs and waits goes "
+                "The Redis at %s is full: no new run is taken in, jobs stay in their queues; runs that wait or run go "
                 "on. Give it more memory (maxmemory), or free some",
                 self._ledger_address,
             )
@@ -277,7 +277,7 @@ class Admission:
                 self._reserve(request)
                 self._stalled.append(request)
         for _ in range(slots):
-            self._slots.back()
+            self._slots.put_back()
         if not self._state.closed and self._stalled:
             self.ask_for_slots()
         self.serve()
@@ -285,7 +285,7 @@ class Admission:
     def run_ended(self) -> None:
         """A run is over: its outcome and the next question go in one turn."""
         if not self._state.stopping:
-            self._slots.ended()
+            self._slots.run_ended()
         self._request_turn()
         if self._reserved and not self._state.stopping:
             self.serve()
@@ -318,12 +318,12 @@ class Admission:
             request.stage = None
             self._reserve(request)
             self._stalled.append(request)
-            self._slots.back()
+            self._slots.put_back()
         self._asking = []
 
     def connection_lost(self) -> None:
-        """The broker connection is lost, and with it all claims to slots. The broker delivers again what was not
-        admitted; what was admitted asks for a slot again."""
+        """The broker connection is lost, and with it all claims to slots. The broker delivers requests again that were
+        not admitted; those that were admitted ask for a slot again."""
         for entry in self._reserved:
             if entry.request.fence is None:
                 entry.request.stage = "dropped"

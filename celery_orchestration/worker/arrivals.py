@@ -27,9 +27,7 @@ class Jobs(Protocol):
     encoded: dict[str, str]
     default_queue: str
 
-    def room_key(
-        self, job: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[str, ValueError | None]: ...
+    def room_key(self, job: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ValueError | None]: ...
 
     def priority_of(self, headers: Mapping[str, Any], policy: Policy) -> int: ...
 

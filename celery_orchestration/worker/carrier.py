@@ -123,7 +123,7 @@ class TurnCarrier(threading.Thread):
         try:
             self._ledger.send_turn(*self._arguments(batch))
         except Exception:
-            return False  # the thread finds out what is wrong
+            return False  # the thread finds out the reason
         self._sent = (batch, monotonic())
         self._watch()
         return True
@@ -221,7 +221,7 @@ class TurnCarrier(threading.Thread):
                 if refusals >= MOST_REFUSALS:
                     self._recovered()
                     return exc
-                self._trouble(exc)
+                self._failed(exc)
             except Exception as exc:
                 logger.exception("A turn cannot be sent to the ledger; its parts are tried one by one")
                 return LedgerError(repr(exc))
@@ -238,7 +238,7 @@ class TurnCarrier(threading.Thread):
             logger.warning("The ledger at %s answers again after %.1f s: the gate opens", self._address, took)
             self._in_loop(self._open_gate)
 
-    def _trouble(self, exc: LedgerError) -> None:
+    def _failed(self, exc: LedgerError) -> None:
         if not self.down:
             self.down = True
             self._in_loop(self._close_gate)
@@ -246,7 +246,7 @@ class TurnCarrier(threading.Thread):
         self._backoff.failed(
             lambda seconds: logger.error(
                 "The ledger at %s %s (%s, for %.0f s): the gate is closed, jobs stay in their queues, "
-                "what runs goes on and its outcome is kept",
+                "running ones go on and their outcomes are kept",
                 self._address,
                 what,
                 exc,

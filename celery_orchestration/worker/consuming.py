@@ -81,7 +81,7 @@ class Consuming:
         self._ours: Any = None
         #: Tells RabbitMQ how many messages to send; None: Celery does.
         self._prefetch: Prefetch | None = None
-        #: Why RabbitMQ cannot be told; '' if it can, or need not.
+        #: Why RabbitMQ cannot be told how many messages to send; '' if it can, or need not.
         self.prefetch_refused = ""
         #: Whether we take messages from the granted queues just now.
         self._taking = True
@@ -106,6 +106,7 @@ class Consuming:
 
     def connected(self) -> None:
         self._ours, self._taking = None, True
+        internals.consumer.contain_errors(self._consumer, self._message_failed)
         self._takes_tasks(self._consumer.task_consumer.channel)
         self._bound_fetching()
         internals.consumer.on_queue_changes(self._consumer, self._adding, self._changed)
@@ -149,6 +150,19 @@ class Consuming:
         """With the event loop, on every connection."""
         if self._prefetch is not None:
             self._prefetch.register()
+
+    def _message_failed(self, message: Any, exc: Exception) -> None:
+        """No content of a message, and no user's class that reads it, may end the worker."""
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        logger.error("A message of task %r, id %r, is rejected: %r", headers.get("task"), headers.get("id"), exc)
+        try:
+            self._consumer.on_invalid_task(None, message, exc)
+            if isinstance(headers.get("id"), str):
+                self._app.backend.mark_as_failure(headers["id"], exc)
+        except Exception as error:
+            logger.error("The failure of task id %r could not be stored as its result: %r", headers.get("id"), error)
+        if not message.acknowledged:
+            message.reject_log_error(logger, self._consumer.connection_errors)
 
     @staticmethod
     def _takes_tasks(channel: Any) -> None:
@@ -266,7 +280,7 @@ class Consuming:
                 logger.debug("Cancelling the consumer of the granted queues: %r", exc)
 
     def close_broker(self) -> None:
-        """From any thread, when the process is about to end: what was fetched goes back to the broker."""
+        """From any thread, when the process is about to end: messages that were fetched go back to the broker."""
         internals.redis.stop_fetching(self._consumer.connection, self.consumers)
         self._consumer.connection.close()
 

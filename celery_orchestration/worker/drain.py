@@ -98,6 +98,15 @@ class Drain(threading.Thread):
         """Runs are to be ended now."""
         self._words.put("hurry")
 
+    def hurry_at(self, at: float) -> None:
+        """:meth:`hurry` at this time, by the monotonic clock."""
+        left = at - monotonic()
+        if left <= 0:
+            return self.hurry()
+        timer = threading.Timer(left, self.hurry)
+        timer.daemon = True
+        return timer.start()
+
     def over(self) -> None:
         """The execution pool is down."""
         self._words.put("over")
@@ -143,7 +152,7 @@ class Drain(threading.Thread):
             return self.end_process()
         for run in runs:
             run.drained = True
-            task_ready(run)  # what is active after this is plain
+            task_ready(run)  # requests that are active after this are plain tasks
         ours = {run.worker_pid for run in runs}
         for child in internals.pool.children(pool):
             if not plain or child.pid in ours:

@@ -87,18 +87,18 @@ class Execution:
         self._rate_limited.discard(request)
         if self._deadline is not None and request.stops_with_lease() and self._deadline.has_passed():
             # Its process would be ended at once. It goes back, but not right away: it may be handed over to us again.
-            self._slots.unused()
+            self._slots.not_used()
             return self._loop.later(1.0, lambda: request.settle("returned"))
         if request.problem is not None:
-            self._slots.unused()
+            self._slots.not_used()
             return guarded(request.fail, request.problem)
         try:
             result = request.execute_now(self._consumer.pool)
         except Exception as exc:
-            self._slots.unused()
+            self._slots.not_used()
             return guarded(self._not_taken, request, exc)
         if result is None and request.time_start is None and not request.settled:
-            self._slots.unused()  # the pool is closing
+            self._slots.not_used()  # the pool is closing
             return request.settle("returned")
         # Threads and gevent may drop a run that they accepted, without a callback.
         if hasattr(result, "f"):

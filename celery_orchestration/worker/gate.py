@@ -12,7 +12,7 @@ Beside it: ``timers.py`` (runs with a start time), ``sharing.py`` (handed-over r
 ``acks.py`` (messages are acknowledged together), ``limits.py`` (time limits where the pool has none).
 
 This file connects the parts, and opens, closes and stops the gate. While the ledger cannot be reached the gate is
-closed: requests stay here, unacknowledged, and their slots are given back; what runs goes on, and outcomes are kept.
+closed: requests stay here, unacknowledged, and their slots are given back; runs go on, and their outcomes are kept.
 
 :meth:`Gate.begin_drain` and :meth:`Gate.hurry_drain` may be called in a signal handler or from any thread; the other
 methods are called in the worker's event loop.
@@ -128,7 +128,7 @@ class Gate:
         self.state.closed = True
         self.turns.give_slots_back()
         self.admission.give_slots_back()
-        self._slots.rest()
+        self._slots.release_spare()
 
     def open(self) -> None:
         if self.state.closed:

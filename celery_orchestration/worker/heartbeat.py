@@ -8,62 +8,52 @@ Everything here happens in the heartbeat's thread; calls to the gate go through 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from celery_orchestration.ledger import Registered, Sweep
 from celery_orchestration.node.heartbeat import Heartbeat
 from celery_orchestration.node.presence import Node
 from celery_orchestration.worker import deadline
 from celery_orchestration.worker.epoch import Epoch
+from celery_orchestration.worker.fetch.demand import Demand
+from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.loop import InLoop
 from celery_orchestration.worker.notices import Notices
-from celery_orchestration.worker.settlement import Settlement
-
-
-class Events(Protocol):
-    """What a heartbeat tells the other parts of its worker. Each is called in the event loop unless it says more."""
-
-    def registered(self) -> None:
-        """The ledger knows this worker."""
-
-    def ledger_unavailable(self) -> None:
-        """From any thread."""
-
-    def claim_soon(self) -> None:
-        """A new epoch began: the next turn claims what this worker runs."""
-
-    def swept(self, due: float | None, strays: Sequence[bytes]) -> None:
-        """From any thread. `due`: seconds until a run in the ledger is due. `strays`: messages of our jobs that came to
-        workers without them."""
+from celery_orchestration.worker.strays import Strays
 
 
 class WorkerHeartbeat(Heartbeat):
     def __init__(
         self,
         node: Node,
-        notices: Notices,
-        settlement: Settlement,
+        gate: Gate,
         epoch: Epoch,
+        notices: Notices,
         in_loop: InLoop,
-        events: Events,
+        demand: Demand,
+        strays: Strays,
         lease_deadline: deadline.Deadline | None,
         *,
         slots: Callable[[], int],
         ledger_is_down: Callable[[], bool],
+        look_for_queues: Callable[[], None],
         replaces: WorkerHeartbeat | None = None,
     ) -> None:
         """`slots()`: how many runs the worker can have at once. `ledger_is_down()`: the last turn got no answer.
-        `replaces`: the heartbeat that hangs, whose place it takes."""
+        `look_for_queues()`: whether the broker has new ones for us. `replaces`: a heartbeat that hangs, whose place it
+        takes."""
         super().__init__(node, "orchestration-heartbeat")
-        self._notices = notices
-        self._settlement = settlement
+        self._gate = gate
+        self._settlement = gate.settlement
         self._epoch = epoch
+        self._notices = notices
         self._in_loop = in_loop
-        self._events = events
+        self._demand = demand
+        self._strays = strays
         self._lease_deadline = lease_deadline
         self._slots = slots
         self._ledger_is_down = ledger_is_down
+        self._look_for_queues = look_for_queues
         self._registered_slots = 0
         self._drain_is_known = False
         #: Revoked task ids of the call under way, and its number.
@@ -92,15 +82,22 @@ class WorkerHeartbeat(Heartbeat):
         self._lease_runs_from(self._round_began)
         self._epoch.registered(found)
         self._drain_is_known = False
-        self._in_loop(self._events.registered)
+        self._in_loop(self._open_gate)
+
+    def _open_gate(self) -> None:
+        """In the event loop: jobs that came before count as waiting for a slot, not as set aside."""
+        self._demand.registered = True
+        self._gate.open()
 
     def _on_ledger_unavailable(self) -> None:
-        self._events.ledger_unavailable()
+        """Plain tasks do not need the ledger: they are fetched although it does not know this worker yet. Nobody can
+        ask it for dead workers meanwhile either."""
+        self._demand.registered = True
 
     def _on_new_epoch(self, epoch: str) -> None:
-        """The carrier claims what we run before its next turn: here is one."""
+        """The carrier claims our runs before its next turn: one is made now."""
         if self._epoch.can_claim(epoch):
-            self._in_loop(self._events.claim_soon)
+            self._in_loop(self._gate.turns.request_even_if_empty)
             self._wake.wait(0.1)
         else:
             self._registered = False
@@ -134,7 +131,9 @@ class WorkerHeartbeat(Heartbeat):
         return not self._ledger_is_down()
 
     def _on_swept(self, swept: Sweep) -> None:
-        self._events.swept(swept.due, swept.strays)
+        self._in_loop(lambda: self._gate.due_times.due_in(swept.due))
+        self._strays.take_in(swept.strays)
+        self._look_for_queues()
 
     # -- notices ------------------------------------------------------------------------------------
 
@@ -170,9 +169,9 @@ class WorkerHeartbeat(Heartbeat):
     def _place_strays(self) -> None:
         waiting = self._notices.strays
         while waiting:
-            strays = [waiting[number] for number in range(min(len(waiting), 32))]
-            answers, grants = self._ledger.stray(self._node.worker, [message for message, _ in strays])
+            asked = [waiting[number] for number in range(min(len(waiting), 32))]
+            answers, grants = self._ledger.stray(self._node.worker, [message for message, _ in asked])
             self._node.publisher.publish(grants)
-            for (_, then), answer in zip(strays, answers, strict=True):
+            for (_, then), answer in zip(asked, answers, strict=True):
                 waiting.popleft()
                 then(answer)

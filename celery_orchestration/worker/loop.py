@@ -1,4 +1,4 @@
-"""Getting back into the worker's event loop from another thread.
+"""How other threads call a function in the worker's event loop.
 
 With prefork, threads and solo the worker's main thread runs kombu's hub; slots and execution pool may only be touched
 there. Under gevent there is no hub: everything is cooperative, and a call is just made.
@@ -38,7 +38,7 @@ class Loop(Protocol):
         """Whether the caller is in the loop's thread."""
 
     def drain(self) -> None:
-        """The loop is down: what was to be called there is called now."""
+        """The loop is down: makes the calls now that were to be made there."""
 
     def listen(self, socket: Any, function: Call) -> bool:
         """Calls it whenever the socket is readable. False if the loop cannot do that."""
@@ -62,7 +62,7 @@ class InLoop:
 
 
 def guarded(function: Callable[..., None], *args: Any) -> None:
-    """One request's trouble (a lost broker connection, say) must not keep the others from their answers."""
+    """One request's error (a lost broker connection, say) must not keep the others from their answers."""
     try:
         function(*args)
     except Exception:

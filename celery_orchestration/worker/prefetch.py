@@ -2,16 +2,16 @@
 
 RabbitMQ sends messages until as many are unacknowledged as the channel's prefetch count says. Celery sets that count
 once, to four for each slot. A task is acknowledged when it begins, as a rule, so that a worker whose slots are all busy
-would be sent four more for each of them: they would wait there although another worker is idle. What was sent cannot be
-taken back, so the count must be right before.
+would be sent four more for each of them: they would wait there although another worker is idle. Messages that were sent
+cannot be taken back, so the count must be right before.
 
 :class:`Prefetch` keeps it at the messages that are here, and those that the slots can use, as from a Redis broker
 (:class:`~.fetch.demand.Demand`). Never more than Celery's own count, which grows with tasks that have an ETA, and with
 the pool. It is lowered before an acknowledgement goes out, on the same channel: RabbitMQ handles both in that order and
 sends nothing in between.
 
-A count of 0 would mean no limit. So that "nothing" can be said, one message of our own is always here, unacknowledged:
-it comes from a queue of this connection alone, and the count is one more than it seems.
+A count of 0 would mean no limit. So that RabbitMQ can be told to send nothing, one message of our own is always here,
+unacknowledged: it comes from a queue of this connection alone, and the count is one higher than what it allows.
 
 :class:`StrictPrefetch` (``orchestration_strict_priority``): RabbitMQ does not know an order between queues. While a
 slot is free and messages may be waiting, the worker asks for one message at a time, from its queues in their order.
@@ -44,12 +44,12 @@ LOOK_ANYWAY = 1.0
 #: 3.11 our queue has a time of its own). Seconds after which ours goes back and comes again: if that lets nothing else
 #: in, and in any case.
 RENEW_AFTER, RENEW_AT_LAST = 60.0, 1200.0
-#: Seconds to get it, and milliseconds that it may be here.
+#: Seconds to wait for it, and milliseconds for which RabbitMQ allows it to be here.
 PLACEHOLDER_SECONDS, PLACEHOLDER_TIMEOUT_MS = 5.0, 30 * 24 * 3600 * 1000
 
 
 class Refused(Exception):
-    """The broker does not allow what is needed."""
+    """The broker refuses a call that this needs."""
 
 
 class Prefetch:
@@ -65,12 +65,12 @@ class Prefetch:
         self._held: set[int] = set()
         #: Celery's count; 0: no limit.
         self._most: int = consumer.qos.value
-        #: What the broker was told last.
-        self._told = 0
+        #: The count that was set last.
+        self._count = 0
         self._seen: tuple[int, ...] = ()
         self._placeholder = 0
         self._placeholder_came = 0.0
-        #: Whether it is about to look because code has ended.
+        #: Whether a look is due because code has ended.
         self._woken = False
         self.over = False
 
@@ -144,7 +144,7 @@ class Prefetch:
 
     def _renew_placeholder(self) -> None:
         age = monotonic() - self._placeholder_came
-        is_open = self._told > len(self._held) + 1
+        is_open = self._count > len(self._held) + 1
         if self._placeholder and age > (RENEW_AFTER if is_open else RENEW_AT_LAST):
             tag, self._placeholder = self._placeholder, 0
             self._channel.basic_reject(tag, requeue=True)
@@ -176,12 +176,12 @@ class Prefetch:
             self._lost(exc)
 
     def _lost(self, exc: Exception) -> None:
-        """Whoever reads from the connection will see that it is lost."""
+        """Celery will see that the connection is lost, when it reads from it."""
         logger.debug("The broker cannot be told how many messages to send: %r", exc)
 
     def _look(self) -> None:
         if not self.over:
-            self._tell(self.wanted(self._room()))
+            self._set_count(self.wanted(self._room()))
 
     def _room(self) -> int:
         return max(0, self._most - len(self._held)) if self._most else MOST
@@ -190,17 +190,17 @@ class Prefetch:
         """How many messages there is use for, of `room`."""
         return self._demand.wanted(room, by_halves=False)
 
-    def _tell(self, more: int) -> None:
+    def _set_count(self, more: int) -> None:
         total = len(self._held) + more + 1
-        if total != self._told:
+        if total != self._count:
             internals.amqp.set_prefetch(self._channel, total)
-            self._told = total
+            self._count = total
 
 
 class StrictPrefetch(Prefetch):
     #: Whether all queues were empty: RabbitMQ may send what comes.
     _are_empty = False
-    #: The queues that are still to be asked; None: nobody asks.
+    #: The queues that are still to be asked; None: no question is under way.
     _to_ask: list[str] | None = None
 
     def __init__(self, *args: Any, slots: Callable[[], int]) -> None:

@@ -183,7 +183,7 @@ class OrchestratedRequest(JobRequest):
 
     def time_is_over(self, limit: float) -> None:
         """In the event loop, where the execution pool cannot interrupt it: it has failed. Its room is free when its
-        code has returned, and what that says then is refused."""
+        code has returned, whatever the code returns then."""
         if self.settled or self._lost_lease():
             return
         self.timed_out, self.verdict = True, "failed"
@@ -235,7 +235,7 @@ class OrchestratedRequest(JobRequest):
             return
         # The broker may deliver it again at once: the ledger must have let go of it before. But of a run that was
         # handed over it has the only copy: that stays, and waits. So does that of one on a worker that stops: the
-        # broker may have delivered the message to somebody else already, who dropped it because the run was running.
+        # broker may have delivered the message to another worker already, which dropped it because the run was running.
         theirs = self._message.channel is not None and not self.gate.state.draining
         self.verdict = "requeued" if theirs else "returned"
         self.afterwards = lambda _: super(OrchestratedRequest, self).reject(requeue)
@@ -266,8 +266,8 @@ class OrchestratedRequest(JobRequest):
 def _through_the_gate(execute: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(execute)
     def execute_using_pool(self: OrchestratedRequest, pool: Any, **kwargs: Any) -> Any:
-        # Always through the gate, even if it was admitted meanwhile: a slot serves whoever is first in rank, and only
-        # the gate knows whether this one was served already.
+        # Always through the gate, even if it was admitted meanwhile: a slot goes to the first in rank, and only the
+        # gate knows whether this one had its slot already.
         return execute(self, pool, **kwargs) if self.gate is None else self.gate.admission.slot_given(self)
 
     return execute_using_pool

@@ -6,8 +6,6 @@ stopped after the execution pool is down. The bootsteps call it in the worker's 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -91,15 +89,12 @@ class WorkerRuntime(Node):
         #: How messages are fetched; None: as kombu does it.
         self.fetcher: Fetcher | None = None
         # Slots that an autoscaler may add count as well: it decides by the messages that were fetched.
-        self.demand = Demand(self.settings.read_ahead_seconds, lambda: self.slots)
+        how_far = self.settings.read_ahead_seconds, lambda: self.slots
+        self.demand = Demand(*how_far)
         if has_stores(self.app):
             if self.settings.fetch == "reliable":
-                self.demand = self.fetcher = self._new_fetcher()
+                self.demand = self.fetcher = Fetcher(self.worker, controller.hostname, self.store_names, *how_far)
             self.recovery = Recovery(self, self.fetcher)
-
-    def _new_fetcher(self) -> Fetcher:
-        read_ahead = self.settings.read_ahead_seconds
-        return Fetcher(self.worker, self.controller.hostname, self.store_names, read_ahead, lambda: self.slots)
 
     @property
     def kind(self) -> str:
@@ -133,7 +128,6 @@ class WorkerRuntime(Node):
             self.gate.reconnected()
         gate = self.gate
         internals.consumer.on_refused_messages(consumer, gate.settlement.message_refused, self.strays.message_came)
-        internals.consumer.contain_errors(consumer, self._message_failed)
         self.consuming.connected()
         consumer.on_task_message.add(gate.admission.message_received)
         consumer.on_task_message.add(self._count)
@@ -155,19 +149,6 @@ class WorkerRuntime(Node):
 
     def _count(self, request: Any) -> None:
         self.received += 1
-
-    def _message_failed(self, message: Any, exc: Exception) -> None:
-        """No content of a message, and no user's class that reads it, may end the worker."""
-        headers = message.headers if isinstance(message.headers, dict) else {}
-        logger.error("A message of task %r, id %r, is rejected: %r", headers.get("task"), headers.get("id"), exc)
-        try:
-            self._consumer.on_invalid_task(None, message, exc)
-            if isinstance(headers.get("id"), str):
-                self.app.backend.mark_as_failure(headers["id"], exc)
-        except Exception as trouble:
-            logger.error("The failure of task id %r could not be stored as its result: %r", headers.get("id"), trouble)
-        if not message.acknowledged:
-            message.reject_log_error(logger, self._consumer.connection_errors)
 
     # -- the parts are built, and connected with each other -----------------------------------------
 
@@ -268,14 +249,16 @@ class WorkerRuntime(Node):
     def _new_heartbeat(self, replaces: WorkerHeartbeat | None = None) -> WorkerHeartbeat:
         return WorkerHeartbeat(
             self,
-            self._notices,
-            self.gate.settlement,
+            self.gate,
             self.epoch,
+            self._notices,
             self.in_loop,
-            _HeartbeatEvents(self),
+            self.demand,
+            self.strays,
             self._deadline,
             slots=lambda: self.slots,
             ledger_is_down=lambda: self.carrier.down,
+            look_for_queues=self.consuming.look_for_queues,
             replaces=replaces,
         )
 
@@ -372,20 +355,11 @@ class WorkerRuntime(Node):
             self.gate.begin_drain()
             self.gate.stop()
             self.carrier.give_to_thread()
-            cold = self._cold_since is not None
-            if cold and self.gate.settlement.runs and not internals.pool.can_kill(self.controller.pool):
-                self._end_after_soft_shutdown()  # Celery could not cancel them
-
-    def _end_after_soft_shutdown(self) -> None:
-        """Celery sleeps through its soft shutdown before it closes. On gevent it cannot (its signal handler must not
-        block there), and would wait for the tasks without an end."""
-        began = self._cold_since or 0.0
-        left = (self.app.conf.worker_soft_shutdown_timeout or 0) - (monotonic() - began)
-        if left <= 0:
-            return self.drain.hurry()
-        timer = threading.Timer(left, self.drain.hurry)
-        timer.daemon = True
-        return timer.start()
+            cannot_kill = not internals.pool.can_kill(self.controller.pool)
+            if self._cold_since is not None and self.gate.settlement.runs and cannot_kill:
+                # Celery could not cancel them. It sleeps through its soft shutdown before it closes. On gevent it does
+                # not (a signal handler must not block there), and would wait for the tasks without an end.
+                self.drain.hurry_at(self._cold_since + (self.app.conf.worker_soft_shutdown_timeout or 0))
 
     def _stop_heartbeat(self, seconds: float) -> None:
         self.heartbeat.stop()
@@ -422,32 +396,3 @@ class WorkerRuntime(Node):
 def _runtime_of(consumer: Any) -> WorkerRuntime:
     found: WorkerRuntime = consumer.controller.orchestration
     return found
-
-
-class _HeartbeatEvents:
-    """See :class:`~celery_orchestration.worker.heartbeat.Events`."""
-
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._gate = runtime.gate
-        self._demand = runtime.demand
-        self._consuming = runtime.consuming
-        self._strays = runtime.strays
-        self._in_loop = runtime.in_loop
-
-    def registered(self) -> None:
-        """Jobs that came before count as waiting for a slot, not as set aside."""
-        self._demand.registered = True
-        self._gate.open()
-
-    def ledger_unavailable(self) -> None:
-        """Plain tasks do not need the ledger: they are fetched although it does not know this worker yet. Nobody can
-        ask it for dead workers meanwhile either."""
-        self._demand.registered = True
-
-    def claim_soon(self) -> None:
-        self._gate.turns.request_even_if_empty()
-
-    def swept(self, due: float | None, strays: Sequence[bytes]) -> None:
-        self._in_loop(lambda: self._gate.due_times.due_in(due))
-        self._strays.take_in(strays)
-        self._consuming.look_for_queues()

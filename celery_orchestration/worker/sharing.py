@@ -52,7 +52,7 @@ class Sharing:
         if request.stage != "reserved" or self._state.closed or self._state.stopping:
             return
         queue = internals.consumer.queue_of(request.message, self._granted_queues.consumers)
-        if queue in self._granted_queues.granted:  # Celery prefetches from the user's own queues as ever
+        if queue in self._granted_queues.granted:  # Celery prefetches from the user's own queues itself
             if not self.active:
                 self.active = True
                 self._granted_queues.take_granted(False)

@@ -156,7 +156,7 @@ class Turns:
             scheduled = self._admission.take_scheduled()
             batch.add(scheduled)
             batch.without_slot = len(scheduled)
-            while self.waiting and batch.offered < MOST_OFFERED and self._slots.offer():
+            while self.waiting and batch.offered < MOST_OFFERED and self._slots.take_idle():
                 batch.offered += 1
         self._even_if_empty = False
         return batch
@@ -235,7 +235,7 @@ class Turns:
         batch = self._under_way
         if batch is not None and not batch.slotless:
             for _ in range(batch.slots):
-                self._slots.back()
+                self._slots.put_back()
             batch.slotless = True
 
     def wait_until_reported(self, deadline: float) -> bool:

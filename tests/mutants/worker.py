@@ -89,15 +89,15 @@ MUTANTS = [
     Mutant(
         "idle-slots-offered-without-end",
         TURNS,
-        "batch.offered < MOST_OFFERED and self._slots.offer()",
-        "self._slots.offer()",
+        "batch.offered < MOST_OFFERED and self._slots.take_idle()",
+        "self._slots.take_idle()",
         "A worker with many slots takes all waiting runs although others are idle.",
         (GATES,),
     ),
     Mutant(
         "slots-kept-while-the-ledger-is-away",
         TURNS,
-        "for _ in range(batch.slots):\n                self._slots.back()\n            batch.slotless",
+        "for _ in range(batch.slots):\n                self._slots.put_back()\n            batch.slotless",
         "batch.slotless",
         "While the ledger is away, plain tasks have fewer slots; afterwards, too.",
         (GATES,),
@@ -212,7 +212,7 @@ MUTANTS = [
         "this turn has started.\n                    claiming = False",
         "this turn has started.\n                    pass",
         "After a failover a run that has just started is given to another worker as well.",
-        ("unit/test_turns.py",),
+        ("unit/test_worker_carrier.py",),
     ),
     Mutant(
         "earlier-start-not-voided",

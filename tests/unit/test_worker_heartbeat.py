@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Discarded, Grant, Outcome, Over, Sweep
-from celery_orchestration.node.publisher import MANY, Publisher
+from celery_orchestration.node.publisher import MANY_ERRANDS, Publisher
 from celery_orchestration.worker.heartbeat import WorkerHeartbeat
 from celery_orchestration.worker.notices import Notices
 
@@ -63,10 +63,12 @@ class Worker:
         settlement = SimpleNamespace(
             runs=self.runs, lease_lost=self.lost_leases.extend, report=self.reported.append, highest_fence=""
         )
-        events = SimpleNamespace(swept=lambda due, strays: None)
+        gate = SimpleNamespace(settlement=settlement, due_times=SimpleNamespace(due_in=lambda seconds: None))
+        strays = SimpleNamespace(take_in=lambda messages: None)
         found = WorkerHeartbeat(
-            self.node, self.notices, settlement, SimpleNamespace(name="1"), lambda function: function(), events, None,
-            slots=lambda: self.slots, ledger_is_down=lambda: self.ledger_is_down, replaces=replaces,
+            self.node, gate, SimpleNamespace(name="1"), self.notices, lambda function: function(), SimpleNamespace(),
+            strays, None, slots=lambda: self.slots, ledger_is_down=lambda: self.ledger_is_down,
+            look_for_queues=lambda: None, replaces=replaces,
         )  # type: ignore[arg-type]  # fmt: skip
         found._registered = True
         return found
@@ -99,7 +101,7 @@ def test_it_does_not_sweep_while_outcomes_are_unreported(worker: Worker):
 
 
 def test_it_beats_however_much_is_to_be_published(worker: Worker):
-    worker.node.publisher.publish([Grant("run", "1")] * (2 * MANY))
+    worker.node.publisher.publish([Grant("run", "1")] * (2 * MANY_ERRANDS))
     assert worker.round() == ["beat", "sweep 0"]
     worker.heartbeat._beat_at = 0.0
     assert worker.round() == ["beat"]
