@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from time import monotonic
+from typing import Protocol
 
 from celery.utils.log import get_logger
 
@@ -19,6 +20,7 @@ from celery_orchestration.ledger import Grant, NewEpoch, Registered, Sweep, Unkn
 from celery_orchestration.node import releases
 from celery_orchestration.node.backoff import LONGEST_WAIT, Backoff
 from celery_orchestration.node.presence import Node
+from celery_orchestration.node.publisher import Publisher
 
 logger = get_logger(__name__)
 
@@ -26,10 +28,18 @@ logger = get_logger(__name__)
 UNSERVED_SECONDS = 30.0
 
 
+class AfterSweep(Protocol):
+    def swept(self) -> None:
+        """The ledger was swept: it knows which workers are gone."""
+
+
 class Heartbeat(threading.Thread, ABC):
-    def __init__(self, node: Node, name: str) -> None:
-        super().__init__(name=name, daemon=True)
+    def __init__(self, node: Node, publisher: Publisher, recovery: AfterSweep | None) -> None:
+        """`recovery`: gives back the messages of workers that are gone; None where the broker is not Redis."""
+        super().__init__(name="orchestration-heartbeat", daemon=True)
         self._node = node
+        self._publisher = publisher
+        self._recovery = recovery
         self._ledger = node.ledger.new_connection()
         self._wake = threading.Event()
         self._stopped = False
@@ -200,9 +210,9 @@ class Heartbeat(threading.Thread, ABC):
                 logger.warning("%s is dead, its lease expired: its runs are recovered", name)
             if swept.recovered:
                 logger.warning("%d runs of dead workers go back to their queues", swept.recovered)
-            node.publisher.publish(swept.grants)
-            node.publisher.end(swept.endings)
-            node.publisher.retry(swept.retries)
+            self._publisher.publish(swept.grants)
+            self._publisher.end(swept.endings)
+            self._publisher.retry(swept.retries)
             if swept.disabled:
                 node.jobs_disabled(swept.disabled)
             node.decisions.refresh(self._ledger, swept.decisions, self._epoch_name)
@@ -210,8 +220,8 @@ class Heartbeat(threading.Thread, ABC):
             self._install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)
             if not swept.more:
-                if node.recovery is not None:
-                    node.recovery.swept()
+                if self._recovery is not None:
+                    self._recovery.swept()
                 return
 
     def _look_for_unserved(self, served: list[str]) -> None:

@@ -12,7 +12,7 @@ import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from celery import Celery
 from celery.utils.log import get_logger
@@ -29,9 +29,6 @@ from celery_orchestration.node.decisions import RememberedDecisions
 from celery_orchestration.node.stores import Names
 from celery_orchestration.signals import job_disabled
 
-if TYPE_CHECKING:
-    from celery_orchestration.node.publisher import Publisher
-
 logger = get_logger(__name__)
 
 
@@ -39,14 +36,7 @@ logger = get_logger(__name__)
 MOST_LOGGED = 20
 
 
-class AfterSweep(Protocol):
-    def swept(self) -> None:
-        """The ledger was swept: it knows which workers are gone."""
-
-
 class Node(ABC):
-    publisher: Publisher
-
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.settings = settings_of(app)
@@ -66,8 +56,6 @@ class Node(ABC):
         queues.check(app, self.jobs)
         self.destinations = queues.destinations(app, self.jobs)
         self.store_names = Names.in_app(app, self.settings.namespace)
-        #: Gives back the messages of workers that are gone; None where the broker is not Redis.
-        self.recovery: AfterSweep | None = None
 
     @abstractmethod
     def presence(self) -> Presence: ...

@@ -14,10 +14,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from queue import Empty, PriorityQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amqp.exceptions import AMQPError
-from celery import signals
+from celery import Celery, signals
 from celery.app.task import Context
 from celery.exceptions import NotRegistered, WorkerLostError
 from celery.utils.log import get_logger
@@ -29,11 +29,8 @@ from redis.exceptions import RedisError
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.job import queues
 from celery_orchestration.job.envelope import Envelope
-from celery_orchestration.ledger import Ending, Grant, keys
+from celery_orchestration.ledger import Ending, Grant, Ledger, keys
 from celery_orchestration.node.backoff import Backoff
-
-if TYPE_CHECKING:
-    from celery_orchestration.node.presence import Node
 
 logger = get_logger(__name__)
 
@@ -77,10 +74,13 @@ Errand = Grant | Ending | Copy | LostRetry | FindQueues
 
 
 class Publisher(threading.Thread):
-    def __init__(self, node: Node) -> None:
+    def __init__(self, app: Celery, ledger: Ledger, accept: Any, send_event: Callable[..., None]) -> None:
+        """`accept`: content types that are read. `send_event(type, id, **fields)`: one of Celery's events."""
         super().__init__(name="orchestration-publisher", daemon=True)
-        self._node = node
-        self._ledger = node.ledger.new_connection()
+        self._app = app
+        self._ledger = ledger.new_connection()
+        self._accept = accept
+        self._send_event = send_event
         self._errands: PriorityQueue[tuple[int, int, Errand | None]] = PriorityQueue()
         self._numbers = itertools.count()
         self._stopped = threading.Event()
@@ -138,7 +138,7 @@ class Publisher(threading.Thread):
             if isinstance(errand, Grant):
                 self._hand_over([errand, *self._more_grants()])
             else:
-                self._do(errand)
+                self._try_until_done(errand)
         self._disconnect()
         self._ledger.close()
 
@@ -156,7 +156,7 @@ class Publisher(threading.Thread):
     def _hand_over(self, grants: list[Grant]) -> None:
         published = self._publish_together(grants) if len(grants) > 1 and not self._stopped.is_set() else None
         if published is None:
-            published = [grant for grant in grants if self._do(grant)]
+            published = [grant for grant in grants if self._try_until_done(grant)]
         self._confirm(published)
 
     def _publish_together(self, grants: list[Grant]) -> list[Grant] | None:
@@ -177,7 +177,7 @@ class Publisher(threading.Thread):
         self._done_at = monotonic()
         return [grant for *_, grant in messages]
 
-    def _do(self, errand: Errand) -> bool:
+    def _try_until_done(self, errand: Errand) -> bool:
         """Tries until it is done, or not needed any more, or the worker stops. If an errand fails although everybody
         can be reached, it is given up after some tries: others wait behind it."""
         tries = 0
@@ -248,14 +248,14 @@ class Publisher(threading.Thread):
     def _send(self, envelope: Envelope, queue: str, grant: str) -> bool:
         producer = self._connected()
         if queue not in self._queues:
-            self._queues[queue] = queues.declared(self._node.app, queue).bind(producer.channel)
+            self._queues[queue] = queues.declared(self._app, queue).bind(producer.channel)
         envelope.publish(producer, self._queues[queue], grant)
         return True
 
     def _connected(self) -> Any:
         if self._producer is None:
-            self._connection = self._node.app.connection_for_write()
-            self._producer = self._node.app.amqp.Producer(self._connection, auto_declare=False)
+            self._connection = self._app.connection_for_write()
+            self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         return self._producer
 
     def _confirm(self, published: list[Grant]) -> None:
@@ -289,8 +289,8 @@ class Publisher(threading.Thread):
         envelope = Envelope.unpack(message)
         headers, embed = self._read(envelope)
         id = headers.get("id") or ending.id  # a run may have an id of its own
-        task = self._node.app.tasks.get(headers.get("task"))
-        backend = task.backend if task is not None else self._node.app.backend
+        task = self._app.tasks.get(headers.get("task"))
+        backend = task.backend if task is not None else self._app.backend
         delivered = {"exchange": envelope.exchange, "routing_key": envelope.routing_key}
         reply_to = envelope.properties.get("reply_to")
         context = Context({**headers, **(embed or {}), "reply_to": reply_to, "delivery_info": delivered})
@@ -306,11 +306,11 @@ class Publisher(threading.Thread):
             signals.task_failure.send(
                 sender=task, task_id=id, exception=exc, args=context.args, kwargs=context.kwargs, einfo=None
             )
-            self._node.send_event("task-failed", id, exception=safe_repr(exc), traceback=None)
+            self._send_event("task-failed", id, exception=safe_repr(exc), traceback=None)
         else:
             backend.mark_as_revoked(id, why, request=context, store_result=store)
             signals.task_revoked.send(task, request=context, terminated=False, signum=None, expired=why == "expired")
-            self._node.send_event("task-revoked", id, terminated=False, signum=None, expired=why == "expired")
+            self._send_event("task-revoked", id, terminated=False, signum=None, expired=why == "expired")
         logger.info("Run %s of job %s ended before it started: %s", ending.id, headers.get("task"), why)
         self.publish(self._ledger.finish([(ending.id, attempt)]))
         return True
@@ -318,7 +318,7 @@ class Publisher(threading.Thread):
     def _read(self, envelope: Envelope) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Headers, and the callbacks and chord of the body, read as Celery's worker would read them."""
         try:
-            payload = envelope.as_message(self._node.accept).payload
+            payload = envelope.as_message(self._accept).payload
         except Exception as exc:
             if "task" not in envelope.headers:
                 raise

@@ -31,8 +31,8 @@ STOP_SECONDS = 5.0
 class SchedulerHeartbeat(Heartbeat):
     """It has no runs: there is nothing to claim in a new epoch."""
 
-    def __init__(self, runtime: SchedulerRuntime) -> None:
-        super().__init__(runtime, "orchestration-heartbeat")
+    def __init__(self, node: Node, publisher: Publisher, recovery: Recovery | None) -> None:
+        super().__init__(node, publisher, recovery)
         self._epoch = ""
 
     def _last_claim(self) -> tuple[str, str]:
@@ -62,16 +62,14 @@ class SchedulerHeartbeat(Heartbeat):
 
 
 class SchedulerRuntime(Node):
-    recovery: Recovery | None
-
     def __init__(self, app: Celery, entries: Mapping[str, Entry], applier: Applier | None = None) -> None:
         super().__init__(app)
         self.applier = applier or Applier()
         self.name = f"beat-{os.getpid()}@{socket.gethostname()}"
         self.problem = ""
-        self.publisher = Publisher(self)
-        self.heartbeat = SchedulerHeartbeat(self)
+        self.publisher = Publisher(app, self.ledger, self.accept, self.send_event)
         self.recovery = Recovery(self) if has_stores(app) else None
+        self.heartbeat = SchedulerHeartbeat(self, self.publisher, self.recovery)
         self.dispatcher = Dispatcher(self, entries)
         self.term = Term(
             self.ledger.new_connection(),

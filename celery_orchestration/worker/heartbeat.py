@@ -13,9 +13,11 @@ from collections.abc import Callable
 from celery_orchestration.ledger import Registered, Sweep
 from celery_orchestration.node.heartbeat import Heartbeat
 from celery_orchestration.node.presence import Node
+from celery_orchestration.node.publisher import Publisher
 from celery_orchestration.worker import deadline
 from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.fetch.demand import Demand
+from celery_orchestration.worker.fetch.recovery import Recovery
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.loop import InLoop
 from celery_orchestration.worker.notices import Notices
@@ -26,6 +28,8 @@ class WorkerHeartbeat(Heartbeat):
     def __init__(
         self,
         node: Node,
+        publisher: Publisher,
+        recovery: Recovery | None,
         gate: Gate,
         epoch: Epoch,
         notices: Notices,
@@ -42,7 +46,7 @@ class WorkerHeartbeat(Heartbeat):
         """`slots()`: how many runs the worker can have at once. `ledger_is_down()`: the last turn got no answer.
         `look_for_queues()`: whether the broker has new ones for us. `replaces`: a heartbeat that hangs, whose place it
         takes."""
-        super().__init__(node, "orchestration-heartbeat")
+        super().__init__(node, publisher, recovery)
         self._gate = gate
         self._settlement = gate.settlement
         self._epoch = epoch
@@ -106,7 +110,7 @@ class WorkerHeartbeat(Heartbeat):
         if self._slots() != self._registered_slots:  # somebody let the execution pool grow or shrink
             self._register()
         if self._notices.draining and not self._drain_is_known:
-            self._node.publisher.publish(self._ledger.drain(self._node.worker))
+            self._publisher.publish(self._ledger.drain(self._node.worker))
             self._drain_is_known = True
 
     def _renew_lease(self) -> None:
@@ -156,13 +160,13 @@ class WorkerHeartbeat(Heartbeat):
             endings, grants = self._ledger.cancel(self._node.worker, self._cancels, "revoked", self._cancelling)
             self._cancels += 1
             self._cancelling = []
-            self._node.publisher.end(endings)
-            self._node.publisher.publish(grants)
+            self._publisher.end(endings)
+            self._publisher.publish(grants)
 
     def _finish_discarded(self) -> None:
         if self._notices.discarded:
             messages = list(self._notices.discarded)
-            self._node.publisher.publish(self._ledger.finish_messages(messages))
+            self._publisher.publish(self._ledger.finish_messages(messages))
             for _ in messages:
                 self._notices.discarded.popleft()
 
@@ -171,7 +175,7 @@ class WorkerHeartbeat(Heartbeat):
         while waiting:
             asked = [waiting[number] for number in range(min(len(waiting), 32))]
             answers, grants = self._ledger.stray(self._node.worker, [message for message, _ in asked])
-            self._node.publisher.publish(grants)
+            self._publisher.publish(grants)
             for (_, then), answer in zip(asked, answers, strict=True):
                 waiting.popleft()
                 then(answer)

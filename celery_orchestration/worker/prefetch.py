@@ -38,8 +38,8 @@ from celery_orchestration.worker.loop import Loop
 
 logger = get_logger(__name__)
 
-#: Seconds between looks when nothing has happened.
-LOOK_ANYWAY = 1.0
+#: Seconds after which the count is adjusted in any case.
+ADJUST_EVERY = 1.0
 #: RabbitMQ closes a channel with a message that was not acknowledged for half an hour (``consumer_timeout``; later than
 #: 3.11 our queue has a time of its own). Seconds after which ours goes back and comes again: if that lets nothing else
 #: in, and in any case.
@@ -70,20 +70,20 @@ class Prefetch:
         self._seen: tuple[int, ...] = ()
         self._placeholder = 0
         self._placeholder_came = 0.0
-        #: Whether a look is due because code has ended.
+        #: Whether an adjustment is due because code has ended.
         self._woken = False
-        self.over = False
+        self.has_ended = False
 
     def begin(self) -> None:
         """Before anything is consumed. Raises Refused."""
         self._hold_placeholder()
         internals.amqp.watch_deliveries(self._channel, self._held.add, self._leaving)
-        self._consumer.qos.callback = self._celery_sets
-        self._look()
-        self._look_later()
+        self._consumer.qos.callback = self._celery_sets_count
+        self._adjust()
+        self._adjust_later()
 
     def end(self) -> None:
-        self.over = True
+        self.has_ended = True
         if self._consumer.hub:
             self._consumer.hub.on_tick.discard(self.tick)
 
@@ -93,18 +93,18 @@ class Prefetch:
 
     def wake(self) -> None:
         """From any thread: code in the pool has ended."""
-        if self.over or self._woken:
+        if self.has_ended or self._woken:
             return
         self._woken = True
         if self._consumer.hub:
-            self._loop.call(self._wakes)
+            self._loop.call(self._adjust_after_end)
         else:
-            self._loop.later(0, self._wakes)  # gevent's own greenlet must not write to a socket
+            self._loop.later(0, self._adjust_after_end)  # gevent's own greenlet must not write to a socket
 
-    def _wakes(self) -> None:
+    def _adjust_after_end(self) -> None:
         self._woken = False
         try:
-            self._look()
+            self._adjust()
         except self._consumer.connection_errors as exc:
             self._lost(exc)
 
@@ -113,7 +113,7 @@ class Prefetch:
         seen = (len(state.reserved_requests), len(state.active_requests), len(self._held))
         if seen != self._seen:
             self._seen = seen
-            self._look()
+            self._adjust()
 
     # -- our own message ----------------------------------------------------------------------------
 
@@ -151,26 +151,26 @@ class Prefetch:
 
     # -- how many -----------------------------------------------------------------------------------
 
-    def _celery_sets(self, prefetch_count: int) -> None:
+    def _celery_sets_count(self, prefetch_count: int) -> None:
         self._most = prefetch_count
-        self._look()
+        self._adjust()
 
     def _leaving(self, tag: int) -> None:
         self._held.discard(tag)
-        if not self.over:
-            self._look()
+        if not self.has_ended:
+            self._adjust()
 
-    def _look_later(self) -> None:
-        self._loop.later(LOOK_ANYWAY, self._look_anyway)
+    def _adjust_later(self) -> None:
+        self._loop.later(ADJUST_EVERY, self._adjust_regularly)
 
-    def _look_anyway(self) -> None:
-        if not self.over:
-            self._look_and_renew()
-            self._look_later()
+    def _adjust_regularly(self) -> None:
+        if not self.has_ended:
+            self._adjust_and_renew()
+            self._adjust_later()
 
-    def _look_and_renew(self) -> None:
+    def _adjust_and_renew(self) -> None:
         try:
-            self._look()
+            self._adjust()
             self._renew_placeholder()
         except self._consumer.connection_errors as exc:
             self._lost(exc)
@@ -179,8 +179,8 @@ class Prefetch:
         """Celery will see that the connection is lost, when it reads from it."""
         logger.debug("The broker cannot be told how many messages to send: %r", exc)
 
-    def _look(self) -> None:
-        if not self.over:
+    def _adjust(self) -> None:
+        if not self.has_ended:
             self._set_count(self.wanted(self._room()))
 
     def _room(self) -> int:
@@ -199,7 +199,7 @@ class Prefetch:
 
 class StrictPrefetch(Prefetch):
     #: Whether all queues were empty: RabbitMQ may send what comes.
-    _are_empty = False
+    _all_empty = False
     #: The queues that are still to be asked; None: no question is under way.
     _to_ask: list[str] | None = None
 
@@ -217,14 +217,14 @@ class StrictPrefetch(Prefetch):
 
     def _received(self, request: Any) -> None:
         """A slot may be taken: what comes from now on may be waiting when it is free again."""
-        self._look()
+        self._adjust()
 
     def wanted(self, room: int) -> int:
         free = min(room, self._slots() - len(internals.consumer.requests_here()))
         if free <= 0 or self._stopping():
-            self._are_empty = False
+            self._all_empty = False
             return 0
-        if self._are_empty:
+        if self._all_empty:
             return free
         if self._to_ask is None:
             self._ask_first()
@@ -241,14 +241,14 @@ class StrictPrefetch(Prefetch):
         if self._to_ask:
             internals.amqp.pull(self._consumer.task_consumer, self._to_ask.pop(0), self._answered)
         else:
-            self._to_ask, self._are_empty = None, True
-            self._look()
+            self._to_ask, self._all_empty = None, True
+            self._adjust()
 
     def _answered(self, found: bool) -> None:
-        if self.over:
+        if self.has_ended:
             return
         if found:
             self._to_ask = None
-            self._look()
+            self._adjust()
         else:
             self._ask_next()

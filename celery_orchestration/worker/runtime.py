@@ -53,6 +53,7 @@ STOP_SECONDS = 5.0
 class WorkerRuntime(Node):
     # Built with the first connection to the broker.
     in_loop: InLoop
+    publisher: Publisher
     consuming: Consuming
     gate: Gate
     epoch: Epoch
@@ -62,7 +63,6 @@ class WorkerRuntime(Node):
     reports: Reports
     drain: Drain
     watchdog: Watchdog
-    recovery: Recovery | None
 
     def __init__(self, controller: Any) -> None:
         """`controller`: Celery's worker."""
@@ -89,11 +89,13 @@ class WorkerRuntime(Node):
         #: How messages are fetched; None: as kombu does it.
         self.fetcher: Fetcher | None = None
         # Slots that an autoscaler may add count as well: it decides by the messages that were fetched.
-        how_far = self.settings.read_ahead_seconds, lambda: self.slots
-        self.demand = Demand(*how_far)
+        bounds = self.settings.read_ahead_seconds, lambda: self.slots
+        self.demand = Demand(*bounds)
+        #: None where the broker is not Redis.
+        self.recovery: Recovery | None = None
         if has_stores(self.app):
             if self.settings.fetch == "reliable":
-                self.demand = self.fetcher = Fetcher(self.worker, controller.hostname, self.store_names, *how_far)
+                self.demand = self.fetcher = Fetcher(self.worker, controller.hostname, self.store_names, *bounds)
             self.recovery = Recovery(self, self.fetcher)
 
     @property
@@ -129,10 +131,8 @@ class WorkerRuntime(Node):
         gate = self.gate
         internals.consumer.on_refused_messages(consumer, gate.settlement.message_refused, self.strays.message_came)
         self.consuming.connected()
-        consumer.on_task_message.add(gate.admission.message_received)
-        consumer.on_task_message.add(self._count)
         self.demand.is_set_aside = gate.admission.has_set_aside
-        consumer.on_task_message.add(self.demand.received)
+        consumer.on_task_message.update((gate.admission.message_received, self._count, self.demand.received))
         if first:
             self._check_jobs()
             self._start_threads()
@@ -156,7 +156,7 @@ class WorkerRuntime(Node):
         self._consumer = consumer
         loop = self._loop = HubLoop(consumer.hub) if consumer.hub else DirectLoop(consumer.timer)
         self.in_loop = InLoop(loop, self._state)
-        self.publisher = Publisher(self)
+        self.publisher = Publisher(self.app, self.ledger, self.accept, self.send_event)
         self._notices = Notices(wake=self._wake_heartbeat)
         self.consuming = Consuming(
             self.app,
@@ -249,6 +249,8 @@ class WorkerRuntime(Node):
     def _new_heartbeat(self, replaces: WorkerHeartbeat | None = None) -> WorkerHeartbeat:
         return WorkerHeartbeat(
             self,
+            self.publisher,
+            self.recovery,
             self.gate,
             self.epoch,
             self._notices,
@@ -291,8 +293,7 @@ class WorkerRuntime(Node):
         self.gate.settlement.return_runs(lost)
 
     def _check_jobs(self) -> None:
-        problem = startup_checks.bypasses_gate(self.app, self.jobs)
-        if problem:
+        if problem := startup_checks.bypasses_gate(self.app, self.jobs):
             self.give_up(problem)
         startup_checks.warn_of_time_limits(self.app, self.kind, self.jobs, self._jobs_here(), self.presence().queues)
         startup_checks.warn_of_other_scheduler(self.app, self.jobs)

@@ -162,7 +162,7 @@ MUTANTS = [
         "no-heartbeat-while-publishing",
         "node/heartbeat.py",
         "if now >= self._beat_at:",
-        "if now >= self._beat_at and not self._node.publisher._errands.qsize() > 256:",
+        "if now >= self._beat_at and not self._publisher._errands.qsize() > 256:",
         "A worker that has much to publish loses its lease.",
         (HEARTBEATS,),
     ),

@@ -53,10 +53,10 @@ class Worker:
         self.notices = Notices(lambda: None)
         settings = SimpleNamespace(lease_seconds=30, sweep_interval_seconds=5, pools={})
         self.node: Any = SimpleNamespace(
-            ledger=self.ledger, settings=settings, worker="w1", destinations={}, recovery=None,
+            ledger=self.ledger, settings=settings, worker="w1", destinations={},
             decisions=SimpleNamespace(refresh=lambda *_: None),
         )  # fmt: skip
-        self.node.publisher = Publisher(self.node)
+        self.publisher = Publisher(None, self.ledger, None, None)  # type: ignore[arg-type]
         self.heartbeat = self.new_heartbeat()
 
     def new_heartbeat(self, replaces: WorkerHeartbeat | None = None) -> WorkerHeartbeat:
@@ -66,9 +66,9 @@ class Worker:
         gate = SimpleNamespace(settlement=settlement, due_times=SimpleNamespace(due_in=lambda seconds: None))
         strays = SimpleNamespace(take_in=lambda messages: None)
         found = WorkerHeartbeat(
-            self.node, gate, SimpleNamespace(name="1"), self.notices, lambda function: function(), SimpleNamespace(),
-            strays, None, slots=lambda: self.slots, ledger_is_down=lambda: self.ledger_is_down,
-            look_for_queues=lambda: None, replaces=replaces,
+            self.node, self.publisher, None, gate, SimpleNamespace(name="1"), self.notices,
+            lambda function: function(), SimpleNamespace(), strays, None, slots=lambda: self.slots,
+            ledger_is_down=lambda: self.ledger_is_down, look_for_queues=lambda: None, replaces=replaces,
         )  # type: ignore[arg-type]  # fmt: skip
         found._registered = True
         return found
@@ -101,7 +101,7 @@ def test_it_does_not_sweep_while_outcomes_are_unreported(worker: Worker):
 
 
 def test_it_beats_however_much_is_to_be_published(worker: Worker):
-    worker.node.publisher.publish([Grant("run", "1")] * (2 * MANY_ERRANDS))
+    worker.publisher.publish([Grant("run", "1")] * (2 * MANY_ERRANDS))
     assert worker.round() == ["beat", "sweep 0"]
     worker.heartbeat._beat_at = 0.0
     assert worker.round() == ["beat"]

@@ -51,7 +51,7 @@ class Recovery(threading.Thread):
             if self._stopped.is_set():
                 break
             try:
-                self._look()
+                self._give_back_left_stores()
             except Exception as exc:
                 self._disconnect()
                 self._backoff.failed(lambda _, exc=exc: _log(exc))  # type: ignore[misc]
@@ -60,7 +60,7 @@ class Recovery(threading.Thread):
         self._disconnect()
         self._ledger.close()
 
-    def _look(self) -> None:
+    def _give_back_left_stores(self) -> None:
         stores = self._connected()
         found = stores.all()  # before the ledger is asked: a worker that opens one now is registered already
         ours = self._fetcher.open.copy() if self._fetcher is not None else set()
