@@ -9,6 +9,8 @@ HEARTBEATS = "unit/test_worker_heartbeat.py"
 SETTLING = "unit/test_worker_settlement.py"
 EXECUTING = "unit/test_worker_execution.py"
 SHARING = "unit/test_worker_sharing.py"
+ADMITTING = "unit/test_worker_admission.py"
+CARRYING = "unit/test_worker_carrier.py"
 TIMERS = "unit/test_worker_timers.py"
 MISSES = "unit/test_fetch_misses.py"
 SCRIPTS = "integration/test_fetch_scripts.py"
@@ -212,7 +214,63 @@ MUTANTS = [
         "this turn has started.\n                    claiming = False",
         "this turn has started.\n                    pass",
         "After a failover a run that has just started is given to another worker as well.",
-        ("unit/test_worker_carrier.py",),
+        (CARRYING,),
+    ),
+    Mutant(
+        "hanging-redis-unnoticed",
+        "worker/carrier.py",
+        "if monotonic() - since < SOCKET_TIMEOUT:",
+        "if True:",
+        "A worker whose Redis hangs neither closes its gate nor asks again.",
+        (CARRYING,),
+    ),
+    Mutant(
+        "gate-open-while-the-ledger-is-away",
+        "worker/carrier.py",
+        "            self._in_loop(self._close_gate)\n",
+        "",
+        "While the ledger is away, jobs take the slots of plain tasks.",
+        (CARRYING,),
+    ),
+    Mutant(
+        "turn-renumbered-by-the-thread",
+        "worker/carrier.py",
+        "            self._by_thread(sent[0])\n        else:",
+        "            self.carry(sent[0])\n        else:",
+        "A turn whose reply was lost is made twice: its runs start, and their fences are lost.",
+        (CARRYING,),
+    ),
+    Mutant(
+        "lost-runs-not-voided-in-a-new-epoch",
+        "worker/epoch.py",
+        'if answer != "ok"]',
+        "if False]",
+        "After a failover a run that was given to another worker goes on here, and tells Celery.",
+        ("unit/test_worker_epoch.py",),
+    ),
+    Mutant(
+        "slot-lost-with-a-bad-message",
+        ADMISSION,
+        "            if arrival is None:\n                self._slots.put_back()",
+        "            if arrival is None:\n                pass",
+        "Every message that the ledger cannot be asked for costs a slot.",
+        (ADMITTING,),
+    ),
+    Mutant(
+        "dropped-requests-served",
+        ADMISSION,
+        'entry.request.stage = "dropped"',
+        "pass",
+        "After a lost broker connection a message is asked for twice, and acknowledged on a dead channel.",
+        (ADMITTING,),
+    ),
+    Mutant(
+        "admitted-run-forgotten-with-the-connection",
+        ADMISSION,
+        "        self._stalled = [entry.request for entry in self._reserved]\n",
+        "        self._stalled = []\n",
+        "A run that was admitted when the broker connection was lost never starts.",
+        (ADMITTING,),
     ),
     Mutant(
         "earlier-start-not-voided",
