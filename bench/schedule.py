@@ -35,7 +35,7 @@ from bench.apps import FIRED, add_fired, entry_name
 from bench.stage import PATIENCE, Others, Stage, cpu_seconds
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.ledger import Presence, keys
-from celery_orchestration.node.presence import Member
+from celery_orchestration.node.presence import Node
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.message import Call
 from support.servers import RedisServer
@@ -147,7 +147,7 @@ def _headers(text: bytes) -> dict[str, Any]:
     return headers
 
 
-class PretendedWorker(Member):
+class PretendedWorker(Node):
     """Has slots for everything, and runs nothing."""
 
     def presence(self) -> Presence:
@@ -164,9 +164,9 @@ def _pretend_a_worker(url: str) -> None:
     app = Celery("bench", broker=url, set_as_current=False)
     add_fired(app, OrchestratedTask)
     app.finalize()
-    member = PretendedWorker(app)
-    member.ledger.register(member.presence())
-    member.ledger.close()
+    node = PretendedWorker(app)
+    node.ledger.register(node.presence())
+    node.ledger.close()
 
 
 # -- fires

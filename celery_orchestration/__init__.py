@@ -5,23 +5,24 @@ order in which it meets them:
 
 1. A job is declared: ``task`` is its base class, ``policy`` checks and completes its options, ``graph`` looks at
    how jobs depend on and block each other. ``queues`` routes its messages by pool and priority.
-2. A message arrives at a worker; on a Redis broker ``worker.fetch`` keeps it safe until it is acknowledged.
-   ``worker.request`` takes it to ``worker.gate`` instead of the execution pool,
-   which asks the ledger (``ledger``, verb ``turn``) whether the run may start: the **gate**. If the worker's code lacks
-   the job, ``worker.strays`` leaves the message to a worker that has it.
-3. It may: it holds **room** under its worker's **lease** and a **fence**, and is given to the pool. It may not: its
-   whole message is kept in the ledger (``envelope``), the broker's copy is acknowledged, and the run **waits**.
-4. A run ends: ``worker.request`` hears it, the gate tells the ledger in its next turn, and the room goes to the
-   waiting runs that may start. They are **handed over**: started in the slot that just came free, or published by
-   ``worker.publisher``. Until then it may tell its ``progress``; its time may be over before it ends, which
-   ``limits`` and ``worker.limits`` see to where the execution pool cannot.
-5. ``worker.keeper`` (``worker.watch`` looks after it) renews the lease, and sweeps: runs of workers that died go back
-   to their queues, what is due goes to the gate, what got lost is published again, what expired ends.
+2. A message arrives at a worker; on a Redis broker ``worker.fetch`` keeps it safe until it is acknowledged. Its
+   ``worker.request`` does not go to the execution pool at once: ``worker.admission`` gives it a slot, and
+   ``worker.turns`` asks the ledger (``ledger``, verb ``turn``) whether the run may start: the **gate**. If the worker's
+   code lacks the job, ``worker.strays`` leaves the message to a worker that has it.
+3. It may: it holds **room** under its worker's **lease** and a **fence**, and ``worker.execution`` gives it to the
+   execution pool. It may not: its whole message is kept in the ledger (``envelope``), the broker's copy is
+   acknowledged, and the run **waits**; ``worker.timers`` wakes the worker when a run is due.
+4. A run ends: ``worker.request`` hears it, ``worker.settlement`` keeps its outcome until the next turn has reported it,
+   and the room goes to the waiting runs that may start. They are **handed over**: started in the slot that just came
+   free, or published by ``node.publisher``; ``worker.sharing`` shares those that no slot is free for. While it runs it
+   may report its ``progress``. ``limits`` and ``worker.limits`` enforce time limits where the execution pool cannot.
+5. ``worker.heartbeat`` (``worker.watchdog`` replaces it if it hangs) renews the lease, and sweeps: runs of dead workers
+   go back to their queues, due runs go to the gate, lost messages are published again, expired runs end.
    If it cannot renew, ``worker.deadline`` ends runs of ``on_lease_lost="stop"`` before the lease can expire.
-6. A worker stops: ``worker.drain`` tells the ledger, and after ``drain_seconds`` ends what still runs there; it goes
-   back to its queue.
-7. Redis is emptied, restarted or fails over: ``worker.epoch`` claims what this worker runs, and nothing starts for one
-   lease. ``worker.eviction`` refuses a Redis that would drop parts of the ledger.
+6. A worker stops: ``worker.drain`` tells the ledger, and after ``drain_seconds`` ends the runs that go on there; they
+   go back to their queues.
+7. Redis is emptied, restarted or fails over: ``worker.epoch`` claims this worker's runs, and nothing starts for one
+   lease. ``node.eviction`` refuses a Redis that would delete parts of the ledger.
 8. Runs also come from the schedule: ``scheduler`` is Celery's beat, any number of processes of which one leads. A fire
    is dispatched in the ledger (verb ``dispatch``), where it is granted, or waits without ever having been a message.
 

@@ -1,6 +1,7 @@
-"""What workers and schedulers share: processes that take part in the ledger with the jobs of their code.
+"""Nodes: workers and schedulers, which take part in the ledger with the jobs of their code. What both need is here.
 
-``presence`` (who they are), ``heartbeat`` (renews the lease, sweeps), ``releases`` (their policies),
-``publisher`` (publishes handed-over runs), ``decisions`` (remembers what people decided), ``stores`` (messages that
-workers fetched from a Redis broker), ``eviction`` (refuses a Redis that evicts), ``backoff``.
+``presence`` (the node itself), ``heartbeat`` (renews the lease, sweeps), ``releases`` (policies of all live releases),
+``publisher`` (publishes handed-over runs), ``decisions`` (remembers decisions of people), ``stores`` (messages that
+workers fetched from a Redis broker), ``eviction`` (refuses a Redis that evicts keys), ``backoff`` (waits between
+tries).
 """

@@ -1,4 +1,4 @@
-"""Waiting between two tries of something that failed."""
+"""Waits between two tries of a call that failed."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ FIRST_WAIT, LONGEST_WAIT, LOG_EVERY = 0.05, 2.0, 30.0
 
 
 class Backoff:
-    """Waits longer each time, not in step with others; says now and then that it is still waiting."""
+    """Waits longer each time, with jitter; logs now and then that it is still waiting."""
 
     def __init__(self, wait: Callable[[float], object], longest: float = LONGEST_WAIT) -> None:
         self._wait = wait
         self._longest = longest
         self.since: float | None = None
-        self._said = 0.0
+        self._logged_at = 0.0
         self._next = FIRST_WAIT
 
-    def failed(self, say: Callable[[float], None]) -> None:
-        """`say` gets the seconds since it began."""
+    def failed(self, log: Callable[[float], None]) -> None:
+        """Waits. `log(seconds since the first failure)` is called at the first one, and now and then."""
         now = monotonic()
         if self.since is None:
             self.since = now
-        if now - self._said >= LOG_EVERY:
-            self._said = now
-            say(now - self.since)
+        if now - self._logged_at >= LOG_EVERY:
+            self._logged_at = now
+            log(now - self.since)
         self._wait(self._next * random.uniform(0.5, 1.0))
         self._next = min(self._next * 2, self._longest)
 
     def succeeded(self) -> float | None:
-        """Back to normal; returns how long it took, if there was trouble."""
-        since, self.since, self._said, self._next = self.since, None, 0.0, FIRST_WAIT
+        """Returns how many seconds it had failed; None if it had not."""
+        since, self.since, self._logged_at, self._next = self.since, None, 0.0, FIRST_WAIT
         return None if since is None else monotonic() - since

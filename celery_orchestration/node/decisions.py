@@ -1,11 +1,13 @@
-"""What people and failures have decided, as a member of the ledger remembers it.
+"""Remembers decisions of people and failures, in case the ledger forgets them.
 
 The ledger may be emptied: by FLUSHALL, or by a restart of a Redis that keeps nothing. Or it fails over to a replica
-that lacks the last writes. Runs that waited may be lost then, but nothing that people had stopped may start: every
-member remembers the pause, the disabled jobs and the entries that people added or paused, and restores them in the
-epoch that begins then (``lua/restore.lua``), before the gate opens and before its own scheduler fires anything. A
-sweep tells whether something was decided since the copy was made: what was decided in the last seconds before
-(``sweep_seconds``) may be unknown to all.
+that lacks the last writes. Runs that waited may be lost then, but no job may start that people had stopped: every
+worker and scheduler remembers the pause, the disabled jobs and the entries that people added or paused, and restores
+them in the epoch that begins then (``lua/restore.lua``), before the gate opens and before its own scheduler fires
+anything. A sweep tells whether anything was decided since the copy was made: decisions of the last seconds
+(``sweep_interval_seconds``) before the loss may be unknown to all.
+
+Used in the heartbeat's thread only.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from celery_orchestration.ledger import Decisions, Ledger
 
 logger = get_logger(__name__)
 
-#: How many are remembered.
+#: How many of each are remembered.
 MOST_JOBS = MOST_ENTRIES = 1000
 
 
-class Memory:
+class RememberedDecisions:
     def __init__(self) -> None:
         self._known: Decisions | None = None
 
     def refresh(self, ledger: Ledger, number: int, epoch: str) -> None:
-        """`number`: of the last decision in the ledger, in this epoch."""
+        """Reads them again if there are new ones. `number`: of the last decision in the ledger, in this epoch."""
         if self._known is None or (self._known.number, self._known.epoch) != (number, epoch):
             found = ledger.decisions(MOST_JOBS, MOST_ENTRIES)
             if found.epoch == epoch:  # else the ledger was emptied just now

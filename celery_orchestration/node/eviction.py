@@ -1,4 +1,4 @@
-"""Eviction: a Redis that is full must not forget parts of the ledger to make room for others."""
+"""Eviction: a full Redis must not delete parts of the ledger to make room for other keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = get_logger(__name__)
 
 
 def check(ledger: Ledger, allowed: bool) -> None:
-    """Raises :class:`LedgerRefused` if any key could be evicted, unless that is `allowed`; says what else is amiss."""
+    """Raises :class:`LedgerRefused` if any key could be evicted, unless that is `allowed`; logs lesser problems."""
     policy = ledger.eviction()
     what = f"the Redis at {ledger.address} has maxmemory-policy {policy}"
     if policy.startswith("allkeys-"):

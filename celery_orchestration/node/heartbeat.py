@@ -1,7 +1,8 @@
-"""A member of the ledger keeps its lease, and sweeps.
+"""The heartbeat of a node: it registers the node, renews its lease and sweeps.
 
-A worker and a scheduler are members: they are registered with the policies that their code brings, and any of them may
-find what got lost. A thread with a connection of its own does that; all its calls are made there, in order.
+Workers and schedulers are nodes: each is registered with the policies of its code, and each may sweep, which recovers
+runs that got lost. A thread with a connection of its own does that; it makes all these calls, in order. Methods without
+an underscore may be called from any thread.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from time import monotonic
+from typing import Protocol
 
 from celery.utils.log import get_logger
 
@@ -18,76 +20,90 @@ from celery_orchestration.ledger import Grant, NewEpoch, Registered, Sweep, Unkn
 from celery_orchestration.node import releases
 from celery_orchestration.node.backoff import LONGEST_WAIT, Backoff
 from celery_orchestration.node.presence import Node
+from celery_orchestration.node.publisher import Publisher
 
 logger = get_logger(__name__)
 
-#: Seconds that a queue may be without a worker before the log says so: pools are not started all at once.
+#: Seconds that a queue may be without a worker before that is logged: pools do not start all at once.
 UNSERVED_SECONDS = 30.0
 
 
+class AfterSweep(Protocol):
+    def swept(self) -> None:
+        """The ledger was swept: it knows which workers are gone."""
+
+
 class Heartbeat(threading.Thread, ABC):
-    def __init__(self, node: Node, name: str) -> None:
-        super().__init__(name=name, daemon=True)
+    def __init__(self, node: Node, publisher: Publisher, recovery: AfterSweep | None) -> None:
+        """`recovery`: gives back the messages of workers that are gone; None where the broker is not Redis."""
+        super().__init__(name="orchestration-heartbeat", daemon=True)
         self._node = node
+        self._publisher = publisher
+        self._recovery = recovery
         self._ledger = node.ledger.new_connection()
         self._wake = threading.Event()
         self._stopped = False
         self._sweeps = 0
-        # Once the ledger is back, others sweep: a lease must be renewed well before it could run out.
+        # Once the ledger is back, others sweep: the lease must be renewed well before it could run out.
         self._backoff = Backoff(self._wake.wait, min(LONGEST_WAIT, node.settings.lease_seconds / 10))
         self._registered = self._unknown = False
-        #: In which it is registered, and has restored what it knows of decisions.
+        #: The epoch in which it is registered, and in which it has restored the decisions that it remembers.
         self._epoch_name = ""
         self._beat_at = self._sweep_at = 0.0
         self._sweep_is_asked_for = False
         self._alive_at = monotonic()
-        #: For people: when a heartbeat reached the ledger last, how far our clock was ahead of Redis's then, and what
-        #: has gone wrong since.
-        self.beaten_at: float | None = None
-        self.ahead: float | None = None
-        self.trouble = ""
+        #: For people: when the lease was renewed last, by the monotonic clock; how far our clock was ahead of Redis's
+        #: then, in seconds; and what has gone wrong since.
+        self.renewed_at: float | None = None
+        self.clock_ahead: float | None = None
+        self.problem = ""
         self._sweep_seconds = node.settings.sweep_interval_seconds
-        #: Queues of our jobs that no live worker serves, since when; said: those the log knows of.
+        #: Queues of our jobs that no live worker serves, and since when; and those that were logged.
         self._unserved: dict[str, float] = {}
-        self._said: set[str] = set()
+        self._logged_unserved: set[str] = set()
 
-    # -- what a member adds -------------------------------------------------------------------------
+    # -- what workers and schedulers add; called in the thread --------------------------------------
 
     @abstractmethod
-    def _told(self) -> tuple[str, str]:
+    def _last_claim(self) -> tuple[str, str]:
         """The epoch in which it claimed its runs last, and the highest fence it has seen."""
 
     @abstractmethod
-    def _is_registered(self, found: Registered) -> None: ...
+    def _on_registered(self, found: Registered) -> None: ...
 
     @abstractmethod
-    def _epoch_began(self, epoch: str) -> None: ...
+    def _on_new_epoch(self, epoch: str) -> None: ...
 
     @abstractmethod
-    def _renew(self) -> None: ...
+    def _renew_lease(self) -> None: ...
 
     def _may_sweep(self) -> bool:
         return True
 
-    def _has_swept(self, swept: Sweep) -> None: ...
+    def _on_swept(self, swept: Sweep) -> None: ...
 
-    def _ledger_is_away(self) -> None: ...
+    def _on_ledger_unavailable(self) -> None: ...
 
-    def _before(self) -> None:
-        """Of each round, once it is registered."""
+    def _begin_round(self) -> None:
+        """The node is registered, the lease not yet renewed."""
 
-    def _after(self) -> None: ...
+    def _end_round(self) -> None:
+        """The lease was renewed, and the ledger swept, if it was time for that."""
 
     # -- asked for by others ------------------------------------------------------------------------
 
     def register_soon(self) -> None:
-        """The ledger does not know this member, or one of its jobs."""
+        """The ledger does not know this node, or one of its jobs."""
         self._registered = False
         self._wake.set()
 
     def sweep_soon(self) -> None:
-        """Somebody left something for whoever sweeps next."""
+        """There is work for a sweep now."""
         self._sweep_is_asked_for = True
+        self._wake.set()
+
+    def wake(self) -> None:
+        """It begins its next round now."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -95,7 +111,7 @@ class Heartbeat(threading.Thread, ABC):
         self._wake.set()
 
     def silent_for(self) -> float:
-        """Seconds since it last went about its round, with or without success."""
+        """Seconds since its last round began, with or without success."""
         return monotonic() - self._alive_at
 
     # -- the thread ---------------------------------------------------------------------------------
@@ -112,57 +128,60 @@ class Heartbeat(threading.Thread, ABC):
                 self._beat_at = 0.0
                 continue
             except NewEpoch as exc:
-                self._epoch_began(exc.epoch)
+                self._on_new_epoch(exc.epoch)
                 continue
             except LedgerRefused as exc:
                 self._node.give_up(str(exc))
                 return
             except LedgerError as exc:
-                self.trouble = str(exc)
-                self._ledger_is_away()
-                self._backoff.failed(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
+                self.problem = str(exc)
+                self._on_ledger_unavailable()
+                self._backoff.failed(lambda seconds, exc=exc: self._log(exc, seconds))  # type: ignore[misc]
                 continue
             except Exception:
-                logger.exception("The heartbeat met an unexpected error and goes on")
+                logger.exception("The heartbeat met an unexpected error; it tries again in a second")
                 self._wake.wait(1.0)
                 continue
             self._backoff.succeeded()
-            self.trouble = ""
+            self.problem = ""
             self._wake.wait(max(0.0, min(self._beat_at, self._sweep_at) - monotonic()))
 
-    def _say(self, exc: LedgerError, seconds: float) -> None:
+    def _log(self, exc: LedgerError, seconds: float) -> None:
         logger.error("No heartbeat for %.0f s: the ledger at %s says %s", seconds, self._node.ledger.address, exc)
 
     def _round(self) -> None:
         if not self._registered:
             self._register()
-        self._before()
+        self._begin_round()
         now = monotonic()
         if now >= self._beat_at:
-            self._renew()
+            self._renew_lease()
             self._beat_at = now + self._node.settings.lease_seconds / 3
-            self.beaten_at = monotonic()
-            self.ahead = self._ledger.ahead
+            self.renewed_at = monotonic()
+            self.clock_ahead = self._ledger.ahead
         if (now >= self._sweep_at or self._sweep_is_asked_for) and self._may_sweep():
             self._sweep_is_asked_for = False
             self._sweep()
             self._sweep_at = now + self._sweep_seconds
-        self._after()
+        self._end_round()
 
     def _register(self) -> None:
         node = self._node
         if not node.eviction_is_checked:  # Redis was down when this process started
             node.check_eviction(self._ledger)
-        told, fence = self._told()
-        found = self._ledger.register(node.presence(), told, fence)
-        if self._unknown and found.epoch == told:
-            logger.error("The lease was lost: what runs here is void; it registers again")
+        claimed_epoch, fence = self._last_claim()
+        found = self._ledger.register(node.presence(), claimed_epoch, fence)
+        if self._unknown and found.epoch == claimed_epoch:
+            logger.error(
+                "The lease was lost: the runs of %s are void, and others may start them; it registers again",
+                node.presence().name,
+            )
         self._unknown = False
         self._install(found.live, found.installed)
-        if told and found.epoch != told and found.why in ("emptied", "moved"):
-            node.memory.restore(self._ledger, node.presence().name, found.epoch)
+        if claimed_epoch and found.epoch != claimed_epoch and found.why in ("emptied", "moved"):
+            node.decisions.restore(self._ledger, node.presence().name, found.epoch)
         self._epoch_name = found.epoch
-        self._is_registered(found)
+        self._on_registered(found)
         self._registered = True
 
     def _install(self, live: str, installed: str) -> None:
@@ -179,7 +198,7 @@ class Heartbeat(threading.Thread, ABC):
                 for line in graph.absent(self._node.jobs, [keys.decode_job(name) for name in merged.jobs]):
                     logger.warning("%s", line)
                 return
-            found = self._ledger.register(self._node.presence(), *self._told())
+            found = self._ledger.register(self._node.presence(), *self._last_claim())
             live, installed = found.live, found.installed
 
     def _sweep(self) -> None:
@@ -188,34 +207,34 @@ class Heartbeat(threading.Thread, ABC):
             swept = self._ledger.sweep(node.worker, self._sweeps, int(self._sweep_seconds * 1000))
             self._sweeps += 1  # not before: a call whose reply was lost is made again under its number
             for name in swept.dead_workers:
-                logger.warning("%s is dead: its lease ran out", name)
+                logger.warning("%s is dead, its lease expired: its runs are recovered", name)
             if swept.recovered:
                 logger.warning("%d runs of dead workers go back to their queues", swept.recovered)
-            node.publisher.publish(swept.grants)
-            node.publisher.end(swept.endings)
-            node.publisher.retry(swept.retries)
+            self._publisher.publish(swept.grants)
+            self._publisher.end(swept.endings)
+            self._publisher.retry(swept.retries)
             if swept.disabled:
-                node.disabled(swept.disabled)
-            node.memory.refresh(self._ledger, swept.decisions, self._epoch_name)
-            self._has_swept(swept)
+                node.jobs_disabled(swept.disabled)
+            node.decisions.refresh(self._ledger, swept.decisions, self._epoch_name)
+            self._on_swept(swept)
             self._install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)
             if not swept.more:
-                if node.recovery is not None:
-                    node.recovery.swept()
+                if self._recovery is not None:
+                    self._recovery.swept()
                 return
 
     def _look_for_unserved(self, served: list[str]) -> None:
         now = monotonic()
         jobs = self._node.destinations
-        # A pool of the table may rest without a worker: who runs it sees to it.
+        # A pool with min=0 may have no worker for a while: its supervisor starts one when there is work.
         resting = [name for name, pool in self._node.settings.pools.items() if pool.min == 0]
         unserved = [queue for queue in jobs if queue not in served and queues.pool_of(queue) not in resting]
         self._unserved = {queue: self._unserved.get(queue, now) for queue in unserved}
-        self._said &= self._unserved.keys()
+        self._logged_unserved &= self._unserved.keys()
         for queue, since in self._unserved.items():
-            if now - since >= UNSERVED_SECONDS and queue not in self._said:
-                self._said.add(queue)
+            if now - since >= UNSERVED_SECONDS and queue not in self._logged_unserved:
+                self._logged_unserved.add(queue)
                 logger.warning("No live worker serves queue %s, where %s", queue, queues.sent_there(jobs[queue]))
 
     # -- it stops -----------------------------------------------------------------------------------

@@ -1,4 +1,9 @@
-"""What a worker and a scheduler have in common: processes that take part in the ledger with the jobs of their code."""
+"""A node: a worker or a scheduler, which takes part in the ledger with the jobs of its code.
+
+:class:`Node` knows the app, its jobs and settings, and who it is in the ledger. ``worker/runtime.py`` and
+``scheduler/runtime.py`` add the parts that make it a worker or a scheduler. What is set here does not change; any
+thread may read it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from celery import Celery
 from celery.utils.log import get_logger
@@ -23,28 +28,18 @@ from celery_orchestration.job.task import jobs_of
 from celery_orchestration.job.text import printable
 from celery_orchestration.ledger import Disabled, Ledger, Presence, keys
 from celery_orchestration.node import eviction, releases
-from celery_orchestration.node.decisions import Memory
+from celery_orchestration.node.decisions import RememberedDecisions
 from celery_orchestration.node.stores import Names
 from celery_orchestration.signals import job_disabled
-
-if TYPE_CHECKING:
-    from celery_orchestration.node.publisher import Publisher
 
 logger = get_logger(__name__)
 
 
-#: How many jobs' defaults are told.
-MOST_TOLD = 20
-
-
-class AfterSweep(Protocol):
-    def swept(self) -> None:
-        """The ledger was swept: it knows who is gone."""
+#: How many jobs' defaults are logged.
+MOST_LOGGED = 20
 
 
 class Node(ABC):
-    publisher: Publisher
-
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.settings = settings_of(app)
@@ -55,17 +50,15 @@ class Node(ABC):
         keyed = [name for name, job in self.jobs.items() if job.key is not None]
         self.signatures = {name: signature_of(app.tasks[name]) for name in keyed}
         self.release = releases.release(self.jobs, self.settings.max_running)
-        #: Its id, of this very process.
+        #: The id of this process in the ledger.
         self.worker = secrets.token_hex(6)
         self.eviction_is_checked = False
-        self.memory = Memory()
+        self.decisions = RememberedDecisions()
         self.default_queue: str = app.conf.task_default_queue
         self.accept = prepare_accept_content(app.conf.accept_content)
         queues.check(app, self.jobs)
         self.destinations = queues.destinations(app, self.jobs)
         self.store_names = Names.in_app(app, self.settings.namespace)
-        #: Gives back the messages of workers that are gone; None where the broker is not Redis.
-        self.recovery: AfterSweep | None = None
 
     @abstractmethod
     def presence(self) -> Presence: ...
@@ -100,7 +93,8 @@ class Node(ABC):
         )
 
     def check_ledger(self) -> None:
-        """Raises if the ledger is not for us. One that cannot be reached now is waited for later."""
+        """Raises if the ledger belongs to others, or its Redis evicts keys. If it cannot be reached now, the heartbeat
+        tries again."""
         try:
             self.ledger.check(owner_of(self.app))
             self.check_eviction(self.ledger)
@@ -109,13 +103,13 @@ class Node(ABC):
         except LedgerError as exc:
             logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
 
-    def tell_defaults(self) -> None:
-        """Recurring jobs get limits, retries and an end that nobody has written: one line for each job."""
+    def log_defaults(self) -> None:
+        """Recurring jobs have limits, retries and an end that nobody wrote down: one line for each job."""
         found = {name: defaults for name, job in sorted(self.jobs.items()) if (defaults := job.defaults_in_force())}
-        for name, defaults in list(found.items())[:MOST_TOLD]:
+        for name, defaults in list(found.items())[:MOST_LOGGED]:
             logger.info("Job %s has the defaults of recurring jobs: %s", printable(name), _in_words(defaults))
-        if len(found) > MOST_TOLD:
-            logger.info("So have %d more jobs: `explain JOB` shows them", len(found) - MOST_TOLD)
+        if len(found) > MOST_LOGGED:
+            logger.info("So have %d more jobs: `explain JOB` shows them", len(found) - MOST_LOGGED)
         if found:
             logger.info("Write these options on a job to change them, or orchestration_recurring_defaults for all")
 
@@ -123,11 +117,9 @@ class Node(ABC):
         eviction.check(ledger, self.settings.allow_eviction)
         self.eviction_is_checked = True
 
-    def room_key(
-        self, job: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[str, ValueError | None]:
-        """The key that a call's room is counted under. A call that has none is a run all the same, which fails when it
-        starts: with this error."""
+    def room_key(self, job: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ValueError | None]:
+        """The key that a call's room is counted under. If it cannot be computed, the run fails with the error as soon
+        as it starts."""
         try:
             return keys.room_key(self.jobs[job].room_key(args, kwargs, self.signatures.get(job))), None
         except ValueError as exc:
@@ -139,7 +131,7 @@ class Node(ABC):
         moved = headers.get(queues.PRIORITY_HEADER)
         return int(Priority.parse(moved)) if moved else int(policy.priority)
 
-    def disabled(self, jobs: Sequence[Disabled]) -> None:
+    def jobs_disabled(self, jobs: Sequence[Disabled]) -> None:
         for job in jobs:
             logger.error("Job %s is disabled: %s", job.job, job.why)
             job_disabled.send(sender=job.job, why=job.why)

@@ -1,7 +1,8 @@
-"""The publisher: puts handed-over runs into the broker, and tells Celery how runs ended that never ran.
+"""The publisher: sends handed-over runs to the broker, and tells Celery about runs that ended before they started.
 
 It has a thread and a broker connection of its own, so that a slow broker or result backend never blocks the worker's
-event loop. Nothing is lost with it: what it does not get done, the next sweep gives to somebody else.
+event loop. Nothing is lost with it: errands that it does not finish, the next sweep gives to another worker. Methods
+without an underscore may be called from any thread.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from queue import Empty, PriorityQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amqp.exceptions import AMQPError
-from celery import signals
+from celery import Celery, signals
 from celery.app.task import Context
 from celery.exceptions import NotRegistered, WorkerLostError
 from celery.utils.log import get_logger
@@ -28,11 +29,8 @@ from redis.exceptions import RedisError
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.job import queues
 from celery_orchestration.job.envelope import Envelope
-from celery_orchestration.ledger import Ending, Grant, keys
+from celery_orchestration.ledger import Ending, Grant, Ledger, keys
 from celery_orchestration.node.backoff import Backoff
-
-if TYPE_CHECKING:
-    from celery_orchestration.node.presence import Node
 
 logger = get_logger(__name__)
 
@@ -40,10 +38,12 @@ logger = get_logger(__name__)
 UNREACHABLE = (LedgerError, OSError, KombuError, RedisError, AMQPError)
 #: How often an errand is tried that fails for another reason.
 MOST_TRIES = 3
-#: How many runs are asked for and published before the ledger is told.
+#: How many runs are published together, before the ledger is told.
 MOST_AT_ONCE = 64
-#: With more errands than these at hand it is behind; so many seconds without one done, it gets nothing done.
-MANY, STUCK = 256, 0.5
+#: It is behind with more errands than these.
+MANY_ERRANDS = 256
+#: Seconds without a finished errand after which it counts as stuck.
+STUCK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +56,31 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class LostRetry:
     """A retry whose message got lost."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Which of these queues does the broker have?"""
+class FindQueues:
+    """`found` is called with those of the queues that the broker has."""
 
     queues: list[str]
     found: Callable[[list[str]], None]
 
 
-Errand = Grant | Ending | Copy | Again | Look
+Errand = Grant | Ending | Copy | LostRetry | FindQueues
 
 
 class Publisher(threading.Thread):
-    def __init__(self, node: Node) -> None:
+    def __init__(self, app: Celery, ledger: Ledger, accept: Any, send_event: Callable[..., None]) -> None:
+        """`accept`: content types that are read. `send_event(type, id, **fields)`: one of Celery's events."""
         super().__init__(name="orchestration-publisher", daemon=True)
-        self._node = node
-        self._ledger = node.ledger.new_connection()
+        self._app = app
+        self._ledger = ledger.new_connection()
+        self._accept = accept
+        self._send_event = send_event
         self._errands: PriorityQueue[tuple[int, int, Errand | None]] = PriorityQueue()
         self._numbers = itertools.count()
         self._stopped = threading.Event()
@@ -90,38 +93,39 @@ class Publisher(threading.Thread):
 
     @property
     def is_behind(self) -> bool:
-        """Whether others do well to wait for it: what lies here too long is granted again. One that gets nothing done
-        is not waited for."""
-        return self._errands.qsize() > MANY and monotonic() - self._done_at < STUCK
+        """Whether others should wait before they add errands: a run that is not published in time is granted again.
+        False if it is stuck: waiting would not help."""
+        return self._errands.qsize() > MANY_ERRANDS and monotonic() - self._done_at < STUCK_SECONDS
 
     def publish(self, grants: Sequence[Grant]) -> None:
         for grant in grants:
-            self._put_errand(0, grant)
+            self._add_errand(0, grant)
 
     def copy(self, envelope: Envelope, queue: str, grant: str) -> None:
-        self._put_errand(1, Copy(envelope, queue, grant))
+        self._add_errand(1, Copy(envelope, queue, grant))
 
     def retry(self, ids: Sequence[str]) -> None:
         for id in ids:
-            self._put_errand(1, Again(id))
+            self._add_errand(1, LostRetry(id))
 
     def look_for(self, queues: list[str], found: Callable[[list[str]], None]) -> None:
-        self._put_errand(2, Look(queues, found))
+        self._add_errand(2, FindQueues(queues, found))
 
     def end(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
-            self._put_errand(2, ending)
+            self._add_errand(2, ending)
 
     def stop(self) -> None:
-        """When the errands at hand are done."""
-        self._put_errand(3, None)
+        """Ends the thread when the errands at hand are done."""
+        self._add_errand(3, None)
 
     def give_up(self) -> None:
-        """Trouble with the broker or the ledger is not waited for any longer."""
+        """Does not wait any longer for a broker or a ledger that does not answer."""
         self._stopped.set()
 
-    def _put_errand(self, rank: int, errand: Errand | None) -> None:
-        """Runs that may start go before those that end: telling Celery of an end takes longer, and nobody waits."""
+    def _add_errand(self, rank: int, errand: Errand | None) -> None:
+        """The lowest rank goes first. Runs that may start go before runs that end: telling Celery takes longer, and
+        nobody waits for it."""
         self._errands.put((rank, next(self._numbers), errand))
 
     # -- the thread ---------------------------------------------------------------------------------
@@ -134,7 +138,7 @@ class Publisher(threading.Thread):
             if isinstance(errand, Grant):
                 self._hand_over([errand, *self._more_grants()])
             else:
-                self._do(errand)
+                self._try_until_done(errand)
         self._disconnect()
         self._ledger.close()
 
@@ -150,31 +154,32 @@ class Publisher(threading.Thread):
             yield errand
 
     def _hand_over(self, grants: list[Grant]) -> None:
-        published = self._at_once(grants) if len(grants) > 1 and not self._stopped.is_set() else None
+        published = self._publish_together(grants) if len(grants) > 1 and not self._stopped.is_set() else None
         if published is None:
-            published = [grant for grant in grants if self._do(grant)]
+            published = [grant for grant in grants if self._try_until_done(grant)]
         self._confirm(published)
 
-    def _at_once(self, grants: list[Grant]) -> list[Grant] | None:
-        """In one question and, where kombu can, in one write. None if that did not go well: what went wrong is met
-        again one by one, where trouble with one is not the others'. A message that comes twice starts its run once."""
+    def _publish_together(self, grants: list[Grant]) -> list[Grant] | None:
+        """With one call to the ledger and, where kombu can, one write to the broker. None if that failed: then they are
+        published one by one, so that an error with one does not concern the others. A message that comes twice starts
+        its run once."""
         try:
             found = zip(grants, self._ledger.all_granted(grants), strict=True)
             messages = [(Envelope.unpack(one[1]), one[0], grant) for grant, one in found if one is not None]
             producer = self._connected()
             with producer.batch(MOST_AT_ONCE) if hasattr(producer, "batch") else nullcontext():
                 for envelope, queue, grant in messages:
-                    self._put(envelope, queue, grant.number)
+                    self._send(envelope, queue, grant.number)
         except Exception as exc:
-            logger.debug("Handing over one by one: %r", exc)
+            logger.debug("Runs could not be published together, they are published one by one: %r", exc)
             self._disconnect()
             return None
         self._done_at = monotonic()
         return [grant for *_, grant in messages]
 
-    def _do(self, errand: Errand) -> bool:
-        """Tries until it is done, or not needed any more, or the worker stops. What fails for another reason than that
-        somebody cannot be reached is not tried for ever: others stand behind it."""
+    def _try_until_done(self, errand: Errand) -> bool:
+        """Tries until it is done, or not needed any more, or the worker stops. If an errand fails although everybody
+        can be reached, it is given up after some tries: others wait behind it."""
         tries = 0
         while not self._stopped.is_set():
             try:
@@ -183,17 +188,17 @@ class Publisher(threading.Thread):
                 self._disconnect()
                 tries += not isinstance(exc, UNREACHABLE)
                 if tries >= MOST_TRIES:
-                    return self._set_aside(errand, exc)
-                self._backoff.failed(lambda _, exc=exc: logger.error("Cannot hand over: %r", exc))  # type: ignore[misc]
+                    return self._give_up_on(errand, exc)
+                self._backoff.failed(lambda _, exc=exc: _log_failure(exc))  # type: ignore[misc]
             else:
                 self._backoff.succeeded()
                 self._done_at = monotonic()
                 return done
         return False
 
-    def _set_aside(self, errand: Errand, exc: Exception) -> bool:
+    def _give_up_on(self, errand: Errand, exc: Exception) -> bool:
         self._backoff.succeeded()
-        if isinstance(errand, Look):
+        if isinstance(errand, FindQueues):
             logger.error("The broker cannot be asked for the queues %s: %r", ", ".join(errand.queues), exc)
             return False
         if not isinstance(errand, Ending):
@@ -205,52 +210,52 @@ class Publisher(threading.Thread):
             if found is not None:
                 self.publish(self._ledger.finish([(errand.id, found[1])]))
         except LedgerError as trouble:
-            logger.error("Nor the ledger: %s", trouble)  # a sweep gives it to somebody again
+            logger.error("The ledger update failed too, the next sweep tries again: %s", trouble)
         return False
 
     def _try(self, errand: Errand) -> bool:
         if isinstance(errand, Ending):
-            return self._carry_out(errand)
+            return self._tell_celery(errand)
         if isinstance(errand, Copy):
-            return self._put(errand.envelope, errand.queue, errand.grant)
-        if isinstance(errand, Again):
+            return self._send(errand.envelope, errand.queue, errand.grant)
+        if isinstance(errand, LostRetry):
             return self._retry(errand)
-        if isinstance(errand, Look):
-            return self._look(errand)
+        if isinstance(errand, FindQueues):
+            return self._find_queues(errand)
         found = self._ledger.granted(errand)
         if found is None:
-            return False  # granted again since, or over
+            return False  # it was granted again since, or has ended
         queue, message = found
-        return self._put(Envelope.unpack(message), queue, errand.number)
+        return self._send(Envelope.unpack(message), queue, errand.number)
 
-    def _retry(self, again: Again) -> bool:
-        """With the message of the attempt before, whatever `retry()` was given: that is all there is. Should the
-        other one still come, the later of the two is dropped."""
-        found = self._ledger.retrying(again.id)
+    def _retry(self, errand: LostRetry) -> bool:
+        """Sends the message of the attempt before, whatever arguments `retry()` was given: there is no other. If the
+        lost message still comes, the ledger drops the later of the two."""
+        found = self._ledger.retrying(errand.id)
         if found is None:
             return False
         queue, attempt, message = found
-        logger.warning("The retry of run %s did not arrive: it is sent again", again.id)
-        return self._put(Envelope.unpack(message).retried(keys.retries(attempt + 1)), queue, "")
+        logger.warning("The retry of run %s did not arrive: it is sent again", errand.id)
+        return self._send(Envelope.unpack(message).retried(keys.retries(attempt + 1)), queue, "")
 
-    def _look(self, look: Look) -> bool:
+    def _find_queues(self, errand: FindQueues) -> bool:
         self._connected()
-        found = [name for name in look.queues if _has_queue(self._connection, name)]
+        found = [name for name in errand.queues if _has_queue(self._connection, name)]
         if found:
-            look.found(found)
+            errand.found(found)
         return True
 
-    def _put(self, envelope: Envelope, queue: str, grant: str) -> bool:
+    def _send(self, envelope: Envelope, queue: str, grant: str) -> bool:
         producer = self._connected()
         if queue not in self._queues:
-            self._queues[queue] = queues.declared(self._node.app, queue).bind(producer.channel)
+            self._queues[queue] = queues.declared(self._app, queue).bind(producer.channel)
         envelope.publish(producer, self._queues[queue], grant)
         return True
 
     def _connected(self) -> Any:
         if self._producer is None:
-            self._connection = self._node.app.connection_for_write()
-            self._producer = self._node.app.amqp.Producer(self._connection, auto_declare=False)
+            self._connection = self._app.connection_for_write()
+            self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         return self._producer
 
     def _confirm(self, published: list[Grant]) -> None:
@@ -259,7 +264,11 @@ class Publisher(threading.Thread):
         try:
             self._ledger.published(published)
         except LedgerError as exc:
-            logger.warning("%d runs were published, but the ledger does not know: %s", len(published), exc)
+            logger.warning(
+                "%d runs were published, but the ledger could not be told; a sweep may publish them again: %s",
+                len(published),
+                exc,
+            )
 
     def _disconnect(self) -> None:
         connection, self._producer, self._connection, self._queues = self._connection, None, None, {}
@@ -271,7 +280,8 @@ class Publisher(threading.Thread):
 
     # -- runs that end without having run -----------------------------------------------------------
 
-    def _carry_out(self, ending: Ending) -> bool:
+    def _tell_celery(self, ending: Ending) -> bool:
+        """As Celery tells how a task ended: result, callbacks, chord, signals, events."""
         found = self._ledger.ending(ending.id)
         if found is None:
             return False
@@ -279,8 +289,8 @@ class Publisher(threading.Thread):
         envelope = Envelope.unpack(message)
         headers, embed = self._read(envelope)
         id = headers.get("id") or ending.id  # a run may have an id of its own
-        task = self._node.app.tasks.get(headers.get("task"))
-        backend = task.backend if task is not None else self._node.app.backend
+        task = self._app.tasks.get(headers.get("task"))
+        backend = task.backend if task is not None else self._app.backend
         delivered = {"exchange": envelope.exchange, "routing_key": envelope.routing_key}
         reply_to = envelope.properties.get("reply_to")
         context = Context({**headers, **(embed or {}), "reply_to": reply_to, "delivery_info": delivered})
@@ -296,30 +306,34 @@ class Publisher(threading.Thread):
             signals.task_failure.send(
                 sender=task, task_id=id, exception=exc, args=context.args, kwargs=context.kwargs, einfo=None
             )
-            self._node.send_event("task-failed", id, exception=safe_repr(exc), traceback=None)
+            self._send_event("task-failed", id, exception=safe_repr(exc), traceback=None)
         else:
             backend.mark_as_revoked(id, why, request=context, store_result=store)
             signals.task_revoked.send(task, request=context, terminated=False, signum=None, expired=why == "expired")
-            self._node.send_event("task-revoked", id, terminated=False, signum=None, expired=why == "expired")
+            self._send_event("task-revoked", id, terminated=False, signum=None, expired=why == "expired")
         logger.info("Run %s of job %s ended before it started: %s", ending.id, headers.get("task"), why)
         self.publish(self._ledger.finish([(ending.id, attempt)]))
         return True
 
     def _read(self, envelope: Envelope) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Headers and what is embedded in the body (callbacks, chord), read as Celery's worker would read it."""
+        """Headers, and the callbacks and chord of the body, read as Celery's worker would read them."""
         try:
-            payload = envelope.as_message(self._node.accept).payload
+            payload = envelope.as_message(self._accept).payload
         except Exception as exc:
             if "task" not in envelope.headers:
                 raise
-            # Who waits for the result hears of it all the same.
+            # A caller that waits for the result gets it all the same.
             headers = envelope.headers
-            logger.error("The callbacks of run %s are not called, its content cannot be read: %s", headers["id"], exc)
+            logger.error("The callbacks of run %s are not called, its message cannot be read: %s", headers["id"], exc)
             return headers, None
         if "task" in envelope.headers:
             args, kwargs, embed = payload
             return {**envelope.headers, "args": args, "kwargs": kwargs}, embed
         return dict(payload), {key: payload.get(key) for key in ("callbacks", "errbacks", "chord")}
+
+
+def _log_failure(exc: Exception) -> None:
+    logger.error("Cannot hand over runs, the broker or the ledger does not answer; it is tried again: %r", exc)
 
 
 def _has_queue(connection: Any, name: str) -> bool:

@@ -1,8 +1,8 @@
-"""What a release brings, and what holds while several are live.
+"""Releases: the policies of a worker's code, and those in force while several releases are live. Pure functions.
 
-Every worker registers the policies of its code, as one document named by its content. While workers of
-several releases are live the stricter policy holds; :func:`merged` computes it, and whoever notices that the
-set of live releases changed installs it.
+Every worker registers the policies of its code, as one document named by its content. While workers of several releases
+are live the stricter policy holds. :func:`merged` computes it; the first heartbeat that finds another set of live
+releases installs it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def merged(documents: Sequence[str]) -> Merged:
     for name, job in jobs.items():
         for dependency in job["deps"]:
             dependents.setdefault(dependency["job"], set()).add(name)
-    # A job of another service that somebody here depends on keeps its record, so that its outcome is known.
+    # A job of another service that a job here depends on keeps its record, so that its outcome is known.
     return Merged(
         {
             encode_job(name): _entry(job, conflicts[name], groups[name], dependents.get(name, ()))
@@ -59,10 +59,10 @@ def merged(documents: Sequence[str]) -> Merged:
 
 
 def _conflicts(jobs: Mapping[str, Any]) -> tuple[dict[str, set[str]], dict[str, list[str]]]:
-    """Of each job the groups that it is in, and whom it conflicts with besides.
+    """The jobs that each job conflicts with, and the groups that it is in.
 
-    The cost of a group in the ledger does not grow with the number of its jobs, so jobs that all block each other are
-    made one.
+    The cost of a group in the ledger does not grow with the number of its jobs, so jobs that all block each other
+    become a group.
     """
     every = graph.conflicts({name: [one for one in job["blocks"] if one in jobs] for name, job in jobs.items()})
     conflicts = {name: set(others) for name, others in every.items()}

@@ -77,7 +77,7 @@ class Store:
 
 
 class Stores:
-    """What can be done with stores. Everything may be done again at any point, by anybody."""
+    """Opens, seals and empties stores. Every call may be repeated at any time, by any node and in any thread."""
 
     def __init__(self, client: Redis, names: Names) -> None:
         """`client`: without a key prefix of its own."""
@@ -113,7 +113,7 @@ class Stores:
         try:
             return str(self._client.info("server").get("redis_version", ""))
         except ResponseError:
-            return ""  # it may not be asked
+            return ""  # INFO is not allowed
 
     def acknowledge(self, id: str, fields: Iterable[str]) -> None:
         self._client.hdel(self.names.store(id), *fields)
@@ -170,13 +170,14 @@ def key_of(field: str) -> str:
 
 
 def redelivered(message: bytes) -> bytes | str:
-    """With kombu's marks that it is delivered again. Not in Lua, whose JSON makes an object of an empty list."""
+    """The message with kombu's marks for one that is delivered again. Not done in Lua, whose JSON turns an empty list
+    into an object."""
     try:
         payload = loads(message.decode())
         payload["headers"]["redelivered"] = True
         payload["properties"]["delivery_info"]["redelivered"] = True
         return str(dumps(payload))
-    except Exception:  # whatever it is, it goes back as it came
+    except Exception:  # it is no message of kombu's: it goes back unchanged
         return message
 
 

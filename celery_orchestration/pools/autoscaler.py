@@ -61,7 +61,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
         """The options of the pool that this worker serves, if any, in processes instead of workers."""
         runtime = self._runtime
         table: Mapping[str, Pool] = runtime.settings.pools if runtime is not None else {}
-        served = runtime.consuming.served if runtime is not None else ()
+        served = runtime.queues.served if runtime is not None else ()
         own = next((pool for pool in map(queues.pool_of, served) if pool in table), None)
         line = table[own] if own is not None else Pool()
         bounds = {"min": max(0, self.min_concurrency), "max": max(1, self.max_concurrency), "concurrency": 1}
@@ -152,7 +152,7 @@ class _Watch:
         ledger, broker = runtime.ledger.new_connection(), Broker(runtime.app)
         looker = Looker(ledger, {})
         while not runtime.stopping:
-            served = list(runtime.consuming.served)
+            served = list(runtime.queues.served)
             looker.queues = {"": served}
             try:
                 look = looker.look({"": self._line}, broker.read(served), tasks=list(state.total_count))[""]

@@ -52,7 +52,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
             entries, problems = from_code(self.app, jobs_of(self.app), defaults)
             runtime = SchedulerRuntime(self.app, entries, Applier(self))
             runtime.check_ledger()
-            runtime.tell_defaults()
+            runtime.log_defaults()
         except (ConfigurationError, LedgerRefused) as exc:
             logger.critical("%s", exc)
             raise SystemExit(1) from None  # Celery would show a traceback of any other error

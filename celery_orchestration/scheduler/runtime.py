@@ -31,14 +31,14 @@ STOP_SECONDS = 5.0
 class SchedulerHeartbeat(Heartbeat):
     """A scheduler has no runs, so it has nothing to claim in a new epoch."""
 
-    def __init__(self, runtime: SchedulerRuntime) -> None:
-        super().__init__(runtime, "orchestration-heartbeat")
+    def __init__(self, node: Node, publisher: Publisher, recovery: Recovery | None) -> None:
+        super().__init__(node, publisher, recovery)
         self._epoch = ""
 
-    def _told(self) -> tuple[str, str]:
+    def _last_claim(self) -> tuple[str, str]:
         return self._epoch, ""
 
-    def _is_registered(self, found: Registered) -> None:
+    def _on_registered(self, found: Registered) -> None:
         if self._epoch and found.epoch != self._epoch:
             self._ledger.claim(self._node.worker, found.epoch, [], [])
             logger.error(
@@ -54,24 +54,22 @@ class SchedulerHeartbeat(Heartbeat):
         """The epoch in which it is registered, and its copy of people's decisions restored; '' before that."""
         return self._epoch
 
-    def _epoch_began(self, epoch: str) -> None:
+    def _on_new_epoch(self, epoch: str) -> None:
         self._registered = False
 
-    def _renew(self) -> None:
+    def _renew_lease(self) -> None:
         self._ledger.beat(self._node.worker, int(self._node.settings.lease_seconds * 1000), [])
 
 
 class SchedulerRuntime(Node):
-    recovery: Recovery | None
-
     def __init__(self, app: Celery, entries: Mapping[str, Entry], applier: Applier | None = None) -> None:
         super().__init__(app)
         self.applier = applier or Applier()
         self.name = f"beat-{os.getpid()}@{socket.gethostname()}"
         self.problem = ""
-        self.publisher = Publisher(self)
-        self.heartbeat = SchedulerHeartbeat(self)
+        self.publisher = Publisher(app, self.ledger, self.accept, self.send_event)
         self.recovery = Recovery(self) if has_stores(app) else None
+        self.heartbeat = SchedulerHeartbeat(self, self.publisher, self.recovery)
         self.dispatcher = Dispatcher(self, entries)
         self.term = Term(
             self.ledger.new_connection(),

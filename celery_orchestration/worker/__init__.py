@@ -1,8 +1,14 @@
 """The worker's part of the orchestration.
 
-In the order in which a run meets them: ``bootsteps`` (Celery starts us), ``runtime`` (owns the parts), ``fetch`` (takes
-messages from a Redis broker), ``request`` (a job's request), ``gate`` (asks the ledger, starts, settles), ``turns``
-(carries the questions), ``heartbeat`` (renews the lease, sweeps), ``drain`` (the worker stops). ``remote`` answers
-``celery inspect``. ``slots`` and ``loop`` hold the differences between execution pools, ``internals`` every reach into
-Celery's internals. What a worker shares with a scheduler is in ``celery_orchestration.node``.
+Celery starts us through ``bootsteps``; ``runtime`` builds the parts and connects them. ``fetch`` takes messages from a
+Redis broker, ``prefetch`` bounds what RabbitMQ sends, ``consuming`` serves the queues.
+
+A run's path: ``request`` (Celery's request for a job), ``admission`` (slots, in the order of rank), ``turns`` (a round
+trip to the ledger) with its ``carrier``, ``execution`` (the execution pool), ``settlement`` (the run ends). ``gate``
+connects these parts, and opens and closes the gate; ``timers`` and ``sharing`` are beside it.
+
+``heartbeat`` renews the lease, sweeps and delivers ``notices``; ``watchdog`` replaces it if it hangs; ``epoch`` claims
+our runs when the ledger may have forgotten them. ``drain`` stops the worker. ``remote`` and ``reports`` answer ``celery
+inspect``. ``slots`` and ``loop`` hold the differences between execution pools, ``internals`` every reach into Celery's
+inside. What a worker shares with a scheduler is in ``celery_orchestration.node``.
 """

@@ -1,9 +1,12 @@
-"""Acknowledging several messages at once where that is dear.
+"""Acknowledges several messages at once, where one by one is expensive.
 
 On kombu's Redis transport an acknowledgement is a transaction of its own and takes a quarter of the main
-process's time. A job's message may be acknowledged a moment late: should the worker die before, the ledger
-knows the run, and a copy that comes again is dropped. So the messages of jobs are acknowledged together;
-plain tasks' are not touched.
+process's time. A job's message may be acknowledged a moment late: if the worker dies before, the ledger
+knows the run and drops the copy that is delivered again. So the messages of jobs are acknowledged together.
+Messages of plain tasks are not touched.
+
+Everything happens in the worker's event loop, but for calls of :meth:`Acks.acknowledge` from other threads, which it
+declines.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from celery.utils.log import get_logger
 
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.loop import Loop
+from celery_orchestration.worker.state import GateState
 
 logger = get_logger(__name__)
 
@@ -22,16 +26,27 @@ MOST, LONGEST = 16, 0.02
 
 
 class Acks:
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, state: GateState, loop: Loop, consumer: Any) -> None:
+        """`consumer`: Celery's."""
+        self._state = state
         self._loop = loop
+        self._consumer = consumer
         self._messages: list[Any] = []
         self._timer_runs = False
 
-    def take(self, message: Any) -> bool:
-        """Whether it was taken; if not, it is acknowledged as ever. In the loop only."""
-        if not internals.can_ack_late(message):
+    def acknowledge(self, request: Any) -> bool:
+        """Acknowledges its message together with others. False if that is not possible here: then Celery does it.
+        From any thread."""
+        restored = getattr(self._consumer, "_maximum_prefetch_restored", True)  # else Celery counts acknowledgements
+        if self._state.stopping or not restored or not self._loop.inside() or not self._take(request.message):
             return False
-        internals.ack_here(message)
+        request.acknowledged = True
+        return True
+
+    def _take(self, message: Any) -> bool:
+        if not internals.redis.can_ack_late(message):
+            return False
+        internals.redis.count_as_acknowledged(message)
         self._messages.append(message)
         if len(self._messages) >= MOST:
             self.flush()
@@ -49,7 +64,10 @@ class Acks:
         if not messages:
             return
         try:
-            internals.ack_there(messages)
+            internals.redis.delete_acknowledged(messages)
         except Exception as exc:
-            # The connection is gone: they come again, and are dropped.
-            logger.warning("%d messages could not be acknowledged: %r", len(messages), exc)
+            logger.warning(
+                "%d messages could not be acknowledged, the broker delivers them again and the gate drops them: %r",
+                len(messages),
+                exc,
+            )

@@ -29,7 +29,7 @@ class Boot(bootsteps.StartStopStep):  # type: ignore[misc]
         if settings.mode != "off":
             return True
         # Producers may still send to our queues: without a gate they are queues like any other.
-        if not internals.queues_were_chosen(worker.app):
+        if not internals.consumer.queues_were_chosen(worker.app):
             for name in (queues.granted_name(queues.DEFAULT_POOL), *queues.pool_queues(queues.DEFAULT_POOL)):
                 if queues.can_be_used(worker.app, name):
                     worker.app.amqp.queues.select_add(queues.declared(worker.app, name))
@@ -40,7 +40,7 @@ class Boot(bootsteps.StartStopStep):  # type: ignore[misc]
         internals.verify()
         worker.orchestration = WorkerRuntime(worker)
         worker.orchestration.check_ledger()
-        worker.orchestration.tell_defaults()
+        worker.orchestration.log_defaults()
 
     def include(self, worker: Any) -> bool:
         included, self.obj = self._should_include(worker)
@@ -70,7 +70,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return getattr(consumer.controller, "orchestration", None) is not None
 
     def create(self, consumer: Any) -> None:
-        consumer.controller.orchestration.consuming.before_connecting(consumer)
+        consumer.controller.orchestration.before_connecting(consumer)
 
     def start(self, consumer: Any) -> None:
         consumer.controller.orchestration.connected(consumer)
@@ -79,7 +79,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
         consumer.controller.orchestration.register_with_hub()
 
     def stop(self, consumer: Any) -> None:
-        consumer.controller.orchestration.consuming.disconnect()
+        consumer.controller.orchestration.disconnect()
 
     def terminate(self, consumer: Any) -> None:
-        consumer.controller.orchestration.consuming.disconnect()
+        consumer.controller.orchestration.disconnect()

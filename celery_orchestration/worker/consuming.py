@@ -1,55 +1,87 @@
-"""The queues that a worker consumes from: all of them are set up here.
+"""How a worker consumes from its queues.
 
 Celery's own message consumer has the user's queues and the pools' queues, as if they had been named with ``-Q``: remote
 control adds, cancels and lists them as any other. Only the granted queues have a channel of their own, so that a
 handed-over run never stands behind a backlog; remote control reaches them here.
 
-Everything here happens in the worker's event loop, but for :meth:`Consuming.look`.
+Everything here happens in the worker's event loop, but for :meth:`Consuming.look_for_queues` and
+:meth:`Consuming.close_broker`, which any thread may call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from celery import Celery
 from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.worker.request import task_ready
 
 from celery_orchestration.job import queues
+from celery_orchestration.job.settings import Settings
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.fetch.channel import ReliableChannel
-from celery_orchestration.worker.fetch.transport import make_reliable
+from celery_orchestration.worker.fetch.demand import Demand
+from celery_orchestration.worker.fetch.fetcher import Fetcher
+from celery_orchestration.worker.loop import InLoop, Loop
 from celery_orchestration.worker.prefetch import Prefetch, Refused, StrictPrefetch
 from celery_orchestration.worker.request import OrchestratedRequest
-
-if TYPE_CHECKING:
-    from celery_orchestration.worker.runtime import WorkerRuntime
+from celery_orchestration.worker.served_queues import ServedQueues
+from celery_orchestration.worker.state import GateState
 
 logger = get_logger(__name__)
 
-#: Seconds between looks at whether the broker has a queue that we would serve. Who sends the first run there tells all
-#: workers (:func:`.queues.announce`), so this is for those that did not hear it. RabbitMQ logs an error for each queue
-#: that it does not have: there we look when a connection is made, and rarely after that.
+#: Seconds between looks at whether the broker has a queue that we would serve. The sender of the first run there tells
+#: all workers (:func:`.queues.announce`), so this is for workers that did not hear it. RabbitMQ logs an error for each
+#: queue that it does not have: there we look when a connection is made, and rarely after that.
 LOOK_EVERY, LOOK_EVERY_AMQP = 5.0, 600.0
 #: Seconds for which a store that was open is taken to be open still.
 CONFIRMED_SECONDS = 2.0
 
 
+class FindsQueues(Protocol):
+    def look_for(self, queues: list[str], found: Callable[[list[str]], None]) -> None:
+        """`found(queues)` is called, in some thread, with those that the broker has."""
+
+
 class Consuming:
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
-        self._app = runtime.app
-        self._chosen = internals.queues_were_chosen(runtime.app)
-        queues.select(runtime.app, self._chosen, runtime.destinations)
-        #: Queues that remote control told us not to serve.
-        self._cancelled: set[str] = set()
-        self._consumer: Any = None
-        #: Of the granted queues, on a channel of its own.
+    def __init__(
+        self,
+        app: Celery,
+        settings: Settings,
+        consumer: Any,
+        served: ServedQueues,
+        state: GateState,
+        loop: Loop,
+        in_loop: InLoop,
+        demand: Demand,
+        fetcher: Fetcher | None,
+        publisher: FindsQueues,
+        *,
+        slots: Callable[[], int],
+        register_again: Callable[[], None],
+    ) -> None:
+        """`consumer`: Celery's. `fetcher`: None if messages are fetched as kombu does it. `slots()`: how many runs the
+        worker can have at once. `register_again()`: the ledger hands over by what a worker serves."""
+        self._app = app
+        self._settings = settings
+        self._consumer = consumer
+        self._served = served
+        self._state = state
+        self._loop = loop
+        self._in_loop = in_loop
+        self._demand = demand
+        self._fetcher = fetcher
+        self._publisher = publisher
+        self._slots = slots
+        self._register_again = register_again
+        #: kombu's consumer of the granted queues, on a channel of its own.
         self._ours: Any = None
-        #: How many messages RabbitMQ may send; None: as Celery tells it.
+        #: Tells RabbitMQ how many messages to send; None: Celery does.
         self._prefetch: Prefetch | None = None
-        #: Why RabbitMQ cannot be told; '' if it can, or need not.
+        #: Why RabbitMQ cannot be told how many messages to send; '' if it can, or need not.
         self.prefetch_refused = ""
         #: Whether we take messages from the granted queues just now.
         self._taking = True
@@ -58,12 +90,7 @@ class Consuming:
     @property
     def granted(self) -> list[str]:
         """The granted queues that this worker serves."""
-        return [name for name in queues.granted_queues(self._app, self._chosen) if name not in self._cancelled]
-
-    @property
-    def served(self) -> tuple[str, ...]:
-        """All queues that this worker serves."""
-        return (*self._app.amqp.queues.consume_from, *self.granted)
+        return self._served.granted
 
     @property
     def consumers(self) -> list[Any]:
@@ -72,47 +99,41 @@ class Consuming:
 
     # -- a connection to the broker -----------------------------------------------------------------
 
-    def before_connecting(self, consumer: Any) -> None:
-        fetcher = self._runtime.fetcher
-        if fetcher is not None:
-            internals.consume_with(consumer, lambda connection: make_reliable(connection, fetcher))
-            internals.hear_ends(consumer.pool, fetcher.wake)
-        else:
-            internals.hear_ends(consumer.pool, self._pool_ended)
-
-    def _pool_ended(self) -> None:
+    def code_ended(self) -> None:
+        """From any thread: code in the execution pool has ended, so that there may be room for more messages."""
         if self._prefetch is not None:
             self._prefetch.wake()
 
-    def connected(self, consumer: Any) -> None:
-        self._consumer, self._ours, self._taking = consumer, None, True
-        self._takes_tasks(consumer.task_consumer.channel)
+    def connected(self) -> None:
+        self._ours, self._taking = None, True
+        internals.consumer.contain_errors(self._consumer, self._message_failed)
+        self._takes_tasks(self._consumer.task_consumer.channel)
         self._bound_fetching()
-        internals.hear_queue_changes(consumer, self._adding, self._changed)
+        internals.consumer.on_queue_changes(self._consumer, self._adding, self._changed)
         self._serve_granted()
         self._look_at = 0.0
 
     def _bound_fetching(self) -> None:
-        """Nothing is fetched that could run elsewhere sooner; under strict priority nothing that could be overtaken."""
-        consumer, settings = self._consumer, self._runtime.settings
-        if internals.is_amqp(consumer.connection):
+        """Fetches no message that could run elsewhere sooner; under strict priority none that could be overtaken."""
+        consumer, settings = self._consumer, self._settings
+        if internals.consumer.is_amqp(consumer.connection):
             if settings.fetch == "reliable" or settings.strict_priority:
                 self._bound_prefetch()
             else:
                 self.prefetch_refused = "orchestration_fetch is 'celery'"
         elif settings.strict_priority:
             channel = consumer.task_consumer.channel
-            internals.fetch_only_while(channel, lambda: len(internals.requests_here()) < self._runtime.slots)
+            internals.redis.fetch_only_while(channel, lambda: len(internals.consumer.requests_here()) < self._slots())
 
     def _bound_prefetch(self) -> None:
-        consumer, runtime = self._consumer, self._runtime
-        common = (consumer, runtime.demand, runtime.loop, lambda: runtime.stopping or runtime.gate.draining)
-        if not internals.can_bound_prefetch(consumer):
+        consumer, state = self._consumer, self._state
+        common = (consumer, self._demand, self._loop, lambda: state.stopping or state.draining)
+        if not internals.amqp.can_bound_prefetch(consumer):
             self.prefetch_refused = "quorum queues have a prefetch count for each consumer, which cannot be changed"
         else:
             try:
-                strict = runtime.settings.strict_priority
-                found = StrictPrefetch(*common, slots=lambda: runtime.slots) if strict else Prefetch(*common)
+                strict = self._settings.strict_priority
+                found = StrictPrefetch(*common, slots=self._slots) if strict else Prefetch(*common)
                 found.begin()
             except Refused as exc:
                 self.prefetch_refused = str(exc)
@@ -120,15 +141,28 @@ class Consuming:
                 self._prefetch, self.prefetch_refused = found, ""
                 return
         logger.warning("Messages are prefetched as Celery does it: %s", self.prefetch_refused)
-        if runtime.settings.strict_priority:
+        if self._settings.strict_priority:
             # One more than there are slots, or a higher queue's next message would come too late.
-            internals.prefetch_per_queue(consumer.task_consumer.channel, runtime.slots + 1)
+            internals.amqp.prefetch_per_queue(consumer.task_consumer.channel, self._slots() + 1)
             consumer.qos.callback = noop
 
     def register(self) -> None:
         """With the event loop, on every connection."""
         if self._prefetch is not None:
             self._prefetch.register()
+
+    def _message_failed(self, message: Any, exc: Exception) -> None:
+        """No content of a message, and no user's class that reads it, may end the worker."""
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        logger.error("A message of task %r, id %r, is rejected: %r", headers.get("task"), headers.get("id"), exc)
+        try:
+            self._consumer.on_invalid_task(None, message, exc)
+            if isinstance(headers.get("id"), str):
+                self._app.backend.mark_as_failure(headers["id"], exc)
+        except Exception as error:
+            logger.error("The failure of task id %r could not be stored as its result: %r", headers.get("id"), error)
+        if not message.acknowledged:
+            message.reject_log_error(logger, self._consumer.connection_errors)
 
     @staticmethod
     def _takes_tasks(channel: Any) -> None:
@@ -139,7 +173,7 @@ class Consuming:
         consumer = self._consumer
         channel = consumer.connection.channel()
         self._takes_tasks(channel)
-        together = internals.prefetch_is_shared(consumer)
+        together = internals.amqp.prefetch_is_shared(consumer)
         channel.basic_qos(0, consumer.qos.value, together)
         ours = consumer.app.amqp.Consumer(
             channel, queues=[], accept=self._app.conf.accept_content, on_decode_error=consumer.on_decode_error
@@ -155,7 +189,7 @@ class Consuming:
         return ours
 
     def _serve_granted(self) -> None:
-        """Brings what we consume from in line with what we are to."""
+        """Consumes from the granted queues that are to be served, and from no others."""
         wanted = self.granted if self._taking else []
         if wanted and self._ours is None:
             self._ours = self._open_channel()
@@ -175,8 +209,8 @@ class Consuming:
 
     def may_begin(self, request: Any) -> bool:
         """Whether a plain task may begin: not if this worker stood still for so long that its message went back to its
-        queue. (The gate knows that of jobs.)"""
-        fetcher, channel = self._runtime.fetcher, request.message.channel
+        queue. (The gate checks that for jobs.)"""
+        fetcher, channel = self._fetcher, request.message.channel
         if fetcher is None or not isinstance(channel, ReliableChannel) or isinstance(request, OrchestratedRequest):
             return True
         now = monotonic()
@@ -194,25 +228,27 @@ class Consuming:
         return there
 
     def _stop_fetching(self) -> None:
-        """What was fetched and not begun goes back to its queue; what a pool has is kept until it has ended."""
-        fetcher = self._runtime.fetcher
+        """Messages that were fetched and not begun go back to their queues; those that a pool has stay until their task
+        has ended."""
+        fetcher = self._fetcher
         channels = [one.channel for one in self.consumers if isinstance(one.channel, ReliableChannel)]
         if fetcher is None or not channels:
             return
-        requests = [request for request in fetcher.requests() if internals.is_with_pool(request)]
+        requests = [request for request in fetcher.requests() if internals.pool.is_with_pool(request)]
         kept = {request.message.delivery_tag for request in requests}
         for channel in channels:
             try:
                 channel.stop_looking()
-                if self._runtime.stopping:
+                if self._state.stopping:
                     channel.give_back_all_but(kept)
             except Exception as exc:
-                logger.warning("What was not begun goes back only when the connection is closed: %r", exc)
+                logger.warning("Messages that were not begun go back only when the connection is closed: %r", exc)
 
     def _hand_back_plain(self) -> None:
-        """Tasks that are no jobs and have no slot: RabbitMQ would give them to others only when the rest has ended."""
-        for request in reversed(self._runtime.demand.requests()):
-            theirs = isinstance(request, OrchestratedRequest) or internals.is_with_pool(request)
+        """Tasks that are no jobs and have no slot. Else RabbitMQ would give them to others only when the tasks that run
+        here have ended."""
+        for request in reversed(self._demand.requests()):
+            theirs = isinstance(request, OrchestratedRequest) or internals.pool.is_with_pool(request)
             if theirs or request.acknowledged or request.message.acknowledged:
                 continue
             try:
@@ -222,16 +258,17 @@ class Consuming:
             except Exception as exc:
                 logger.warning("%s goes back only when the connection is closed: %r", request, exc)
 
-    def disconnect(self) -> None:
+    def disconnect(self, hand_back_jobs: Callable[[], None]) -> None:
+        """`hand_back_jobs()`: jobs that were fetched and not begun go back to their queues."""
         if self._prefetch is not None:
             self._prefetch.end()
             self._prefetch = None
         self._stop_fetching()
-        if self._runtime.stopping and self._consumer.connection is not None:
-            # Celery keeps the connection until the pool has ended: nothing is to lie here until then.
-            internals.stop_fetching(self._consumer.connection, self.consumers)
-            self._runtime.gate.hand_back()
-            if internals.is_amqp(self._consumer.connection):
+        if self._state.stopping and self._consumer.connection is not None:
+            # Celery keeps the connection until the pool has ended: no message is to wait here until then.
+            internals.redis.stop_fetching(self._consumer.connection, self.consumers)
+            hand_back_jobs()
+            if internals.consumer.is_amqp(self._consumer.connection):
                 self._hand_back_plain()
         ours, self._ours = self._ours, None
         if ours is not None:
@@ -242,9 +279,9 @@ class Consuming:
             except Exception as exc:
                 logger.debug("Cancelling the consumer of the granted queues: %r", exc)
 
-    def hang_up(self) -> None:
-        """From any thread, when the process is about to end: what was fetched goes back to the broker."""
-        internals.stop_fetching(self._consumer.connection, self.consumers)
+    def close_broker(self) -> None:
+        """From any thread, when the process is about to end: messages that were fetched go back to the broker."""
+        internals.redis.stop_fetching(self._consumer.connection, self.consumers)
         self._consumer.connection.close()
 
     # -- remote control -----------------------------------------------------------------------------
@@ -255,39 +292,39 @@ class Consuming:
 
     def _adding(self, name: str) -> bool:
         """``add_consumer`` was called. Whether it is for us alone."""
-        self._cancelled.discard(name)
+        self._served.add(name)
         if name in self.granted:
             return True
         if queues.pool_of(name) and queues.can_be_used(self._app, name):
-            queues.declared(self._app, name)  # as who sends there declares it
+            queues.declared(self._app, name)  # as senders declare it
         return False
 
     def _changed(self, name: str, cancelled: bool) -> None:
         """``add_consumer`` or ``cancel_consumer`` was carried out."""
         if cancelled:
-            self._cancelled.add(name)
+            self._served.cancel(name)
         self._serve_granted()
-        self._runtime.heartbeat.register_soon()  # the ledger hands over by what a worker serves
+        self._register_again()
 
     # -- queues that come later ---------------------------------------------------------------------
 
-    def look(self) -> None:
-        """From any thread, now and then: whether the broker has got a queue that we would serve."""
-        names = [name for name in queues.may_come(self._app, self._chosen) if name not in self._cancelled]
+    def look_for_queues(self) -> None:
+        """From any thread, now and then: whether the broker has a new queue that we would serve."""
+        names = self._served.to_come
         connection = getattr(self._consumer, "connection", None)
         if not names or connection is None or monotonic() < self._look_at:
             return
-        self._look_at = monotonic() + (LOOK_EVERY_AMQP if internals.is_amqp(connection) else LOOK_EVERY)
-        self._runtime.publisher.look_for(names, self._found)
+        self._look_at = monotonic() + (LOOK_EVERY_AMQP if internals.consumer.is_amqp(connection) else LOOK_EVERY)
+        self._publisher.look_for(names, self._found)
 
     def _found(self, names: list[str]) -> None:
-        self._runtime.in_loop(lambda: self.begin(names))
+        self._in_loop(lambda: self.begin(names))
 
     def begin(self, names: list[str]) -> None:
         """These queues are in use: serve those that are ours to serve."""
-        if self._runtime.stopping or self._runtime.gate.draining:
+        if self._state.stopping or self._state.draining:
             return
         for name in names:
-            if name in queues.may_come(self._app, self._chosen) and name not in self._cancelled:
+            if name in self._served.to_come:
                 logger.info("Queue %s has come into use: this worker serves it too", name)
                 self._consumer.add_task_queue(name)

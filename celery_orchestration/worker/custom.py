@@ -17,7 +17,8 @@ from celery.worker.strategy import default
 
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.task import OrchestratedTask
-from celery_orchestration.worker.request import OrchestratedRequest, Timeless
+from celery_orchestration.worker.request import OrchestratedRequest
+from celery_orchestration.worker.strategy_consumer import StrategyConsumer
 
 
 def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
@@ -25,7 +26,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     there a message with an ``eta`` would stay unacknowledged in the memory of one worker."""
     task.Request = request_class(task)  # strategies read it
     theirs = _strategy_of(task)
-    return theirs(task, app, Timeless(consumer) if theirs is default else Guarded(consumer), **kwargs)
+    return theirs(task, app, StrategyConsumer(consumer) if theirs is default else Guarded(consumer), **kwargs)
 
 
 def check(task: Any) -> None:
@@ -64,7 +65,8 @@ def combined(theirs: type) -> type[OrchestratedRequest]:
     return type(theirs.__name__, (OrchestratedRequest, theirs), {"__module__": theirs.__module__})
 
 
-_OURS = vars(OrchestratedRequest).keys() - vars(Request).keys()
+_OURS = {name for klass in OrchestratedRequest.__mro__ if not issubclass(Request, klass) for name in vars(klass)}
+_OURS -= vars(Request).keys()
 
 
 def _strategy_of(task: Any) -> Any:
@@ -90,7 +92,7 @@ def _written(task: Any, name: str) -> Any:
     return None
 
 
-class Guarded(Timeless):
+class Guarded(StrategyConsumer):
     """For a strategy of their own: a request that does not know the gate would be executed without asking it."""
 
     def on_task_request(self, request: Any) -> Any:

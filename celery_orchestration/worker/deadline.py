@@ -18,14 +18,14 @@ Why no second copy starts while the first one executes
    after Redis has taken the heartbeat.
 3. The deadline counts from the moment *before* the heartbeat was sent, and is earlier by a margin, a tenth of a lease.
    The margin covers what two clocks of one speed differ within a lease, and the kernel's time to end a process.
-4. The deadline goes by a clock that no one sets (CLOCK_BOOTTIME, which also counts while the machine sleeps).
+4. The deadline goes by a clock that nobody can set (CLOCK_BOOTTIME, which also counts while the machine sleeps).
 5. A run that begins after the deadline sets the timer into the past, and is killed before its code is called. The timer
    is cleared when Celery is done with the run in that process: result, callbacks and handlers are covered as well.
 
 With the defaults (a lease of 30 s, a sweep every 5 s, a heartbeat every 10 s) the process ends 17 s after the last
 heartbeat that got through was sent: Redis has to be away for 7 to 17 s.
 
-What is assumed: all members of a ledger have the same lease and sweep settings; Redis's clock is not set forward during
+This assumes: all nodes of a ledger have the same lease and sweep settings; Redis's clock is not set forward during
 the same lease (each jump adds up to two intervals); Redis does not fail over to a replica that lacks the heartbeat; the
 kernel runs (a virtual machine that is paused executes nothing, and may go on for a moment when it is resumed); and the
 run's work is done by its own process: processes that it has started are not ended.
@@ -90,7 +90,7 @@ class Deadline:
         """A heartbeat got through that was sent at that time, of :func:`now`."""
         if self.has_passed():
             self._missed_at = now()
-        # Two threads may come here, if one was stuck for long (see watch.py).
+        # Two threads may come here, if one was stuck for long (see watchdog.py).
         self._shared[0] = max(self._shared[0], sent + self._seconds)
 
     def has_passed(self) -> bool:

@@ -1,16 +1,18 @@
-"""The drain: a worker that stops hands in what it has, within `drain_seconds` if that is set.
+"""The drain: a worker that stops lets its runs end, within `drain_seconds` if that is set.
 
 It begins with the signal, not when Celery gets around to closing: until then a solo worker may have to end its task,
 and a soft shutdown sleeps. The ledger is told (the worker shows as draining, nothing more is handed over to it), no
-more runs are admitted, and what runs may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold
+more runs are admitted, and running ones may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold
 shutdown. A worker of a pool has no limit of its own while its supervisor lives: a pool that shrinks lets it finish.
 
-What still runs when the time is up is killed, and goes back to its queue when its process is gone (unless the job's
-`on_crash` is "fail": then it has failed): the pool hears of
-the death like of any other, but the run knows that it was us. Where code cannot be killed by itself (threads, gevent,
-solo) the whole process ends. It cannot say so afterwards, so it says before that it will be gone within two seconds;
-until then the ledger keeps its runs, and then another worker's sweep takes them. A cold shutdown of such a worker ends
-the same way, at once.
+Runs that go on when the time is up are killed. Each goes back to its queue when its process is gone (unless the job's
+`on_crash` is "fail": then it has failed): the pool hears of the death like of any other, but the run knows that it was
+us. Where code cannot be killed by itself (threads, gevent, solo) the whole process ends. It cannot tell the ledger
+afterwards, so it tells before that it will be gone within two seconds; until then the ledger keeps its runs, and then
+another worker's sweep takes them. A cold shutdown of such a worker ends the same way, at once.
+
+A thread does all that. :meth:`Drain.begin`, :meth:`Drain.hurry` and :meth:`Drain.over` may be called from anywhere,
+signal handlers included.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.signals import worker_shutting_down
@@ -31,11 +33,11 @@ from celery.worker import state
 from celery.worker.request import task_ready
 
 from celery_orchestration.errors import LedgerError
+from celery_orchestration.ledger import Ledger
 from celery_orchestration.worker import internals, supervised
-from celery_orchestration.worker.request import gates
-
-if TYPE_CHECKING:
-    from celery_orchestration.worker.runtime import WorkerRuntime
+from celery_orchestration.worker.job_request import gates
+from celery_orchestration.worker.notices import Notices
+from celery_orchestration.worker.settlement import Settlement
 
 logger = get_logger(__name__)
 
@@ -46,7 +48,7 @@ LISTENING_SECONDS = 0.5
 #: Seconds that Celery gets to close down when everything is killed, before the process is ended.
 CLOSING_SECONDS = 10.0
 #: Seconds that closing the broker connection may take when the process is about to end.
-HANGING_UP_SECONDS = 3.0
+CLOSE_BROKER_SECONDS = 3.0
 #: Seconds that functions registered with atexit may take, and within how many milliseconds the process is gone then.
 EXITING_SECONDS, GONE_MS = 1.0, 2000
 
@@ -58,10 +60,31 @@ def _shutting_down(sender: str, **_: Any) -> None:
 
 
 class Drain(threading.Thread):
-    def __init__(self, runtime: WorkerRuntime) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        worker: str,
+        controller: Any,
+        drain_seconds: float | None,
+        settlement: Settlement,
+        notices: Notices,
+        *,
+        wait_until_reported: Callable[[float], bool],
+        close_broker: Callable[[], None],
+        stop_heartbeat: Callable[[float], None],
+    ) -> None:
+        """`worker`: its id. `controller`: Celery's worker. `wait_until_reported(deadline)`: until the ledger took all
+        outcomes. `stop_heartbeat(seconds)` waits for the end of its thread for so long at most."""
         super().__init__(name="orchestration-drain", daemon=True)
-        self._runtime = runtime
-        self._ledger = runtime.ledger.new_connection()
+        self._ledger = ledger.new_connection()
+        self._worker = worker
+        self._controller = controller
+        self._drain_seconds = drain_seconds
+        self._settlement = settlement
+        self._notices = notices
+        self._wait_until_reported = wait_until_reported
+        self._close_broker = close_broker
+        self._stop_heartbeat = stop_heartbeat
         # Its put() may be called in a signal handler, whatever that has interrupted.
         self._words: SimpleQueue[str] = SimpleQueue()
 
@@ -72,8 +95,17 @@ class Drain(threading.Thread):
         self._words.put("begin")
 
     def hurry(self) -> None:
-        """What runs is to be ended now."""
+        """Runs are to be ended now."""
         self._words.put("hurry")
+
+    def hurry_at(self, at: float) -> None:
+        """:meth:`hurry` at this time, by the monotonic clock."""
+        left = at - monotonic()
+        if left <= 0:
+            return self.hurry()
+        timer = threading.Timer(left, self.hurry)
+        timer.daemon = True
+        return timer.start()
 
     def over(self) -> None:
         """The execution pool is down."""
@@ -83,9 +115,9 @@ class Drain(threading.Thread):
 
     def run(self) -> None:
         word = self._words.get()
-        self._runtime.heartbeat.drain()
+        self._notices.drain()
         if word == "begin":
-            word = self._while_supervised() or self._next_word(self._runtime.settings.drain_seconds)
+            word = self._while_supervised() or self._next_word(self._drain_seconds)
         if word != "over":
             self._end_what_runs()
         self._ledger.close()
@@ -98,7 +130,7 @@ class Drain(threading.Thread):
         return ""
 
     def _next_word(self, seconds: float | None) -> str:
-        """Waits until the pool is down or it is to hurry, so long at most; '': the time is up."""
+        """Waits for "over" or "hurry", for `seconds` at most; '': the time is up."""
         deadline = None if seconds is None else monotonic() + seconds
         while True:
             try:
@@ -112,35 +144,35 @@ class Drain(threading.Thread):
         return self._next_word(seconds) == "over"
 
     def _end_what_runs(self) -> None:
-        runs = [run for run in list(self._runtime.gate.runs.values()) if not run.settled]
-        plain = [request for request in internals.given_to_pool() if request not in runs]
+        runs = [run for run in list(self._settlement.runs.values()) if not run.settled]
+        plain = [request for request in internals.consumer.given_to_pool() if request not in runs]
         logger.warning("The time to drain is up: %d runs go back to their queues", len(runs))
-        pool = self._runtime.controller.pool
-        if not internals.can_kill(pool) and (runs or plain):
+        pool = self._controller.pool
+        if not internals.pool.can_kill(pool) and (runs or plain):
             return self.end_process()
         for run in runs:
             run.drained = True
-            task_ready(run)  # what is active after this is plain
+            task_ready(run)  # requests that are active after this are plain tasks
         ours = {run.worker_pid for run in runs}
-        for child in internals.children(pool):
+        for child in internals.pool.children(pool):
             if not plain or child.pid in ours:
-                internals.kill(child)
+                internals.pool.kill(child)
         if plain:
             logger.warning("%d plain tasks are cancelled", len(plain))
             if self._cancel_plain(pool):
                 return None
-            for child in internals.children(pool):
-                internals.kill(child)
+            for child in internals.pool.children(pool):
+                internals.pool.kill(child)
         return None if self._is_over(CLOSING_SECONDS) else self.end_process()
 
     def _cancel_plain(self, pool: Any) -> bool:
         """As Celery's cold shutdown does it. Returns whether the pool is down."""
         state.should_terminate = EX_FAILURE
         # Celery listens to one process after the other while it stops: what began just before is not heard of at once.
-        deadline = monotonic() + CANCELLED_SECONDS + LISTENING_SECONDS * len(internals.children(pool))
+        deadline = monotonic() + CANCELLED_SECONDS + LISTENING_SECONDS * len(internals.pool.children(pool))
         while monotonic() < deadline:
             try:
-                internals.cancel_active(self._runtime.controller.consumer)
+                internals.consumer.cancel_active(self._controller.consumer)
             except Exception as exc:
                 logger.warning("Plain tasks could not be cancelled: %r", exc)
             if self._is_over(LISTENING_SECONDS / 2):
@@ -151,23 +183,25 @@ class Drain(threading.Thread):
 
     def end_process(self) -> None:
         """The code of our runs goes with the process, and others take them when it is gone."""
-        runtime = self._runtime
-        if not internals.owns_process(runtime.controller):
-            logger.error("Runs go on in a process that is not ours to end: they are recovered when their lease is over")
+        if not internals.consumer.owns_process(self._controller):
+            logger.error(
+                "%d runs go on in a process that is not ours to end: another worker recovers them when their lease is "
+                "over",
+                len(self._settlement.runs),
+            )
             return
-        logger.warning("What runs cannot be stopped but by ending this process")
-        for child in internals.children(runtime.controller.pool):
-            internals.kill(child)
-        self._within(HANGING_UP_SECONDS, runtime.consuming.hang_up)
-        runtime.gate.wait_told(monotonic() + 1)
-        runtime.heartbeat.stop()
-        runtime.heartbeat.join(1.0)
+        logger.warning("Only the end of this process can stop the runs here: it ends now")
+        for child in internals.pool.children(self._controller.pool):
+            internals.pool.kill(child)
+        self._within(CLOSE_BROKER_SECONDS, self._close_broker)
+        self._wait_until_reported(monotonic() + 1)
+        self._stop_heartbeat(1.0)
         try:
-            self._ledger.drain(runtime.worker, GONE_MS)
+            self._ledger.drain(self._worker, GONE_MS)
         except LedgerError as exc:
-            logger.error("Leaving without telling the ledger: %s", exc)
+            logger.error("The ledger cannot be told that this worker ends, its runs wait for their lease: %s", exc)
         self._within(EXITING_SECONDS, atexit._run_exitfuncs)
-        os._exit(runtime.controller.exitcode or (EX_FAILURE if state.should_terminate else EX_OK))
+        os._exit(self._controller.exitcode or (EX_FAILURE if state.should_terminate else EX_OK))
 
     @staticmethod
     def _within(seconds: float, function: Callable[[], None]) -> None:

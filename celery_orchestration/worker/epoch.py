@@ -1,63 +1,71 @@
 """Epochs: what this worker does when the ledger may have forgotten something.
 
 A Redis that was emptied, restarted or failed over begins a new epoch (``lua/lib/epoch.lua``). The heartbeat registers
-again and installs the policies; then the line, between two turns, claims what this worker runs. Until that is done
-the ledger takes no turn of ours, so that no outcome is refused for a run that it has only forgotten.
+again and installs the policies; then the carrier's thread, between two turns, claims what this worker runs. Until that
+is done the ledger takes no turn of ours, so that it refuses no outcome of a run that it has only forgotten.
+
+:meth:`Epoch.registered` is called in the heartbeat's thread, :meth:`Epoch.claim` in the carrier's.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from celery.utils.log import get_logger
 
-from celery_orchestration.ledger import FORGOTTEN, Ledger, Registered
-
-if TYPE_CHECKING:
-    from celery_orchestration.worker.runtime import WorkerRuntime
+from celery_orchestration.ledger import FORGOTTEN, Disabled, Ledger, Registered
+from celery_orchestration.worker.loop import InLoop
+from celery_orchestration.worker.settlement import Settlement
 
 logger = get_logger(__name__)
 
 
 class Epoch:
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        worker: str,
+        settlement: Settlement,
+        in_loop: InLoop,
+        jobs_disabled: Callable[[Sequence[Disabled]], None],
+    ) -> None:
+        """`worker`: its id."""
+        self._worker = worker
+        self._settlement = settlement
+        self._in_loop = in_loop
+        self._jobs_disabled = jobs_disabled
         #: The one in which our runs were claimed last; '' before the first.
         self.name = ""
-        #: The highest fence seen.
-        self.fence = ""
         self._registered: Registered | None = None
 
     def registered(self, found: Registered) -> None:
-        """In the heartbeat: we are registered in this epoch, and its policies are installed."""
+        """This worker is registered in this epoch, and its policies are installed."""
         self._registered = found
         if not self.name:
-            self.name = found.epoch  # new here: there is nothing to claim
+            self.name = found.epoch  # this worker is new: it has nothing to claim
 
     def can_claim(self, epoch: str) -> bool:
         return self._registered is not None and self._registered.epoch == epoch
 
     def claim(self, ledger: Ledger) -> None:
-        """In the line, between two turns."""
-        found, gate = self._registered, self._runtime.gate
+        found = self._registered
         if found is None:
             return
-        runs = gate.claims()
-        claimed = ledger.claim(self._runtime.worker, found.epoch, list(gate.taken), runs)
+        runs = self._settlement.claims()
+        claimed = ledger.claim(self._worker, found.epoch, list(self._settlement.reported), runs)
         self.name = found.epoch
-        void = [one.id for one, answer in zip(runs, claimed.answers, strict=True) if answer != "ok"]
+        lost = [one.id for one, answer in zip(runs, claimed.answers, strict=True) if answer != "ok"]
         logger.error(
-            "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s, while the workers tell what they run. "
-            "This one: %d runs; void: %d; outcomes told again: %d; back to their queues: %d",
-            self._runtime.ledger.address,
+            "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s, while workers claim their runs. "
+            "This one: %d runs; void: %d; outcomes reported again: %d; back to their queues: %d",
+            ledger.address,
             FORGOTTEN.get(found.why, "may have forgotten something"),
             found.closed_ms / 1000,
             len(runs),
-            len(void),
+            len(lost),
             claimed.told_again,
             claimed.returned,
         )
         if claimed.disabled:
-            self._runtime.disabled(claimed.disabled)
-        if void:
-            self._runtime.in_loop(lambda: gate.voided(void))
+            self._jobs_disabled(claimed.disabled)
+        if lost:
+            self._in_loop(lambda: self._settlement.lease_lost(lost))

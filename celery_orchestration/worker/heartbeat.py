@@ -1,164 +1,181 @@
-"""The heartbeat: a worker's lease, sweeps, and what else must happen without anybody waiting for it.
+"""The heartbeat of a worker: its lease, sweeps, and notices that nobody waits for.
 
 It needs neither the event loop nor the broker, so that on prefork a lease holds whatever tasks do. (On threads, gevent
 and solo a task that never lets go of the interpreter can starve it.)
+
+Everything here happens in the heartbeat's thread; calls to the gate go through the event loop.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from celery_orchestration.ledger import Discarded, Outcome, Over, Registered, Stray, Sweep
+from celery_orchestration.ledger import Registered, Sweep
 from celery_orchestration.node.heartbeat import Heartbeat
+from celery_orchestration.node.presence import Node
+from celery_orchestration.node.publisher import Publisher
 from celery_orchestration.worker import deadline
-
-if TYPE_CHECKING:
-    from celery_orchestration.worker.runtime import WorkerRuntime
+from celery_orchestration.worker.epoch import Epoch
+from celery_orchestration.worker.fetch.demand import Demand
+from celery_orchestration.worker.fetch.recovery import Recovery
+from celery_orchestration.worker.gate import Gate
+from celery_orchestration.worker.loop import InLoop
+from celery_orchestration.worker.notices import Notices
+from celery_orchestration.worker.strays import Strays
 
 
 class WorkerHeartbeat(Heartbeat):
-    def __init__(self, runtime: WorkerRuntime, before: WorkerHeartbeat | None = None) -> None:
-        """`before`: the one whose place it takes."""
-        super().__init__(runtime, "orchestration-heartbeat")
-        self._runtime = runtime
-        self._cancels = 0
-        self._slots = 0
-        self._draining = self._drain_is_told = False
-        self._revoked: deque[str] = deque()
+    def __init__(
+        self,
+        node: Node,
+        publisher: Publisher,
+        recovery: Recovery | None,
+        gate: Gate,
+        epoch: Epoch,
+        notices: Notices,
+        in_loop: InLoop,
+        demand: Demand,
+        strays: Strays,
+        lease_deadline: deadline.Deadline | None,
+        *,
+        slots: Callable[[], int],
+        ledger_is_down: Callable[[], bool],
+        look_for_queues: Callable[[], None],
+        replaces: WorkerHeartbeat | None = None,
+    ) -> None:
+        """`slots()`: how many runs the worker can have at once. `ledger_is_down()`: the last turn got no answer.
+        `look_for_queues()`: whether the broker has new ones for us. `replaces`: a heartbeat that hangs, whose place it
+        takes."""
+        super().__init__(node, publisher, recovery)
+        self._gate = gate
+        self._settlement = gate.settlement
+        self._epoch = epoch
+        self._notices = notices
+        self._in_loop = in_loop
+        self._demand = demand
+        self._strays = strays
+        self._lease_deadline = lease_deadline
+        self._slots = slots
+        self._ledger_is_down = ledger_is_down
+        self._look_for_queues = look_for_queues
+        self._registered_slots = 0
+        self._drain_is_known = False
+        #: Revoked task ids of the call under way, and its number.
         self._cancelling: list[str] = []
-        self._finished: deque[Discarded] = deque()
-        self._failed: deque[Outcome] = deque()
-        self._over: deque[Over] = deque()
-        self._strays: deque[tuple[Stray, Callable[[str], None]]] = deque()
-        if before is not None:
-            self._revoked, self._finished = before._revoked, before._finished
-            self._failed, self._over, self._strays = before._failed, before._over, before._strays
-            self._cancelling = list(before._cancelling)
-            # Whatever calls it was in the midst of: these are others.
-            self._sweeps, self._cancels = before._sweeps + 1, before._cancels + 1
+        self._cancels = 0
+        self._round_began = 0.0
+        if replaces is not None:
+            self._cancelling = list(replaces._cancelling)
+            # The other one may be in the middle of a call: these are new ones.
+            self._sweeps, self._cancels = replaces._sweeps + 1, replaces._cancels + 1
 
-    # -- asked for by others ------------------------------------------------------------------------
+    # -- the lease ----------------------------------------------------------------------------------
 
-    def revoke(self, ids: list[str]) -> None:
-        self._revoked.extend(ids)
-        self._wake.set()
-
-    def finish(self, message: Discarded) -> None:
-        self._finished.append(message)
-        self._wake.set()
-
-    def fail(self, id: str, fence: str) -> None:
-        """A run that was handed over to this worker cannot be begun at all."""
-        self._failed.append(Outcome(id, fence, "failed"))
-        self._wake.set()
-
-    def over(self, run: Over) -> None:
-        self._over.append(run)
-        self._wake.set()
-
-    def stray(self, message: Stray, then: Callable[[str], None]) -> None:
-        self._strays.append((message, then))
-        self._wake.set()
-
-    def drain(self) -> None:
-        """The worker begins to stop."""
-        self._draining = True
-        self._wake.set()
-
-    # -- the thread ---------------------------------------------------------------------------------
-
-    def _told(self) -> tuple[str, str]:
-        return self._runtime.epoch.name, self._runtime.epoch.fence
+    def _last_claim(self) -> tuple[str, str]:
+        return self._epoch.name, self._settlement.highest_fence
 
     def _round(self) -> None:
         self._round_began = deadline.now()
         super()._round()
 
     def _register(self) -> None:
-        self._slots = self._runtime.slots
+        self._registered_slots = self._slots()
         super()._register()
 
-    def _is_registered(self, found: Registered) -> None:
+    def _on_registered(self, found: Registered) -> None:
         self._lease_runs_from(self._round_began)
-        self._runtime.epoch.registered(found)
-        self._drain_is_told = False
-        self._runtime.in_loop(self._open)
+        self._epoch.registered(found)
+        self._drain_is_known = False
+        self._in_loop(self._open_gate)
 
-    def _open(self) -> None:
-        """In the loop: jobs that came before count as waiting for a slot, not as set aside."""
-        self._runtime.demand.registered = True
-        self._runtime.gate.open()
+    def _open_gate(self) -> None:
+        """In the event loop: jobs that came before count as waiting for a slot, not as set aside."""
+        self._demand.registered = True
+        self._gate.open()
 
-    def _ledger_is_away(self) -> None:
+    def _on_ledger_unavailable(self) -> None:
         """Plain tasks do not need the ledger: they are fetched although it does not know this worker yet. Nobody can
         ask it for dead workers meanwhile either."""
-        self._runtime.demand.registered = True
+        self._demand.registered = True
 
-    def _epoch_began(self, epoch: str) -> None:
-        """The line claims what we run, before its next turn: here is one."""
-        if self._runtime.epoch.can_claim(epoch):
-            self._runtime.in_loop(self._runtime.gate.take_a_turn)
+    def _on_new_epoch(self, epoch: str) -> None:
+        """The carrier claims our runs before its next turn: one is made now."""
+        if self._epoch.can_claim(epoch):
+            self._in_loop(self._gate.turns.request_even_if_empty)
             self._wake.wait(0.1)
         else:
             self._registered = False
 
-    def _before(self) -> None:
-        if self._runtime.slots != self._slots:  # somebody let the execution pool grow or shrink
+    def _begin_round(self) -> None:
+        if self._slots() != self._registered_slots:  # somebody let the execution pool grow or shrink
             self._register()
-        if self._draining and not self._drain_is_told:
-            self._runtime.publisher.publish(self._ledger.drain(self._runtime.worker))
-            self._drain_is_told = True
+        if self._notices.draining and not self._drain_is_known:
+            self._publisher.publish(self._ledger.drain(self._node.worker))
+            self._drain_is_known = True
 
-    def _may_sweep(self) -> bool:
-        """Not while outcomes are untold: a sweep could recover a run that is over."""
-        return not self._runtime.turns.down
-
-    def _has_swept(self, swept: Sweep) -> None:
-        self._runtime.in_loop(lambda: self._runtime.gate.look_again_in(swept.due))
-        self._runtime.take_in(swept.strays)
-        self._runtime.consuming.look()
-
-    def _renew(self) -> None:
-        runs = [(run.run_id, run.fence or "") for run in list(self._runtime.gate.runs.values()) if not run.void]
+    def _renew_lease(self) -> None:
+        runs = [(run.run_id, run.fence or "") for run in list(self._settlement.runs.values()) if not run.void]
         sent = deadline.now()
-        void = self._ledger.beat(self._runtime.worker, int(self._runtime.settings.lease_seconds * 1000), runs)
+        void = self._ledger.beat(self._node.worker, int(self._node.settings.lease_seconds * 1000), runs)
         self._lease_runs_from(sent)
-        # A run may have ended while the question was under way: those are no longer ours to stop.
+        # A run may have ended while the call was under way, and have started anew: that one is not void.
         asked = dict(runs)
-        void = [id for id in void if (run := self._runtime.gate.runs.get(id)) and run.fence == asked[id]]
+        void = [id for id in void if (run := self._settlement.runs.get(id)) and run.fence == asked[id]]
         if void:
-            self._runtime.in_loop(lambda: self._runtime.gate.voided(void))
+            self._in_loop(lambda: self._settlement.lease_lost(void))
 
     def _lease_runs_from(self, sent: float) -> None:
-        if self._runtime.deadline is not None:
-            self._runtime.deadline.heartbeat(sent)
+        if self._lease_deadline is not None:
+            self._lease_deadline.heartbeat(sent)
 
-    def _after(self) -> None:
-        runtime = self._runtime
-        while self._revoked or self._cancelling:
+    # -- sweeps -------------------------------------------------------------------------------------
+
+    def _may_sweep(self) -> bool:
+        """Not while outcomes are unreported: a sweep could recover a run that is over."""
+        return not self._ledger_is_down()
+
+    def _on_swept(self, swept: Sweep) -> None:
+        self._in_loop(lambda: self._gate.due_times.due_in(swept.due))
+        self._strays.take_in(swept.strays)
+        self._look_for_queues()
+
+    # -- notices ------------------------------------------------------------------------------------
+
+    def _end_round(self) -> None:
+        """A notice is removed when the ledger took it: if a call fails, the next round makes it again."""
+        self._cancel_revoked()
+        self._finish_discarded()
+        self._place_strays()
+        while self._notices.timed_out:
+            self._ledger.over(self._notices.timed_out[0])
+            self._notices.timed_out.popleft()
+        while self._notices.unreadable:
+            self._settlement.report(self._notices.unreadable.popleft())
+
+    def _cancel_revoked(self) -> None:
+        revoked = self._notices.revoked
+        while revoked or self._cancelling:
             if not self._cancelling:
-                self._cancelling = [self._revoked.popleft() for _ in range(min(len(self._revoked), 100))]
-            endings, grants = self._ledger.cancel(runtime.worker, self._cancels, "revoked", self._cancelling)
+                self._cancelling = [revoked.popleft() for _ in range(min(len(revoked), 100))]
+            endings, grants = self._ledger.cancel(self._node.worker, self._cancels, "revoked", self._cancelling)
             self._cancels += 1
             self._cancelling = []
-            runtime.publisher.end(endings)
-            runtime.publisher.publish(grants)
-        if self._finished:
-            messages = list(self._finished)
-            runtime.publisher.publish(self._ledger.finish_messages(messages))
+            self._publisher.end(endings)
+            self._publisher.publish(grants)
+
+    def _finish_discarded(self) -> None:
+        if self._notices.discarded:
+            messages = list(self._notices.discarded)
+            self._publisher.publish(self._ledger.finish_messages(messages))
             for _ in messages:
-                self._finished.popleft()
-        while self._strays:
-            strays = [self._strays[n] for n in range(min(len(self._strays), 32))]
-            answers, grants = self._ledger.stray(runtime.worker, [message for message, _ in strays])
-            runtime.publisher.publish(grants)
-            for (_, then), answer in zip(strays, answers, strict=True):
-                self._strays.popleft()
+                self._notices.discarded.popleft()
+
+    def _place_strays(self) -> None:
+        waiting = self._notices.strays
+        while waiting:
+            asked = [waiting[number] for number in range(min(len(waiting), 32))]
+            answers, grants = self._ledger.stray(self._node.worker, [message for message, _ in asked])
+            self._publisher.publish(grants)
+            for (_, then), answer in zip(asked, answers, strict=True):
+                waiting.popleft()
                 then(answer)
-        while self._over:
-            self._ledger.over(self._over[0])
-            self._over.popleft()
-        while self._failed:
-            runtime.gate.tell(self._failed.popleft())

@@ -1,4 +1,4 @@
-"""Getting back into the worker's event loop from another thread.
+"""How other threads call a function in the worker's event loop.
 
 With prefork, threads and solo the worker's main thread runs kombu's hub; slots and execution pool may only be touched
 there. Under gevent there is no hub: everything is cooperative, and a call is just made.
@@ -16,6 +16,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from celery.utils.log import get_logger
+
+from celery_orchestration.worker.state import GateState
 
 logger = get_logger(__name__)
 
@@ -36,13 +38,35 @@ class Loop(Protocol):
         """Whether the caller is in the loop's thread."""
 
     def drain(self) -> None:
-        """The loop is down: what was to be called there is called now."""
+        """The loop is down: makes the calls now that were to be made there."""
 
     def listen(self, socket: Any, function: Call) -> bool:
         """Calls it whenever the socket is readable. False if the loop cannot do that."""
 
     def unlisten(self) -> None:
         """The socket is not to be listened to any more."""
+
+
+class InLoop:
+    """From any thread: calls a function in the worker's event loop, or right here once the loop is down for good."""
+
+    def __init__(self, loop: Loop, state: GateState) -> None:
+        self._loop = loop
+        self._state = state
+
+    def __call__(self, function: Call) -> None:
+        if self._state.stopping or self._loop.inside():
+            function()
+        else:
+            self._loop.call(function)
+
+
+def guarded(function: Callable[..., None], *args: Any) -> None:
+    """One request's error (a lost broker connection, say) must not keep the others from their answers."""
+    try:
+        function(*args)
+    except Exception:
+        logger.exception("%s failed", getattr(function, "__qualname__", function))
 
 
 class Timers:
@@ -91,7 +115,7 @@ class HubLoop(Timers):
         self._hub.add_reader(self._read, self._run)
         if self._listening is not None:
             self._hub.add_reader(*self._listening)
-        self._wake()  # what the hub was about to call is lost with the connection
+        self._wake()  # the hub forgot its calls with the connection
 
     def listen(self, socket: Any, function: Call) -> bool:
         self._listening = (socket.fileno(), function)
@@ -110,11 +134,7 @@ class HubLoop(Timers):
 
     def drain(self) -> None:
         while self._calls:
-            function = self._calls.popleft()
-            try:
-                function()
-            except Exception:  # the hub would end the worker
-                logger.exception("%s failed", getattr(function, "__qualname__", function))
+            guarded(self._calls.popleft())  # an error would end the worker's hub
 
     def call(self, function: Call) -> None:
         self._calls.append(function)
@@ -133,7 +153,7 @@ class HubLoop(Timers):
 
     def _fire(self, number: int) -> None:
         super()._fire(number)
-        self.drain()  # the hub would sleep before it looks at what a timer wants called soon
+        self.drain()  # else the hub would sleep before it calls what a timer wants called soon
 
     def inside(self) -> bool:
         return threading.get_ident() == self._thread

@@ -2,16 +2,16 @@
 
 RabbitMQ sends messages until as many are unacknowledged as the channel's prefetch count says. Celery sets that count
 once, to four for each slot. A task is acknowledged when it begins, as a rule, so that a worker whose slots are all busy
-would be sent four more for each of them: they would wait there although another worker is idle. What was sent cannot be
-taken back, so the count must be right before.
+would be sent four more for each of them: they would wait there although another worker is idle. Messages that were sent
+cannot be taken back, so the count must be right before.
 
 :class:`Prefetch` keeps it at the messages that are here, and those that the slots can use, as from a Redis broker
 (:class:`~.fetch.demand.Demand`). Never more than Celery's own count, which grows with tasks that have an ETA, and with
 the pool. It is lowered before an acknowledgement goes out, on the same channel: RabbitMQ handles both in that order and
 sends nothing in between.
 
-A count of 0 would mean no limit. So that "nothing" can be said, one message of our own is always here, unacknowledged:
-it comes from a queue of this connection alone, and the count is one more than it seems.
+A count of 0 would mean no limit. So that RabbitMQ can be told to send nothing, one message of our own is always here,
+unacknowledged: it comes from a queue of this connection alone, and the count is one higher than what it allows.
 
 :class:`StrictPrefetch` (``orchestration_strict_priority``): RabbitMQ does not know an order between queues. While a
 slot is free and messages may be waiting, the worker asks for one message at a time, from its queues in their order.
@@ -38,18 +38,18 @@ from celery_orchestration.worker.loop import Loop
 
 logger = get_logger(__name__)
 
-#: Seconds between looks when nothing has happened.
-LOOK_ANYWAY = 1.0
+#: Seconds after which the count is adjusted in any case.
+ADJUST_EVERY = 1.0
 #: RabbitMQ closes a channel with a message that was not acknowledged for half an hour (``consumer_timeout``; later than
 #: 3.11 our queue has a time of its own). Seconds after which ours goes back and comes again: if that lets nothing else
 #: in, and in any case.
 RENEW_AFTER, RENEW_AT_LAST = 60.0, 1200.0
-#: Seconds to get it, and milliseconds that it may be here.
+#: Seconds to wait for it, and milliseconds for which RabbitMQ allows it to be here.
 PLACEHOLDER_SECONDS, PLACEHOLDER_TIMEOUT_MS = 5.0, 30 * 24 * 3600 * 1000
 
 
 class Refused(Exception):
-    """The broker does not allow what is needed."""
+    """The broker refuses a call that this needs."""
 
 
 class Prefetch:
@@ -65,25 +65,25 @@ class Prefetch:
         self._held: set[int] = set()
         #: Celery's count; 0: no limit.
         self._most: int = consumer.qos.value
-        #: What the broker was told last.
-        self._told = 0
+        #: The count that was set last.
+        self._count = 0
         self._seen: tuple[int, ...] = ()
         self._placeholder = 0
         self._placeholder_came = 0.0
-        #: Whether it is about to look because code has ended.
+        #: Whether an adjustment is due because code has ended.
         self._woken = False
-        self.over = False
+        self.has_ended = False
 
     def begin(self) -> None:
         """Before anything is consumed. Raises Refused."""
         self._hold_placeholder()
-        internals.watch_deliveries(self._channel, self._held.add, self._leaving)
-        self._consumer.qos.callback = self._celery_sets
-        self._look()
-        self._look_later()
+        internals.amqp.watch_deliveries(self._channel, self._held.add, self._leaving)
+        self._consumer.qos.callback = self._celery_sets_count
+        self._adjust()
+        self._adjust_later()
 
     def end(self) -> None:
-        self.over = True
+        self.has_ended = True
         if self._consumer.hub:
             self._consumer.hub.on_tick.discard(self.tick)
 
@@ -93,18 +93,18 @@ class Prefetch:
 
     def wake(self) -> None:
         """From any thread: code in the pool has ended."""
-        if self.over or self._woken:
+        if self.has_ended or self._woken:
             return
         self._woken = True
         if self._consumer.hub:
-            self._loop.call(self._wakes)
+            self._loop.call(self._adjust_after_end)
         else:
-            self._loop.later(0, self._wakes)  # gevent's own greenlet must not write to a socket
+            self._loop.later(0, self._adjust_after_end)  # gevent's own greenlet must not write to a socket
 
-    def _wakes(self) -> None:
+    def _adjust_after_end(self) -> None:
         self._woken = False
         try:
-            self._look()
+            self._adjust()
         except self._consumer.connection_errors as exc:
             self._lost(exc)
 
@@ -113,7 +113,7 @@ class Prefetch:
         seen = (len(state.reserved_requests), len(state.active_requests), len(self._held))
         if seen != self._seen:
             self._seen = seen
-            self._look()
+            self._adjust()
 
     # -- our own message ----------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Prefetch:
             trial.close()
         except connection.channel_errors as exc:
             raise Refused(str(exc)) from exc
-        internals.set_prefetch(self._channel, 1)
+        internals.amqp.set_prefetch(self._channel, 1)
         self._channel.basic_consume(name, callback=self._placeholder_is_here)
         deadline = monotonic() + PLACEHOLDER_SECONDS
         while not self._placeholder:
@@ -144,44 +144,44 @@ class Prefetch:
 
     def _renew_placeholder(self) -> None:
         age = monotonic() - self._placeholder_came
-        is_open = self._told > len(self._held) + 1
+        is_open = self._count > len(self._held) + 1
         if self._placeholder and age > (RENEW_AFTER if is_open else RENEW_AT_LAST):
             tag, self._placeholder = self._placeholder, 0
             self._channel.basic_reject(tag, requeue=True)
 
     # -- how many -----------------------------------------------------------------------------------
 
-    def _celery_sets(self, prefetch_count: int) -> None:
+    def _celery_sets_count(self, prefetch_count: int) -> None:
         self._most = prefetch_count
-        self._look()
+        self._adjust()
 
     def _leaving(self, tag: int) -> None:
         self._held.discard(tag)
-        if not self.over:
-            self._look()
+        if not self.has_ended:
+            self._adjust()
 
-    def _look_later(self) -> None:
-        self._loop.later(LOOK_ANYWAY, self._look_anyway)
+    def _adjust_later(self) -> None:
+        self._loop.later(ADJUST_EVERY, self._adjust_regularly)
 
-    def _look_anyway(self) -> None:
-        if not self.over:
-            self._look_and_renew()
-            self._look_later()
+    def _adjust_regularly(self) -> None:
+        if not self.has_ended:
+            self._adjust_and_renew()
+            self._adjust_later()
 
-    def _look_and_renew(self) -> None:
+    def _adjust_and_renew(self) -> None:
         try:
-            self._look()
+            self._adjust()
             self._renew_placeholder()
         except self._consumer.connection_errors as exc:
             self._lost(exc)
 
     def _lost(self, exc: Exception) -> None:
-        """Whoever reads from the connection will see that it is lost."""
+        """Celery will see that the connection is lost, when it reads from it."""
         logger.debug("The broker cannot be told how many messages to send: %r", exc)
 
-    def _look(self) -> None:
-        if not self.over:
-            self._tell(self.wanted(self._room()))
+    def _adjust(self) -> None:
+        if not self.has_ended:
+            self._set_count(self.wanted(self._room()))
 
     def _room(self) -> int:
         return max(0, self._most - len(self._held)) if self._most else MOST
@@ -190,17 +190,17 @@ class Prefetch:
         """How many messages there is use for, of `room`."""
         return self._demand.wanted(room, by_halves=False)
 
-    def _tell(self, more: int) -> None:
+    def _set_count(self, more: int) -> None:
         total = len(self._held) + more + 1
-        if total != self._told:
-            internals.set_prefetch(self._channel, total)
-            self._told = total
+        if total != self._count:
+            internals.amqp.set_prefetch(self._channel, total)
+            self._count = total
 
 
 class StrictPrefetch(Prefetch):
     #: Whether all queues were empty: RabbitMQ may send what comes.
-    _are_empty = False
-    #: The queues that are still to be asked; None: nobody asks.
+    _all_empty = False
+    #: The queues that are still to be asked; None: no question is under way.
     _to_ask: list[str] | None = None
 
     def __init__(self, *args: Any, slots: Callable[[], int]) -> None:
@@ -217,14 +217,14 @@ class StrictPrefetch(Prefetch):
 
     def _received(self, request: Any) -> None:
         """A slot may be taken: what comes from now on may be waiting when it is free again."""
-        self._look()
+        self._adjust()
 
     def wanted(self, room: int) -> int:
-        free = min(room, self._slots() - len(internals.requests_here()))
+        free = min(room, self._slots() - len(internals.consumer.requests_here()))
         if free <= 0 or self._stopping():
-            self._are_empty = False
+            self._all_empty = False
             return 0
-        if self._are_empty:
+        if self._all_empty:
             return free
         if self._to_ask is None:
             self._ask_first()
@@ -239,16 +239,16 @@ class StrictPrefetch(Prefetch):
 
     def _ask_next(self) -> None:
         if self._to_ask:
-            internals.pull(self._consumer.task_consumer, self._to_ask.pop(0), self._answered)
+            internals.amqp.pull(self._consumer.task_consumer, self._to_ask.pop(0), self._answered)
         else:
-            self._to_ask, self._are_empty = None, True
-            self._look()
+            self._to_ask, self._all_empty = None, True
+            self._adjust()
 
     def _answered(self, found: bool) -> None:
-        if self.over:
+        if self.has_ended:
             return
         if found:
             self._to_ask = None
-            self._look()
+            self._adjust()
         else:
             self._ask_next()

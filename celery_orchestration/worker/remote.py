@@ -1,7 +1,7 @@
-"""``celery -A app inspect orchestration``: what a worker says of itself, through Celery's own remote control.
+"""``celery -A app inspect orchestration``: a worker describes itself, through Celery's own remote control.
 
 Loaded by the worker and by the command line: Celery looks for the command in both. It answers from memory, in the
-worker's event loop, whatever Redis does; the clocks were compared by the heartbeat.
+worker's event loop, whatever Redis does; the heartbeat has compared the clocks.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from celery_orchestration.worker.request import OrchestratedRequest
     from celery_orchestration.worker.runtime import WorkerRuntime
 
-#: How many runs that a rate limit holds back are told, and how many that wait for a slot.
-MOST_LIMITED = 1000
+#: How many runs are listed that a rate limit holds back, and how many that wait for a slot.
+MOST_LISTED = 1000
 
 
 @inspect_command(name=commands.INSPECT)  # type: ignore[untyped-decorator]
 def orchestration(state: Any) -> dict[str, Any]:
     """Orchestration: mode, ledger, lease, clock and runs of a worker."""
     controller = state.consumer.controller
-    # By name: what is imported goes one way, and the package itself is on top.
-    said: dict[str, Any] = {"version": import_module("celery_orchestration").__version__}
+    # By name: imports go one way, and the package itself is on top.
+    version: dict[str, Any] = {"version": import_module("celery_orchestration").__version__}
     if not hasattr(controller, "orchestration"):
-        return {**said, "mode": None, "problem": "this worker has no jobs: no task has base=OrchestratedTask"}
+        return {**version, "mode": None, "problem": "this worker has no jobs: no task has base=OrchestratedTask"}
     if controller.orchestration is None:
-        return {**said, "mode": "off", "problem": "orchestration is off: jobs run as plain tasks"}
+        return {**version, "mode": "off", "problem": "orchestration is off: jobs run as plain tasks"}
     if not hasattr(controller.orchestration, "drain"):  # the last of its parts
-        return {**said, "mode": controller.orchestration.settings.mode, "problem": "it is just starting"}
-    return {**said, **_told(controller.orchestration)}
+        return {**version, "mode": controller.orchestration.settings.mode, "problem": "it is just starting"}
+    return {**version, **_described(controller.orchestration)}
 
 
 @control_command(name=commands.SERVE, args=[("queue", str)])  # type: ignore[untyped-decorator]
 def orchestration_serve(state: Any, queue: str) -> None:
     """A queue of the default pool comes into use: serve it, unless this worker was told what to serve."""
-    runtime = getattr(state.consumer.controller, "orchestration", None)
-    if runtime is not None:
+    runtime: Any = getattr(state.consumer.controller, "orchestration", None)
+    if hasattr(runtime, "consuming"):
         runtime.consuming.begin([queue])
 
 
@@ -56,38 +56,45 @@ def orchestration_sweep(state: Any) -> dict[str, str]:
     return {"ok": "it sweeps"}
 
 
-def _told(runtime: WorkerRuntime) -> dict[str, Any]:
+def _described(runtime: WorkerRuntime) -> dict[str, Any]:
     here, gate, heartbeat = runtime.presence(), runtime.gate, runtime.heartbeat
-    trouble = heartbeat.trouble or ("it does not answer" if runtime.turns.down else "")
+    problem = heartbeat.problem or ("it does not answer" if runtime.carrier.down else "")
     return {
         "mode": here.mode,
-        "problem": f"the ledger at {runtime.ledger.address}: {trouble}" if trouble else None,
+        "problem": f"the ledger at {runtime.ledger.address}: {problem}" if problem else None,
         "ledger": str(runtime.ledger.address),
         "namespace": runtime.settings.namespace,
         "worker_id": here.worker,
         "release": here.release,
         "execution_pool": here.kind,
         "slots": here.slots,
-        "free_slots": gate.free_slots(),
+        "free_slots": gate.admission.free_slots(),
         "received": runtime.received,
-        "runs": [_run(run) for run in list(gate.runs.values())],
+        "runs": [_run(run) for run in list(gate.settlement.runs.values())],
         #: Held back by Celery's ``rate_limit``: the ledger has not heard of them, or takes them for running.
-        "rate_limited": [{"id": run.run_id, "job": run.name} for run in islice(gate.rate_limited(), MOST_LIMITED)],
+        "rate_limited": [
+            {"id": run.run_id, "job": run.name} for run in islice(gate.admission.rate_limited(), MOST_LISTED)
+        ],
         #: They wait for a slot here: the ledger has not heard of them.
-        "fetched": [{"id": run.id, "job": run.name} for run in islice(gate.fetched(), MOST_LIMITED)],
+        "fetched": [{"id": run.id, "job": run.name} for run in islice(gate.admission.fetched(), MOST_LISTED)],
         "queues": list(here.queues),
         "lease_seconds": runtime.settings.lease_seconds,
         #: None: no heartbeat has reached the ledger yet.
-        "last_heartbeat_seconds": None if heartbeat.beaten_at is None else round(monotonic() - heartbeat.beaten_at, 3),
+        "last_heartbeat_seconds": _seconds_since(heartbeat.renewed_at),
         #: How far this machine's clock is ahead of Redis's.
-        "clock_ahead_seconds": None if heartbeat.ahead is None else round(heartbeat.ahead, 3) + 0.0,
-        "draining": gate.draining or gate.stopping,
+        "clock_ahead_seconds": None if heartbeat.clock_ahead is None else round(heartbeat.clock_ahead, 3) + 0.0,
+        "draining": gate.state.draining or gate.state.stopping,
         #: How it takes messages from a Redis broker, and why it has to ask again and again for them.
         "fetch": "celery" if runtime.fetcher is None else "reliable",
         "fetch_polls_because": None if runtime.fetcher is None else runtime.fetcher.refusal or None,
         #: Why RabbitMQ cannot be told how many messages to send.
         "prefetches_because": runtime.consuming.prefetch_refused or None,
     }
+
+
+def _seconds_since(then: float | None) -> float | None:
+    """By the monotonic clock."""
+    return None if then is None else round(monotonic() - then, 3)
 
 
 def _run(run: OrchestratedRequest) -> dict[str, Any]:

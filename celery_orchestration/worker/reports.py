@@ -1,40 +1,43 @@
-"""``celery inspect scheduled``, ``reserved`` and ``query_task`` tell of runs that wait in the ledger, too.
+"""``celery inspect scheduled``, ``reserved`` and ``query_task`` show runs that wait in the ledger, too.
 
 The ledger says which of them this worker is to report: every worker is asked, and each run is reported by one. Remote
-control is answered in the worker's event loop, which must not wait for a slow Redis: a thread asks, and what it does
-not get in time is left out.
+control is answered in the worker's event loop, which must not wait for a slow Redis: a thread asks, and an answer that
+does not come in time is left out.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone, tzinfo
+from typing import Any
 
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.job.envelope import Envelope
-from celery_orchestration.ledger import Waiting
-
-if TYPE_CHECKING:
-    from celery_orchestration.worker.runtime import WorkerRuntime
+from celery_orchestration.ledger import Ledger, Waiting
 
 logger = get_logger(__name__)
 
-#: How many runs of each kind are told, by all workers together.
+#: How many runs of each kind all workers together report.
 MOST_RUNS = 100
-#: Seconds that the event loop waits; who asks waits for a second, as a rule.
+#: Seconds that the event loop waits; `celery inspect` waits for one second by default.
 LONGEST_WAIT = 0.5
-#: Bytes. Of a larger message only its task is told; of others the headers are read, which come first.
+#: Bytes. Of a larger message only the task is shown; of others the headers are read, which come first.
 LARGEST_MESSAGE, HEADERS = 64 * 1024, 16 * 1024
 
 
 class Reports:
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
-        self._ledger = runtime.ledger.new_connection()
+    def __init__(
+        self, ledger: Ledger, worker: str, hostname: str, zone: tzinfo, ledger_is_down: Callable[[], bool]
+    ) -> None:
+        """`worker`: its id. `zone`: the app's time zone."""
+        self._ledger = ledger.new_connection()
+        self._worker = worker
+        self._hostname = hostname
+        self._zone = zone
+        self._ledger_is_down = ledger_is_down
         self._free = threading.Lock()
 
     def scheduled(self) -> list[dict[str, Any]]:
@@ -52,14 +55,14 @@ class Reports:
         return {info["id"]: (state, info) for state, info in found}
 
     def _ask(self, which: str, ids: Sequence[str] = ()) -> list[Waiting]:
-        if self._runtime.turns.down or not self._free.acquire(blocking=False):
+        if self._ledger_is_down() or not self._free.acquire(blocking=False):
             return []  # the ledger does not answer, or has not answered the last question yet
         answer: list[Waiting] = []
         done = threading.Event()
 
         def ask() -> None:
             try:
-                found = self._ledger.inspect(self._runtime.worker, which, MOST_RUNS, LARGEST_MESSAGE, HEADERS, ids)
+                found = self._ledger.inspect(self._worker, which, MOST_RUNS, LARGEST_MESSAGE, HEADERS, ids)
                 answer.extend(found)
             except LedgerError as exc:
                 logger.warning("Waiting runs are missing in an answer to `celery inspect`: %s", exc)
@@ -72,11 +75,11 @@ class Reports:
 
     def _scheduled(self, run: Waiting) -> dict[str, Any]:
         info = self._info(run)
-        eta = datetime.fromtimestamp((run.eta_ms or 0) / 1000, timezone.utc).astimezone(self._runtime.app.timezone)
+        eta = datetime.fromtimestamp((run.eta_ms or 0) / 1000, timezone.utc).astimezone(self._zone)
         return {"eta": eta.isoformat(), "priority": info["delivery_info"]["priority"] or 0, "request": info}
 
     def _info(self, run: Waiting) -> dict[str, Any]:
-        """As Celery's ``Request.info()``. Arguments as text: what a message contains is not unpacked here."""
+        """As Celery's ``Request.info()``. Arguments as text: the message's body is not unpacked here."""
         try:
             envelope = Envelope.unpack(run.message)
             headers, properties = envelope.headers, envelope.properties
@@ -89,7 +92,7 @@ class Reports:
             "args": headers.get("argsrepr"),
             "kwargs": headers.get("kwargsrepr"),
             "type": run.job,
-            "hostname": self._runtime.controller.hostname,
+            "hostname": self._hostname,
             "time_start": None,
             "acknowledged": True,
             "delivery_info": {**place, "priority": properties.get("priority"), "redelivered": False},

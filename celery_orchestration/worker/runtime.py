@@ -1,28 +1,26 @@
-"""The worker's side of the orchestration: one object that owns its parts and knows their order.
+"""The orchestration of one worker: the one place that builds its parts and connects them.
 
 Built when the worker is set up (so that mistakes show before anything runs), connected with every broker connection,
-stopped after the execution pool is down.
+stopped after the execution pool is down. The bootsteps call it in the worker's main thread, which runs the event loop.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 from celery.utils.log import get_logger
-from celery.worker import state
+from celery.worker import state as celery_state
 
-from celery_orchestration.errors import ConfigurationError, LedgerError
+from celery_orchestration.errors import LedgerError
 from celery_orchestration.job import queues
-from celery_orchestration.job.app import SCHEDULER, limits_of
-from celery_orchestration.job.limits import CANNOT_INTERRUPT, sentences, soft_sentence
+from celery_orchestration.job.limits import CANNOT_INTERRUPT
 from celery_orchestration.job.pool import pool_problems
 from celery_orchestration.ledger import Presence
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
-from celery_orchestration.worker import custom, internals
+from celery_orchestration.worker import custom, internals, startup_checks
+from celery_orchestration.worker.carrier import TurnCarrier
 from celery_orchestration.worker.consuming import Consuming
 from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.drain import Drain
@@ -30,48 +28,57 @@ from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.fetch.demand import Demand
 from celery_orchestration.worker.fetch.fetcher import Fetcher
 from celery_orchestration.worker.fetch.recovery import Recovery, has_stores
+from celery_orchestration.worker.fetch.transport import make_reliable
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.heartbeat import WorkerHeartbeat
+from celery_orchestration.worker.job_request import gates
 from celery_orchestration.worker.limits import Limits
-from celery_orchestration.worker.loop import DirectLoop, HubLoop
+from celery_orchestration.worker.loop import DirectLoop, HubLoop, InLoop
+from celery_orchestration.worker.notices import Notices
 from celery_orchestration.worker.reports import Reports
-from celery_orchestration.worker.request import OrchestratedRequest, gates
-from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots
+from celery_orchestration.worker.request import OrchestratedRequest
+from celery_orchestration.worker.served_queues import ServedQueues
+from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots, Slots
+from celery_orchestration.worker.state import GateState
 from celery_orchestration.worker.strays import Strays
 from celery_orchestration.worker.supervised import Supervised
-from celery_orchestration.worker.turns import Turns
 from celery_orchestration.worker.watchdog import Watchdog
 
 logger = get_logger(__name__)
 
-#: Seconds to get outcomes and returned runs told when the worker stops.
+#: Seconds to report outcomes and returned runs when the worker stops.
 STOP_SECONDS = 5.0
 
 
 class WorkerRuntime(Node):
+    # Built with the first connection to the broker.
+    in_loop: InLoop
+    publisher: Publisher
+    consuming: Consuming
     gate: Gate
-    turns: Turns
+    epoch: Epoch
+    carrier: TurnCarrier
     heartbeat: WorkerHeartbeat
-    watchdog: Watchdog
-    drain: Drain
     strays: Strays
     reports: Reports
-    recovery: Recovery | None
+    drain: Drain
+    watchdog: Watchdog
 
     def __init__(self, controller: Any) -> None:
+        """`controller`: Celery's worker."""
         super().__init__(controller.app)
         self.controller = controller
-        self.epoch = Epoch(self)
         if self.settings.strict_priority:
             options = self.app.conf.broker_transport_options or {}
             self.app.conf.broker_transport_options = {"queue_order_strategy": queues.STRICT, **options}
         for name in self.jobs:
             custom.check(self.app.tasks[name])
-        self.consuming = Consuming(self)
-        stopped = [name for name, job in self.jobs.items() if job.on_lease_lost == "stop"]
-        self._check_pool_can_stop(stopped)
+        self.queues = ServedQueues(self.app, self.destinations)
+        stops = {name for name, job in self.jobs.items() if job.on_lease_lost == "stop"}
+        startup_checks.check_pool_can_stop(controller.pool_cls, self.kind, stops & self._jobs_here())
         #: Before the execution pool is forked.
-        self.deadline = Deadline(self.settings) if stopped else None
+        self._deadline = Deadline(self.settings) if stops else None
+        self._state = GateState()
         self._loop: HubLoop | DirectLoop | None = None
         self._consumer: Any = None
         self._running = False
@@ -81,196 +88,247 @@ class WorkerRuntime(Node):
         self._cold_since: float | None = None
         #: How messages are fetched; None: as kombu does it.
         self.fetcher: Fetcher | None = None
-        # What an autoscaler may add counts as slots: it looks at what was fetched.
-        self.demand = Demand(self.settings.read_ahead_seconds, lambda: self.slots)
+        # Slots that an autoscaler may add count as well: it decides by the messages that were fetched.
+        bounds = self.settings.read_ahead_seconds, lambda: self.slots
+        self.demand = Demand(*bounds)
+        #: None where the broker is not Redis.
+        self.recovery: Recovery | None = None
         if has_stores(self.app):
             if self.settings.fetch == "reliable":
-                self.demand = self.fetcher = self._new_fetcher()
+                self.demand = self.fetcher = Fetcher(self.worker, controller.hostname, self.store_names, *bounds)
             self.recovery = Recovery(self, self.fetcher)
-
-    def _new_fetcher(self) -> Fetcher:
-        read_ahead = self.settings.read_ahead_seconds
-        return Fetcher(self.worker, self.controller.hostname, self.store_names, read_ahead, lambda: self.slots)
 
     @property
     def kind(self) -> str:
         """The execution pool, by the name of its module in Celery."""
         return str(self.controller.pool_cls.__module__.rpartition(".")[2])
 
-    def _check_pool_can_stop(self, jobs: list[str]) -> None:
-        if internals.can_kill(self.controller.pool_cls):
-            return
-        here = sorted(self._jobs_served() & set(jobs))
-        if here:
-            raise ConfigurationError(
-                f"on_lease_lost='stop' needs an execution pool that can end a run's process (prefork), "
-                f"not {CANNOT_INTERRUPT.get(self.kind, self.kind)}: {', '.join(here)}. Serve their queues with "
-                "-P prefork, or write on_lease_lost='continue'"
-            )
-
-    def _jobs_served(self) -> set[str]:
-        """Jobs that are sent to the queues of this worker."""
-        served = self.presence().queues
-        return {job for queue, jobs in self.destinations.items() if queue in served for job in jobs}
-
-    def check_scheduler(self) -> None:
-        """Says which jobs Celery's own beat, or another one, would never run."""
-        ours = self.app.conf.beat_scheduler == SCHEDULER
-        never = [name for name, job in self.jobs.items() if job.mode == "continuous" and not ours]
-        if never:
-            logger.warning(
-                "These jobs are continuous, which only a beat with -S %s, or with that as app.conf.beat_scheduler, "
-                "keeps going: %s",
-                SCHEDULER,
-                ", ".join(never),
-            )
-
-    def check_pools(self) -> None:
-        """Says which jobs have a pool that nobody runs workers for, and which pools no job uses."""
-        for problem in pool_problems(self.settings.pools, self.jobs):
-            logger.warning("%s", problem)
-
-    def check_strategies(self) -> None:
-        """A job that would never come to the gate is not to run at all."""
-        bypassing = [name for name in self.jobs if not custom.is_gated(self.app.tasks[name])]
-        if bypassing:
-            self.give_up(
-                "Jobs would run without asking the gate, because a base class has a start_strategy of its own that "
-                f"does not call super().start_strategy(): {', '.join(bypassing)}"
-            )
-
-    def check_limits(self) -> None:
-        """Says which tasks have limits that the execution pool does not keep."""
-        limits, served = limits_of(self.app), self.presence().queues
-        plain = queues.destinations(self.app, [name for name in limits if name not in self.jobs])
-        jobs_here = {job: limits[job] for job in self._jobs_served() & limits.keys()}
-        plain_here = {name: limits[name] for queue in served for name in plain.get(queue, ())}
-        soft = soft_sentence(self.kind, {**jobs_here, **plain_here})
-        for sentence in [*sentences(self.kind, jobs_here, plain_here), *([soft] if soft else [])]:
-            logger.warning("The %s", sentence)
+    def _jobs_here(self) -> set[str]:
+        return startup_checks.jobs_served(self.destinations, self.presence().queues)
 
     # -- a connection to the broker -----------------------------------------------------------------
 
+    def before_connecting(self, consumer: Any) -> None:
+        fetcher = self.fetcher
+        if fetcher is not None:
+            internals.consumer.consume_with(consumer, lambda connection: make_reliable(connection, fetcher))
+            internals.pool.on_code_ended(consumer.pool, fetcher.wake)
+        else:
+            internals.pool.on_code_ended(consumer.pool, self._code_ended)
+
+    def _code_ended(self) -> None:
+        """From any thread."""
+        if self._loop is not None:
+            self.consuming.code_ended()
+
     def connected(self, consumer: Any) -> None:
-        self._consumer = consumer
         first = self._loop is None
         if self._loop is None:
-            self._start(consumer)
+            self._build(consumer)
         else:
             self._loop.schedule_again()
-            self.gate.connected(consumer)
-        internals.hear_refused_messages(consumer, self.gate.refused_message, self.strays.came)
-        internals.contain_errors(consumer, self._failed)
-        self.consuming.connected(consumer)
-        consumer.on_task_message.add(self.gate.reserved)
-        consumer.on_task_message.add(self._count)
-        self.demand.is_set_aside = self.gate.has_set_aside
-        consumer.on_task_message.add(self.demand.received)
+            self.gate.reconnected()
+        gate = self.gate
+        internals.consumer.on_refused_messages(consumer, gate.settlement.message_refused, self.strays.message_came)
+        self.consuming.connected()
+        self.demand.is_set_aside = gate.admission.has_set_aside
+        consumer.on_task_message.update((gate.admission.message_received, self._count, self.demand.received))
         if first:
-            self.check_strategies()
-            self.check_limits()
-            self.check_scheduler()
-            self.check_pools()
-            supervised = Supervised.of_environment(self.ledger, self.settings, self.drain.hurry)
-            threads = self.turns, self.heartbeat, self.publisher, self.watchdog, self.drain, self.recovery, supervised
-            for thread in threads:
-                if thread is not None:
-                    thread.start()
+            self._check_jobs()
+            self._start_threads()
             self._running = True
 
-    def _count(self, request: Any) -> None:
-        self.received += 1
-
-    def _failed(self, message: Any, exc: Exception) -> None:
-        """Nothing that a message contains, and nothing that a user's class makes of it, is to end the worker."""
-        headers = message.headers if isinstance(message.headers, dict) else {}
-        logger.error("A message of task %r, id %r, is rejected: %r", headers.get("task"), headers.get("id"), exc)
-        try:
-            self._consumer.on_invalid_task(None, message, exc)
-            if isinstance(headers.get("id"), str):
-                self.app.backend.mark_as_failure(headers["id"], exc)
-        except Exception as trouble:
-            logger.error("Its sender could not be told: %r", trouble)
-        if not message.acknowledged:
-            message.reject_log_error(logger, self._consumer.connection_errors)
-
-    def _start(self, consumer: Any) -> None:
-        pool, controller = consumer.pool, self.controller
-        self._loop = HubLoop(consumer.hub) if consumer.hub else DirectLoop(consumer.timer)
-        if controller.semaphore is not None and controller.process_task == controller._process_task_sem:
-            slots: Any = SemaphoreSlots(controller)
-        else:
-            slots = CountedSlots(lambda: internals.size_of(pool) or controller.concurrency)
-        self.gate = gates[consumer.hostname] = Gate(self, consumer, self._loop, slots)
-        if self.kind in CANNOT_INTERRUPT:
-            self.gate.limits = Limits(self, self._loop)
-        self.turns, self.heartbeat, self.publisher = Turns(self, self._loop), WorkerHeartbeat(self), Publisher(self)
-        self.watchdog = Watchdog(self)
-        self.strays = Strays(self, self._loop)
-        self.reports = Reports(self)
-        self.drain = Drain(self)
-        internals.before_cold_shutdown(controller, self._cold_shutdown)
-        internals.guard_flush(pool, self.gate.in_pool, self._flushed)
-        internals.watch_exits(pool)
-        internals.before_beginning(controller, self.consuming.may_begin)
-        internals.say_nothing_of_returned(queues.is_granted)
-        internals.show_more_queues(lambda consumer: gates[consumer.hostname]._runtime.consuming.active_queues())
-        internals.report_waiting(lambda consumer: (gate := gates.get(consumer.hostname)) and gate._runtime.reports)
-        internals.hear_revokes(lambda consumer, *what: gates[consumer.hostname].revoked(*what))
-
-    def _flushed(self, lost: list[OrchestratedRequest]) -> None:
-        self.gate.drop_reserved()
-        self.gate.returned(lost)
+    def disconnect(self) -> None:
+        if self._loop is not None:
+            self.consuming.disconnect(self.gate.admission.hand_back)
 
     def register_with_hub(self) -> None:
         if self._loop is not None:
             self._loop.register()
             self.consuming.register()
 
-    @property
-    def loop(self) -> HubLoop | DirectLoop:
-        """Once the worker has connected."""
-        assert self._loop is not None
-        return self._loop
+    def _count(self, request: Any) -> None:
+        self.received += 1
 
-    @property
-    def connection_errors(self) -> Any:
-        return self._consumer.connection_errors
+    # -- the parts are built, and connected with each other -----------------------------------------
 
-    def take_in(self, messages: list[bytes]) -> None:
-        """From any thread: messages that came to workers without their job."""
-        if messages:
-            self.in_loop(lambda: self.strays.take_in(messages, self._consumer))
+    def _build(self, consumer: Any) -> None:
+        self._consumer = consumer
+        loop = self._loop = HubLoop(consumer.hub) if consumer.hub else DirectLoop(consumer.timer)
+        self.in_loop = InLoop(loop, self._state)
+        self.publisher = Publisher(self.app, self.ledger, self.accept, self.send_event)
+        self._notices = Notices(wake=self._wake_heartbeat)
+        self.consuming = Consuming(
+            self.app,
+            self.settings,
+            consumer,
+            self.queues,
+            self._state,
+            loop,
+            self.in_loop,
+            self.demand,
+            self.fetcher,
+            self.publisher,
+            slots=lambda: self.slots,
+            register_again=self._register_again,
+        )
+        self.gate = gates[consumer.hostname] = self._new_gate(consumer, loop)
+        settlement = self.gate.settlement
+        self.epoch = Epoch(self.worker, settlement, self.in_loop, self.jobs_disabled)
+        self.carrier = TurnCarrier(
+            self.ledger,
+            self.worker,
+            self.settings.mode,
+            self._state,
+            loop,
+            self.in_loop,
+            self.epoch,
+            self.gate.turns,
+            open_gate=self.gate.open,
+            close_gate=self.gate.close,
+            register_again=self._register_again,
+        )
+        self.strays = Strays(
+            self._state,
+            loop,
+            self.in_loop,
+            consumer,
+            lambda: self.consuming.consumers,
+            self._notices,
+            self.default_queue,
+            self.accept,
+        )
+        self.heartbeat = self._new_heartbeat()
+        self.watchdog = Watchdog(self.settings.lease_seconds, self._heartbeat_silent_for, self._replace_heartbeat)
+        self.reports = Reports(
+            self.ledger, self.worker, self.controller.hostname, self.app.timezone, lambda: self.carrier.down
+        )
+        self.drain = Drain(
+            self.ledger,
+            self.worker,
+            self.controller,
+            self.settings.drain_seconds,
+            settlement,
+            self._notices,
+            wait_until_reported=self.gate.turns.wait_until_reported,
+            close_broker=self.consuming.close_broker,
+            stop_heartbeat=self._stop_heartbeat,
+        )
+        self._hook_into_celery(consumer)
 
-    def in_loop(self, function: Callable[[], None]) -> None:
-        """From any thread: in the worker's event loop, or right here when the loop is down already."""
-        if self.gate.stopping or self._loop is None or self._loop.inside():
-            function()
-        else:
-            self._loop.call(function)
+    def _new_gate(self, consumer: Any, loop: HubLoop | DirectLoop) -> Gate:
+        return Gate(
+            state=self._state,
+            loop=loop,
+            in_loop=self.in_loop,
+            slots=self._new_slots(consumer.pool),
+            consumer=consumer,
+            app=self.app,
+            accept=self.accept,
+            jobs=self,
+            strict_priority=self.settings.strict_priority,
+            granted_queues=self.consuming,
+            publisher=self.publisher,
+            notices=self._notices,
+            deadline=self._deadline,
+            limits=Limits(loop, self.in_loop) if self.kind in CANNOT_INTERRUPT else None,
+            ledger_address=self.ledger.address,
+            carry=lambda batch: self.carrier.carry(batch),  # noqa: PLW0108  (the carrier and the drain are built later)
+            register_again=self._register_again,
+            jobs_disabled=self.jobs_disabled,
+            begin_drain=lambda: self.drain.begin(),  # noqa: PLW0108
+            hurry_drain=lambda: self.drain.hurry(),  # noqa: PLW0108
+        )
 
-    def replace_heartbeat(self) -> None:
-        """Should the one that is stuck ever go on, it ends."""
+    def _new_slots(self, pool: Any) -> Slots:
+        controller = self.controller
+        if controller.semaphore is not None and controller.process_task == controller._process_task_sem:
+            return SemaphoreSlots(controller)
+        return CountedSlots(lambda: internals.pool.size_of(pool) or controller.concurrency)
+
+    def _new_heartbeat(self, replaces: WorkerHeartbeat | None = None) -> WorkerHeartbeat:
+        return WorkerHeartbeat(
+            self,
+            self.publisher,
+            self.recovery,
+            self.gate,
+            self.epoch,
+            self._notices,
+            self.in_loop,
+            self.demand,
+            self.strays,
+            self._deadline,
+            slots=lambda: self.slots,
+            ledger_is_down=lambda: self.carrier.down,
+            look_for_queues=self.consuming.look_for_queues,
+            replaces=replaces,
+        )
+
+    # The heartbeat may be replaced by another one, so nobody keeps it.
+
+    def _register_again(self) -> None:
+        """The ledger lacks something of this worker. From any thread."""
+        self.heartbeat.register_soon()
+
+    def _wake_heartbeat(self) -> None:
+        self.heartbeat.wake()
+
+    def _heartbeat_silent_for(self) -> float:
+        return self.heartbeat.silent_for()
+
+    def _hook_into_celery(self, consumer: Any) -> None:
+        pool, controller, gate = consumer.pool, self.controller, self.gate
+        internals.consumer.before_cold_shutdown(controller, self._cold_shutdown)
+        internals.pool.guard_flush(pool, gate.settlement.in_pool, self._pool_flushed)
+        internals.pool.watch_exits(pool)
+        internals.pool.before_begin(controller, self.consuming.may_begin)
+        internals.redis.silence_returned_warnings(queues.is_granted)
+        # These hooks are one for the whole process, which may have several workers (in tests).
+        internals.control.show_more_queues(lambda consumer: _runtime_of(consumer).consuming.active_queues())
+        internals.control.report_waiting(lambda consumer: consumer.hostname in gates and _runtime_of(consumer).reports)
+        internals.control.on_revoke(lambda consumer, *what: gates[consumer.hostname].settlement.revoked(*what))
+
+    def _pool_flushed(self, lost: list[OrchestratedRequest]) -> None:
+        self.gate.connection_lost()
+        self.gate.settlement.return_runs(lost)
+
+    def _check_jobs(self) -> None:
+        if problem := startup_checks.bypasses_gate(self.app, self.jobs):
+            self.give_up(problem)
+        startup_checks.warn_of_time_limits(self.app, self.kind, self.jobs, self._jobs_here(), self.presence().queues)
+        startup_checks.warn_of_other_scheduler(self.app, self.jobs)
+        for found in pool_problems(self.settings.pools, self.jobs):
+            logger.warning("%s", found)
+
+    def _start_threads(self) -> None:
+        supervised = Supervised.of_environment(self.ledger, self.settings, self.drain.hurry)
+        threads = self.carrier, self.heartbeat, self.publisher, self.watchdog, self.drain, self.recovery, supervised
+        for thread in threads:
+            if thread is not None:
+                thread.start()
+
+    def _replace_heartbeat(self) -> None:
+        """If the one that hangs ever goes on, it ends."""
         stuck = self.heartbeat
         stuck.stop()
-        self.heartbeat = WorkerHeartbeat(self, stuck)
+        self.heartbeat = self._new_heartbeat(stuck)
         self.heartbeat.start()
+
+    # -- what others ask ----------------------------------------------------------------------------
 
     @property
     def stopping(self) -> bool:
         """Whether the event loop is down for good."""
-        return self._running and self.gate.stopping
-
-    # -- what others ask ----------------------------------------------------------------------------
+        return self._state.stopping
 
     def presence(self) -> Presence:
-        return self.as_present(self.controller.hostname, self.kind, self.slots, self.consuming.served)
+        return self.as_present(self.controller.hostname, self.kind, self.slots, self.queues.served)
 
     @property
     def slots(self) -> int:
         """How many runs it can have at once: as many as the execution pool may grow to by itself, or has grown to."""
         controller = self.controller
-        return int(controller.max_concurrency or internals.size_of(controller.pool) or controller.concurrency)
+        return int(controller.max_concurrency or internals.pool.size_of(controller.pool) or controller.concurrency)
 
     def send_event(self, type: str, id: str, **fields: Any) -> None:
         def send() -> None:
@@ -283,7 +341,7 @@ class WorkerRuntime(Node):
     def give_up(self, why: str) -> None:
         """The ledger must not be used by this worker, and it turned out only now."""
         logger.critical("%s", why)
-        state.should_stop = 1
+        celery_state.should_stop = 1
 
     # -- the worker stops ---------------------------------------------------------------------------
 
@@ -293,44 +351,38 @@ class WorkerRuntime(Node):
         self.gate.begin_drain()
 
     def close(self) -> None:
-        """The worker begins to stop: nothing more is admitted, what runs may end."""
+        """The worker begins to stop: nothing more is admitted, running code may end."""
         if self._running:
             self.gate.begin_drain()
             self.gate.stop()
-            self.turns.give_to_thread()
-            cold = self._cold_since is not None
-            if cold and self.gate.runs and not internals.can_kill(self.controller.pool):
-                self._end_after_soft_shutdown()  # Celery could not cancel them
+            self.carrier.give_to_thread()
+            cannot_kill = not internals.pool.can_kill(self.controller.pool)
+            if self._cold_since is not None and self.gate.settlement.runs and cannot_kill:
+                # Celery could not cancel them. It sleeps through its soft shutdown before it closes. On gevent it does
+                # not (a signal handler must not block there), and would wait for the tasks without an end.
+                self.drain.hurry_at(self._cold_since + (self.app.conf.worker_soft_shutdown_timeout or 0))
 
-    def _end_after_soft_shutdown(self) -> None:
-        """Celery sleeps through its soft shutdown before it closes. On gevent it cannot (its signal handler must not
-        block there), and would wait for the tasks without an end."""
-        began = self._cold_since or 0.0
-        left = (self.app.conf.worker_soft_shutdown_timeout or 0) - (monotonic() - began)
-        if left <= 0:
-            return self.drain.hurry()
-        timer = threading.Timer(left, self.drain.hurry)
-        timer.daemon = True
-        return timer.start()
+    def _stop_heartbeat(self, seconds: float) -> None:
+        self.heartbeat.stop()
+        self.heartbeat.join(seconds)
 
     def stop(self) -> None:
         """The execution pool is down."""
         if not self._running:
             return None
-        if not self.gate.code_is_gone():
+        if not self.gate.settlement.code_is_gone():
             self.drain.end_process()
             return self.heartbeat.stop()
         self.drain.over()
         deadline = monotonic() + STOP_SECONDS
-        self.gate.return_all()
-        if not self.gate.wait_told(deadline):
+        self.gate.settlement.interrupt_all()
+        if not self.gate.turns.wait_until_reported(deadline):
             logger.error("The ledger does not answer: outcomes are lost, their runs will be recovered and run again")
         self.watchdog.stop()
         if self.recovery is not None:
             self.recovery.stop()
-        self.turns.stop()
-        self.heartbeat.stop()
-        self.heartbeat.join(max(0.1, deadline - monotonic()))
+        self.carrier.stop()
+        self._stop_heartbeat(max(0.1, deadline - monotonic()))
         try:
             self.publisher.publish(self.heartbeat.leave())
         except LedgerError as exc:
@@ -340,3 +392,8 @@ class WorkerRuntime(Node):
         self.publisher.give_up()
         gates.pop(self.controller.hostname, None)
         return None
+
+
+def _runtime_of(consumer: Any) -> WorkerRuntime:
+    found: WorkerRuntime = consumer.controller.orchestration
+    return found

@@ -14,25 +14,25 @@ from celery_orchestration.worker import internals
 
 
 class Slots(Protocol):
-    def arrived(self) -> None:
-        """A request was told to execute."""
+    def came_with_request(self) -> None:
+        """Celery wants a request executed: on prefork that brings a slot."""
 
     def take(self) -> bool:
-        """A slot for the next request, if there is one."""
+        """Takes a slot for the next request, if there is one."""
 
-    def back(self) -> None:
+    def put_back(self) -> None:
         """A slot that was taken is not needed."""
 
-    def unused(self) -> None:
-        """A run was admitted into a slot, but the pool did not take it; that it is over is told all the same."""
+    def not_used(self) -> None:
+        """A run was admitted into a slot, but the execution pool did not take it. :meth:`run_ended` follows."""
 
-    def rest(self) -> None:
-        """Nothing left to do with slots in hand."""
+    def release_spare(self) -> None:
+        """No request here needs the slots in hand: they go back to Celery."""
 
-    def offer(self) -> bool:
-        """Takes a slot that is idle, for a run that may be handed over."""
+    def take_idle(self) -> bool:
+        """Takes an idle slot, for a run that may be handed over, if there is one."""
 
-    def ended(self) -> None:
+    def run_ended(self) -> None:
         """The run in a slot is over."""
 
     def free(self) -> int:
@@ -42,10 +42,11 @@ class Slots(Protocol):
 class SemaphoreSlots:
     def __init__(self, controller: Any) -> None:
         self._controller = controller
+        #: Slots that came with requests and are not used yet.
         self._in_hand = 0
-        self._resting = False
+        self._releasing = False
 
-    def arrived(self) -> None:
+    def came_with_request(self) -> None:
         self._in_hand += 1
 
     def take(self) -> bool:
@@ -54,26 +55,26 @@ class SemaphoreSlots:
         self._in_hand -= 1
         return True
 
-    def back(self) -> None:
+    def put_back(self) -> None:
         self._in_hand += 1
 
-    unused = back
+    not_used = put_back
 
-    def rest(self) -> None:
-        if self._resting:
+    def release_spare(self) -> None:
+        if self._releasing:
             return  # releasing a slot may call execute_using_pool of the next request, and that comes here again
-        self._resting = True
+        self._releasing = True
         try:
             while self._in_hand > 0:
                 self._in_hand -= 1
                 self._controller._quick_release()
         finally:
-            self._resting = False
+            self._releasing = False
 
-    def offer(self) -> bool:
-        return internals.take_free_slot(self._controller.semaphore)
+    def take_idle(self) -> bool:
+        return internals.pool.take_free_slot(self._controller.semaphore)
 
-    def ended(self) -> None:
+    def run_ended(self) -> None:
         pass
 
     def free(self) -> int:
@@ -81,14 +82,14 @@ class SemaphoreSlots:
 
 
 class CountedSlots:
-    """Plain tasks use the same threads or greenlets uncounted: the pool queues what it cannot begin."""
+    """Plain tasks use the same threads or greenlets, uncounted: the pool queues those that it cannot begin."""
 
     def __init__(self, limit: Callable[[], int]) -> None:
         """`limit`: how many there are; people may grow and shrink the execution pool."""
         self._limit = limit
         self._used = 0
 
-    def arrived(self) -> None:
+    def came_with_request(self) -> None:
         pass
 
     def take(self) -> bool:
@@ -97,17 +98,17 @@ class CountedSlots:
         self._used += 1
         return True
 
-    def back(self) -> None:
+    def put_back(self) -> None:
         self._used -= 1
 
-    def unused(self) -> None:
+    def not_used(self) -> None:
         pass
 
-    def rest(self) -> None:
+    def release_spare(self) -> None:
         pass
 
     def free(self) -> int:
         return max(0, self._limit() - self._used)
 
-    offer = take
-    ended = back
+    take_idle = take
+    run_ended = put_back

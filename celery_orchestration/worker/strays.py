@@ -4,12 +4,14 @@ While two releases are live side by side on a queue, a message may come to a wor
 Celery would discard it. The ledger knows which releases have the job, so it keeps the message, and gives it to a worker
 that has the job, which takes it in as if the broker had delivered it there. A message of a job that nobody knows is
 discarded as Celery does it, and kept as a dead letter.
+
+Everything here happens in the worker's event loop, but for :meth:`Strays.take_in`, which any thread may call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from celery.utils.functional import noop
 from celery.utils.log import get_logger
@@ -20,26 +22,41 @@ from celery_orchestration.job.envelope import HEADER, Envelope
 from celery_orchestration.job.options import Priority
 from celery_orchestration.ledger import Stray, keys
 from celery_orchestration.worker import internals
-from celery_orchestration.worker.loop import Loop
-from celery_orchestration.worker.request import publication_of
-
-if TYPE_CHECKING:
-    from celery_orchestration.worker.runtime import WorkerRuntime
+from celery_orchestration.worker.loop import InLoop, Loop
+from celery_orchestration.worker.notices import Notices
+from celery_orchestration.worker.publications import publication_of
+from celery_orchestration.worker.state import GateState
 
 logger = get_logger(__name__)
 
-#: Seconds until the ledger is asked again that could not say yet what to do with a message.
-LATER = 1.0
+#: Seconds until the ledger is asked again if it could not say yet what to do with a message.
+ASK_AGAIN_SECONDS = 1.0
 
 
 class Strays:
-    """In the worker's event loop."""
-
-    def __init__(self, runtime: WorkerRuntime, loop: Loop) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        state: GateState,
+        loop: Loop,
+        in_loop: InLoop,
+        consumer: Any,
+        consumers: Callable[[], list[Any]],
+        notices: Notices,
+        default_queue: str,
+        accept: Any,
+    ) -> None:
+        """`consumer`: Celery's. `consumers()`: kombu's, of the present connection. `accept`: content types that are
+        read."""
+        self._state = state
         self._loop = loop
+        self._in_loop = in_loop
+        self._consumer = consumer
+        self._consumers = consumers
+        self._notices = notices
+        self._default_queue = default_queue
+        self._accept = accept
 
-    def came(self, message: Any, discard: Callable[[], None]) -> None:
+    def message_came(self, message: Any, discard: Callable[[], None]) -> None:
         """`discard()`: as Celery does it. Until the ledger has answered the message stays unacknowledged."""
         try:
             stray = self._read(message)
@@ -50,32 +67,32 @@ class Strays:
 
     def _read(self, message: Any) -> Stray:
         headers = message.headers or {}
-        said = headers if "task" in headers else message.payload
+        described = headers if "task" in headers else message.payload
         ours: Any = headers.get(HEADER)
         ours = ours if isinstance(ours, dict) else {}
         origin = {part: ours.get(part) for part in ("exchange", "routing_key")} if ours.get("grant") else None
         publication, anonymous = publication_of(message, ours)
-        queue = (origin or {}).get("routing_key") or internals.queue_of(message, self._runtime.consuming.consumers)
-        id, expires = str(said["id"]), maybe_iso8601(said.get("expires"))
+        queue = (origin or {}).get("routing_key") or internals.consumer.queue_of(message, self._consumers())
+        id, expires = str(described["id"]), maybe_iso8601(described.get("expires"))
         for text in (id, queue):
             text.encode()
         return Stray(
             id=id,
-            attempt=keys.attempt(said.get("replaced_task_nesting") or 0, said.get("retries") or 0),
-            job=keys.encode_job(said["task"]),
-            priority=int(Priority.NORMAL),  # whoever takes it in knows better
+            attempt=keys.attempt(described.get("replaced_task_nesting") or 0, described.get("retries") or 0),
+            job=keys.encode_job(described["task"]),
+            priority=int(Priority.NORMAL),  # the worker that takes it in knows better
             grant=ours.get("grant", ""),
             expires_ms=int(expires.timestamp() * 1000) if expires else None,
             queue=queue,
-            granted_queue=queues.granted_queue_for(queue, self._runtime.default_queue),
+            granted_queue=queues.granted_queue_for(queue, self._default_queue),
             message=Envelope.of(message, origin, publication).pack(),
             publication=publication,
             anonymous=anonymous,
         )
 
     def _ask(self, stray: Stray, message: Any, discard: Callable[[], None]) -> None:
-        self._runtime.heartbeat.stray(
-            stray, lambda answer: self._runtime.in_loop(lambda: self._answered(answer, stray, message, discard))
+        self._notices.ask_for_stray(
+            stray, lambda answer: self._in_loop(lambda: self._answered(answer, stray, message, discard))
         )
 
     def _answered(self, answer: str, stray: Stray, message: Any, discard: Callable[[], None]) -> None:
@@ -85,18 +102,24 @@ class Strays:
             discard()
         elif answer in ("wait", "drop"):
             logger.info("Run %s came to this worker, which lacks job %s: %s", stray.id, job, answer)
-            message.ack_log_error(logger, self._runtime.connection_errors)
-        elif not self._runtime.gate.stopping:
-            self._loop.later(LATER, lambda: self._ask(stray, message, discard))
+            message.ack_log_error(logger, self._consumer.connection_errors)
+        elif not self._state.stopping:
+            self._loop.later(ASK_AGAIN_SECONDS, lambda: self._ask(stray, message, discard))
 
-    def take_in(self, messages: Iterable[bytes], consumer: Any) -> None:
-        """As if the broker had delivered them here. The ledger has them until their runs are admitted."""
+    def take_in(self, messages: Sequence[bytes]) -> None:
+        """From any thread: messages that came to workers without their job are taken in here, as if the broker had
+        delivered them. The ledger has them until their runs are admitted."""
+        if messages:
+            self._in_loop(lambda: self._deliver(messages))
+
+    def _deliver(self, messages: Sequence[bytes]) -> None:
+        consumer = self._consumer
         for packed in messages:
             try:
-                message, payload = Envelope.unpack(packed).as_message(self._runtime.accept), None
+                message, payload = Envelope.unpack(packed).as_message(self._accept), None
                 if "task" not in message.headers:
                     payload = message.payload
                 task = (payload or message.headers)["task"]
                 consumer.strategies[task](message, payload, noop, noop, consumer.on_task_message)
             except Exception:
-                logger.exception("A run whose message came to another worker cannot be taken in")
+                logger.exception("A run whose message came to another worker cannot be taken in; the ledger keeps it")

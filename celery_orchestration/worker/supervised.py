@@ -1,8 +1,8 @@
 """A worker that a supervisor of pools started: it drains when the supervisor is gone, or has lost its place.
 
 The kernel tells the worker that its supervisor died (``pools.child``); this thread is for systems where it does not,
-and for a supervisor that stands still while another has taken the place over. The supervisor holds the other end of the
-worker's standard input: a line there says that the time to drain is up.
+and for a supervisor that stands still while another one has taken the place. The supervisor holds the other end of the
+worker's standard input: a line there means that the time to drain is up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 #: Set by a supervisor for its workers: its process, and pool, number and fence of the place.
 SUPERVISOR, PLACE = "CELERY_ORCHESTRATION_SUPERVISOR", "CELERY_ORCHESTRATION_PLACE"
-#: Set by ``pools.child``: the process that these are about, not those that it starts in turn.
+#: Set by ``pools.child``: the process that these variables are for; it may start others, which inherit them.
 CHILD = "CELERY_ORCHESTRATION_CHILD"
 #: Seconds between two looks at the parent process.
 LOOK_EVERY = 1.0
@@ -73,13 +73,13 @@ class Supervised(threading.Thread):
         try:
             return HURRY in os.read(0, 100)
         except OSError:
-            return False  # nothing was said
+            return False  # there is nothing to read
 
     def _has_place(self) -> bool:
         try:
             return self._ledger.holds_place(*self._place)
         except LedgerError:
-            return True  # nobody knows: the supervisor asks, too
+            return True  # unknown: the supervisor asks, too
 
     def _drain(self, why: str) -> None:
         logger.warning("This worker drains: %s", why)

@@ -1,214 +1,251 @@
-"""The line to the ledger: carries turns, one at a time.
+"""Turns: one round trip to the ledger reports outcomes, asks for arrivals and offers idle slots.
 
-While all is well the event loop itself sends a turn and reads its answer when the socket has it; it does not
-wait, but for a millisecond when a slot stands idle until the answer is there. At the first sign of trouble the
-turn goes to a thread, which makes the same call again until there is an answer, and closes the gate and says so
-loudly meanwhile: a turn that was made already gives the same answer again. Where the loop cannot listen to a
-socket (gevent), or the socket is not plain (TLS), the thread carries every turn.
+:class:`Turns` collects what the next turn is about, gives it to the carrier (``carrier.py``) and deals the answers out:
+outcomes to the settlement, arrivals and handed-over runs to the admission. One turn is under way at a time.
+
+Everything here happens in the worker's event loop while that runs. When it is down, any thread may call
+:meth:`Turns.request`, :meth:`Turns.answered` and :meth:`Turns.flush`; a lock is there for that time.
 """
 
 from __future__ import annotations
 
-import ssl
 import threading
-from collections.abc import Callable
-from queue import SimpleQueue
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from celery.utils.log import get_logger
 
-from celery_orchestration.errors import LedgerError, LedgerUnavailable
-from celery_orchestration.ledger import NewEpoch, Turn, UnknownWorker
-from celery_orchestration.ledger.connect import SOCKET_TIMEOUT
-from celery_orchestration.node.backoff import Backoff
+from celery_orchestration.ledger import Arrival, Disabled, Ending, Grant, Outcome, Turn
+from celery_orchestration.worker.admission import ASK_AGAIN_SECONDS, Admission, Asking, Starting
+from celery_orchestration.worker.execution import Execution
 from celery_orchestration.worker.loop import Loop
-
-if TYPE_CHECKING:
-    from celery_orchestration.worker.gate import Batch
-    from celery_orchestration.worker.runtime import WorkerRuntime
+from celery_orchestration.worker.request import OrchestratedRequest
+from celery_orchestration.worker.settlement import OnAnswer, Settlement
+from celery_orchestration.worker.slots import Slots
+from celery_orchestration.worker.state import GateState
+from celery_orchestration.worker.timers import DueTimes
 
 logger = get_logger(__name__)
 
-#: How often the ledger may answer a turn with an error before that is taken for its answer.
-MOST_REFUSALS = 4
-#: Seconds that the event loop waits for an answer that a slot stands idle for: twice what a turn takes. Going
-#: through the loop would take a quarter of that again.
-IDLE_WAIT = 0.001
+#: Most slots offered to the ledger in one turn.
+MOST_OFFERED = 4
 
 
-class Turns(threading.Thread):
-    def __init__(self, runtime: WorkerRuntime, loop: Loop) -> None:
-        super().__init__(name="orchestration-turns", daemon=True)
-        self._runtime = runtime
+@dataclass(slots=True)
+class Batch:
+    """One turn: outcomes that are reported, arrivals that are asked for, and the requests that wait for answers."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    thens: list[OnAnswer] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    requests: list[OrchestratedRequest] = field(default_factory=list)
+    offered: int = 0
+    #: Its slots were given back meanwhile, because the ledger does not answer.
+    slotless: bool = False
+    #: How many of the requests came without a slot.
+    without_slot: int = 0
+    #: When it was made, by the monotonic clock: the ledger's answers are not older.
+    asked: float = field(default_factory=time.monotonic)
+
+    @property
+    def slots(self) -> int:
+        """Slots that stand idle until it is answered."""
+        return 0 if self.slotless else self.offered + len(self.requests) - self.without_slot
+
+    def add(self, asking: Sequence[Asking]) -> None:
+        for request, arrival in asking:
+            self.arrivals.append(arrival)
+            self.requests.append(request)
+
+    def parts(self) -> list[Batch]:
+        """Each outcome and each arrival by itself; slots that were only offered are one more part."""
+        ends = [Batch([o], [then]) for o, then in zip(self.outcomes, self.thens, strict=True)]
+        asks = [
+            Batch([], [], [a], [r], 0, self.slotless, int(a.eta_ms is not None))
+            for a, r in zip(self.arrivals, self.requests, strict=True)
+        ]
+        return [*ends, *asks, *([Batch(offered=self.offered, slotless=self.slotless)] if self.offered else [])]
+
+
+class Publishes(Protocol):
+    def publish(self, grants: Sequence[Grant]) -> None: ...
+
+    def end(self, endings: Sequence[Ending]) -> None: ...
+
+
+class Turns:
+    def __init__(
+        self,
+        state: GateState,
+        loop: Loop,
+        slots: Slots,
+        admission: Admission,
+        execution: Execution,
+        settlement: Settlement,
+        due_times: DueTimes,
+        publisher: Publishes,
+        *,
+        carry: Callable[[Batch], None],
+        jobs_disabled: Callable[[Sequence[Disabled]], None],
+    ) -> None:
+        """`carry(batch)` makes a turn; then :meth:`answered` or :meth:`refused` is called."""
+        self._state = state
         self._loop = loop
-        self._ledger = runtime.ledger.new_connection()
-        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
-        self._stopped = threading.Event()
-        self._backoff = Backoff(self._stopped.wait)
-        self._number = 0
-        #: The turn that the loop waits for, and since when.
-        self._sent: tuple[Batch, float] | None = None
-        self._watched = False
-        self._listening_to: Any = None
-        #: Whether the last call got no answer: then outcomes may be untold.
-        self.down = False
+        self._slots = slots
+        self._admission = admission
+        self._execution = execution
+        self._settlement = settlement
+        self._due_times = due_times
+        self._publisher = publisher
+        self._carry = carry
+        self._jobs_disabled = jobs_disabled
+        self._lock = threading.RLock()  # contended only while the worker stops
+        self._under_way: Batch | None = None
+        #: Parts of a turn that the ledger answered with an error, to be tried one by one.
+        self._suspects: deque[Batch] = deque()
+        self._flush_is_due = False
+        #: The next turn is made even if it reports and asks nothing.
+        self._even_if_empty = False
+        #: How many runs wait in the ledger, as of the last turn.
+        self.waiting = 0
 
-    def carry(self, batch: Batch) -> None:
-        """One at a time: the next only when this one is answered."""
-        self._number += 1
-        if not (self._loop.inside() and self._send(batch)):
-            self._by_thread(batch)
-        elif batch.offered and not batch.arrivals and self._ledger.has_answer(IDLE_WAIT):
-            self._readable()
+    # -- a turn is made -----------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        self._stopped.set()
-        self._batches.put(None)
+    def request(self) -> None:
+        """When the events at hand are dealt with: the pool frees a slot before it reports the outcome of the run that
+        was in it, and both belong into one turn."""
+        if self._state.stopping:
+            self.flush()
+        elif not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.soon(self.flush)
 
-    def _arguments(self, batch: Batch) -> tuple[Any, ...]:
-        runtime = self._runtime
-        return runtime.worker, self._number, runtime.settings.mode, batch.offered, batch.outcomes, batch.arrivals
+    def request_even_if_empty(self) -> None:
+        self._even_if_empty = True
+        self.request()
 
-    # -- in the event loop ------------------------------------------------------------------------
+    def request_with_offer(self) -> None:
+        """Even if there is nothing to report or to ask: idle slots are offered, because a run may be waiting."""
+        self.waiting = max(self.waiting, 1)
+        self.request_even_if_empty()
 
-    def _send(self, batch: Batch) -> bool:
-        socket = self._ledger.socket
-        if self.down or socket is None or self._runtime.gate.stopping or isinstance(socket, ssl.SSLSocket):
-            return False  # the thread connects
-        if socket is not self._listening_to:
-            if not self._loop.listen(socket, self._readable):
-                return False
-            self._listening_to = socket
-        try:
-            self._ledger.send_turn(*self._arguments(batch))
-        except Exception:
-            return False  # the thread finds out what is wrong
-        self._sent = (batch, monotonic())
-        self._watch()
-        return True
+    def flush(self) -> None:
+        with self._lock:
+            self._send()
 
-    def _watch(self) -> None:
-        if not self._watched:
-            self._watched = True
-            self._loop.later(SOCKET_TIMEOUT, self._look_after)
+    def _send(self) -> None:
+        self._flush_is_due = False
+        if self._under_way is None and self._has_work():
+            self._under_way = self._suspects.popleft() if self._suspects else self._next_batch()
+            self._carry(self._under_way)
 
-    def _readable(self) -> None:
-        sent, self._sent = self._sent, None
-        turn = self._ledger.receive_turn() if sent is not None else None
-        if sent is None:
-            self._hang_up()  # nothing was asked: Redis closed the connection
-        elif turn is None:
-            self._by_thread(sent[0])
-        else:
-            self._runtime.gate.answered(sent[0], turn)
+    def _has_work(self) -> bool:
+        asks = self._admission.has_questions and not self._state.draining
+        return bool(self._suspects or self._settlement.has_unsent or self._even_if_empty or asks)
 
-    def _look_after(self) -> None:
-        """A Redis that hangs is not noticed by listening."""
-        self._watched = False
-        if self._sent is None:
-            return
-        batch, since = self._sent
-        if monotonic() - since < SOCKET_TIMEOUT:
-            self._watch()
-        else:
-            self._sent = None
-            self._hang_up()
-            self._by_thread(batch)
+    def _next_batch(self) -> Batch:
+        batch = Batch()
+        for outcome, then in self._settlement.take_unsent():
+            batch.outcomes.append(outcome)
+            batch.thens.append(then)
+        if not self._state.draining:
+            batch.add(self._admission.take_asking())
+            scheduled = self._admission.take_scheduled()
+            batch.add(scheduled)
+            batch.without_slot = len(scheduled)
+            while self.waiting and batch.offered < MOST_OFFERED and self._slots.take_idle():
+                batch.offered += 1
+        self._even_if_empty = False
+        return batch
 
-    def _hang_up(self) -> None:
-        self._stop_listening()
-        self._ledger.close()
+    # -- a turn is answered -------------------------------------------------------------------------
 
-    def _stop_listening(self) -> None:
-        if self._listening_to is not None:
-            self._listening_to = None
-            self._loop.unlisten()
+    def answered(self, batch: Batch, turn: Turn) -> None:
+        with self._lock:
+            starting, slots = self._deal_out(batch, turn)
+        # Without the lock: under gevent this may wait for a greenlet whose end wants the lock.
+        self._admission.start(starting, slots, batch.asked)
+        if self._has_work():
+            self.request()
 
-    def give_to_thread(self) -> None:
-        """The event loop is down for good."""
-        self._stop_listening()
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            self._ledger.close()  # with its unread reply: the thread makes the same call again
-            self._by_thread(sent[0])
+    def _deal_out(self, batch: Batch, turn: Turn) -> tuple[list[Starting], int]:
+        """Returns the runs that start, and how many slots there are for them."""
+        self._under_way = None
+        self.waiting = turn.waiting
+        self._even_if_empty = turn.more
+        self._settlement.answered(batch.outcomes, batch.thens, turn.outcomes)
+        slots = batch.slots
+        starting = self._admission.answered(batch.requests, turn.answers)
+        for start in turn.starts:
+            handed_over = self._execution.request_of(start)
+            if handed_over is not None:
+                starting.append((handed_over, start.id, start.fence))
+        for request, run_id, _ in starting if turn.waits else ():
+            request.waits = turn.waits.get(run_id, "")
+        self._publisher.publish(turn.grants)
+        self._publisher.end(turn.endings)
+        self._due_times.due_in(turn.due)
+        if turn.disabled:
+            self._jobs_disabled(turn.disabled)
+        return starting, slots
 
-    # -- in the thread ------------------------------------------------------------------------------
-
-    def _by_thread(self, batch: Batch) -> None:
-        if self._loop.inside():
-            self._stop_listening()
-        self._batches.put(batch)
-
-    def run(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            turn = self._turn(batch)
-            if turn is None:
-                return
-            if isinstance(turn, Turn):
-                self._in_loop(lambda batch=batch, turn=turn: self._runtime.gate.answered(batch, turn))  # type: ignore[misc]
+    def refused(self, batch: Batch, exc: Exception) -> None:
+        """The ledger answers this turn with an error, again and again. Each of its parts is tried alone, and the one
+        that the error is about is tried again some time later: it must not keep all others waiting."""
+        parts = batch.parts()
+        with self._lock:
+            self._under_way = None
+            if len(parts) > 1:
+                self._suspects.extend(parts)
             else:
-                self._in_loop(lambda batch=batch, exc=turn: self._runtime.gate.refused(batch, exc))  # type: ignore[misc]
-        self._ledger.close()
+                self._try_later(batch, exc)
+        if len(parts) == 1:
+            self._admission.start([], batch.slots, batch.asked)
+        self.request()
 
-    def _in_loop(self, function: Callable[[], None]) -> None:
-        try:
-            self._runtime.in_loop(function)
-        except Exception:
-            logger.exception("An answer of the ledger was not dealt with")  # the line must not end by it
-
-    def _turn(self, batch: Batch) -> Turn | LedgerError | None:
-        """Asks until there is an answer; None if the worker stops before that. An error that comes again and again is
-        an answer as well."""
-        runtime, refusals, claiming = self._runtime, 0, False
-        while True:
-            try:
-                if claiming:
-                    runtime.epoch.claim(self._ledger)
-                    claiming = False  # a second claim would lack what the turn has started, should its reply get lost
-                turn = self._ledger.turn(*self._arguments(batch))
-            except UnknownWorker:
-                runtime.heartbeat.register_soon()
-                self._stopped.wait(0.05)
-            except NewEpoch as exc:
-                claiming = runtime.epoch.can_claim(exc.epoch)
-                if not claiming:
-                    runtime.heartbeat.register_soon()
-                    self._stopped.wait(0.05)
-            except LedgerError as exc:
-                refusals = 0 if isinstance(exc, LedgerUnavailable) else refusals + 1
-                if refusals >= MOST_REFUSALS:
-                    self._recovered()
-                    return exc
-                self._trouble(exc)
-            except Exception as exc:
-                logger.exception("A turn cannot be made")
-                return LedgerError(repr(exc))
-            else:
-                self._recovered()
-                return turn
-            if self._stopped.is_set():
-                return None
-
-    def _recovered(self) -> None:
-        took = self._backoff.succeeded()
-        if took is not None:
-            self.down = False
-            logger.warning("The ledger at %s answers again after %.1f s", self._runtime.ledger.address, took)
-            self._runtime.in_loop(self._runtime.gate.open)
-
-    def _trouble(self, exc: LedgerError) -> None:
-        if not self.down:
-            self.down = True
-            self._runtime.in_loop(self._runtime.gate.close)
-        what = "does not answer" if isinstance(exc, LedgerUnavailable) else "answers with an error"
-        self._backoff.failed(
-            lambda seconds: logger.error(
-                "The ledger at %s %s (%s, for %.0f s): the gate is closed, jobs stay in their queues, "
-                "what runs goes on and its outcome is kept",
-                self._runtime.ledger.address,
-                what,
+    def _try_later(self, batch: Batch, exc: Exception) -> None:
+        for outcome, then in zip(batch.outcomes, batch.thens, strict=True):
+            logger.error(
+                "The ledger refuses to record that run %s %s (it is reported again in %.0f s): %s",
+                outcome.id,
+                outcome.outcome,
+                ASK_AGAIN_SECONDS,
                 exc,
-                seconds,
             )
-        )
+            if not self._state.stopping:
+                again = (outcome, then)
+                self._loop.later(ASK_AGAIN_SECONDS, lambda again=again: self._settlement.send_again(*again))  # type: ignore[misc]
+        for request in batch.requests:
+            logger.error(
+                "The ledger refuses to decide on run %s of job %s (it is asked again in %.0f s): %s",
+                request.id,
+                request.task.name,
+                ASK_AGAIN_SECONDS,
+                exc,
+            )
+            self._admission.ask_again(request)
+
+    # -- the ledger or the worker goes away ---------------------------------------------------------
+
+    def give_slots_back(self) -> None:
+        """The ledger does not answer the turn that is under way: its slots are for others until then."""
+        batch = self._under_way
+        if batch is not None and not batch.slotless:
+            for _ in range(batch.slots):
+                self._slots.put_back()
+            batch.slotless = True
+
+    def wait_until_reported(self, deadline: float) -> bool:
+        """Waits until the ledger took every outcome. From any thread, once the event loop is down."""
+        while True:
+            with self._lock:  # its holder may be telling Celery what the ledger has answered
+                if not (self._settlement.has_unsent or self._suspects or self._under_way is not None):
+                    return True
+            if time.monotonic() > deadline:
+                return False
+            self._loop.drain()  # an answer may have come just after the loop went down
+            self.flush()
+            time.sleep(0.01)

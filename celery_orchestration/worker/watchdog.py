@@ -1,4 +1,4 @@
-"""Looks after the heartbeat.
+"""Watches the heartbeat's thread.
 
 A worker whose heartbeat thread hangs loses its lease, and its runs start elsewhere. If only that thread hangs, the
 worker goes on taking messages that it cannot ask the gate about. So a heartbeat that hangs is replaced: the new one
@@ -8,31 +8,32 @@ registers the worker again, and hears which of its runs are void.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from celery.utils.log import get_logger
-
-if TYPE_CHECKING:
-    from celery_orchestration.worker.runtime import WorkerRuntime
 
 logger = get_logger(__name__)
 
 
 class Watchdog(threading.Thread):
-    def __init__(self, runtime: WorkerRuntime) -> None:
+    def __init__(self, lease_seconds: float, silent_for: Callable[[], float], replace: Callable[[], None]) -> None:
+        """`silent_for()`: seconds since the heartbeat's thread last began a round. `replace()` puts a new one in its
+        place."""
         super().__init__(name="orchestration-watchdog", daemon=True)
-        self._runtime = runtime
+        self._lease_seconds = lease_seconds
+        self._silent_for = silent_for
+        self._replace = replace
         self._stopped = threading.Event()
 
     def stop(self) -> None:
         self._stopped.set()
 
     def run(self) -> None:
-        lease = self._runtime.settings.lease_seconds
+        lease = self._lease_seconds
         while not self._stopped.wait(lease / 3):
             # Twice: if the whole process stood still, the heartbeat goes on as we do.
-            if self._runtime.heartbeat.silent_for() > lease and not self._stopped.wait(lease / 10):
-                silent = self._runtime.heartbeat.silent_for()
+            if self._silent_for() > lease and not self._stopped.wait(lease / 10):
+                silent = self._silent_for()
                 if silent > lease:
                     logger.critical("The heartbeat thread hangs for %.0f s: a new one replaces it", silent)
-                    self._runtime.replace_heartbeat()
+                    self._replace()

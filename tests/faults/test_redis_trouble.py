@@ -208,7 +208,7 @@ def test_a_replica_takes_over_that_misses_starts_and_ends(apart, pair: Pair):
     stage.all_well()
     stage.ran_once(stage.sent)
     assert stage.starts(behind) == []
-    assert any("outcomes told again: 1" in process.log() for process in stage.workers)
+    assert any("outcomes reported again: 1" in process.log() for process in stage.workers)
 
 
 @pytest.mark.slow

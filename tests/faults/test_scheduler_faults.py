@@ -169,7 +169,7 @@ STEPS = [
     f"{LEDGER}.dispatch after",
     f"{SENDER}._put after",  # the plain task is in the broker
     f"{LEDGER}.fired after",
-    f"{PUBLISHER}._put after",  # the run is in the broker
+    f"{PUBLISHER}._send after",  # the run is in the broker
     f"{LEDGER}.published after",
 ]
 

@@ -97,7 +97,7 @@ def test_what_was_acknowledged_does_not_come_back_if_redis_could_not_be_told_unt
         ledger=SimpleNamespace(new_connection=lambda: None),
     )
     recovery = Recovery(member, worker.fetcher)
-    recovery._look()
+    recovery._give_back_left_stores()
     recovery._disconnect()
     assert len(queued(client)) == 1
     assert Stores(client, NAMES).all() == []

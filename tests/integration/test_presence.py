@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_orchestration import OrchestratedTask
-from celery_orchestration.node.presence import MOST_TOLD
+from celery_orchestration.node.presence import MOST_LOGGED
 from celery_orchestration.scheduler.runtime import SchedulerRuntime
 from support.servers import RedisServer
 from support.workers import close_app
@@ -31,7 +31,7 @@ class TestTheDefaultsOfRecurringJobs:
         app.finalize()
         caplog.set_level("INFO", "celery_orchestration")
         runtime = SchedulerRuntime(app, {})
-        runtime.tell_defaults()
+        runtime.log_defaults()
         runtime.ledger.close()
         return [record.message for record in caplog.records if record.name.endswith("presence")]
 
@@ -53,9 +53,9 @@ class TestTheDefaultsOfRecurringJobs:
         ]
 
     def test_are_not_told_of_very_many_jobs(self, app: Celery, caplog: pytest.LogCaptureFixture):
-        jobs = {f"job{number:03}": {"interval_seconds": 60} for number in range(MOST_TOLD + 5)}
+        jobs = {f"job{number:03}": {"interval_seconds": 60} for number in range(MOST_LOGGED + 5)}
         *_, more, _ = found = self.told(app, caplog, **jobs)
-        assert len(found) == MOST_TOLD + 2
+        assert len(found) == MOST_LOGGED + 2
         assert more == "So have 5 more jobs: `explain JOB` shows them"
 
     def test_are_not_mentioned_where_there_are_none(self, app: Celery, caplog: pytest.LogCaptureFixture):

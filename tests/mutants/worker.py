@@ -1,15 +1,26 @@
-"""Mutants of the worker: its gate, its heartbeat, how it fetches."""
+"""Mutants of the worker: the parts of its gate, its heartbeat, how it fetches."""
 
 from __future__ import annotations
 
 from mutants import Mutant
 
 GATES = "unit/test_worker_gate.py"
-KEEPERS = "unit/test_worker_heartbeat.py"
+HEARTBEATS = "unit/test_worker_heartbeat.py"
+SETTLING = "unit/test_worker_settlement.py"
+EXECUTING = "unit/test_worker_execution.py"
+SHARING = "unit/test_worker_sharing.py"
+ADMITTING = "unit/test_worker_admission.py"
+CARRYING = "unit/test_worker_carrier.py"
+TIMERS = "unit/test_worker_timers.py"
+MISSES = "unit/test_fetch_misses.py"
 SCRIPTS = "integration/test_fetch_scripts.py"
 AMOUNT = "unit/test_fetch_amount.py"
 
-GATE = "worker/gate.py"
+ADMISSION = "worker/admission.py"
+ARRIVALS = "worker/arrivals.py"
+TURNS = "worker/turns.py"
+SETTLEMENT = "worker/settlement.py"
+ENDINGS = "worker/endings.py"
 REQUEST = "worker/request.py"
 
 MUTANTS = [
@@ -31,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         "retry-counts-as-failure",
-        REQUEST,
+        ENDINGS,
         'return "retry"',
         'return "failed"',
         "A run that retries counts as failed, and its retry is dropped.",
@@ -39,7 +50,7 @@ MUTANTS = [
     ),
     Mutant(
         "rejected-counts-as-failure",
-        REQUEST,
+        ENDINGS,
         'return "rejected"',
         'return "failed"',
         "A rejected run becomes a dead letter and counts as a failure.",
@@ -48,62 +59,62 @@ MUTANTS = [
     Mutant(
         "void-run-tells-celery",
         REQUEST,
-        "if self.void or self.over:\n            return self._leave_quietly()\n        if not isinstance",
+        "if self.void or self.timed_out:\n            return self._leave_quietly()\n        if not isinstance",
         "if not isinstance",
         "A worker that lost its lease stores a result beside that of the new copy.",
         (GATES,),
     ),
     Mutant(
         "asks-without-a-slot",
-        GATE,
-        "while self._reserved and not self.closed and not self.draining and self._slots.take():",
-        "while self._reserved and not self.closed and not self.draining and (self._slots.take() or True):",
+        ADMISSION,
+        "while self._reserved and not state.closed and not state.draining and self._slots.take():",
+        "while self._reserved and not state.closed and not state.draining and (self._slots.take() or True):",
         "On threads and gevent runs are admitted long before they can begin.",
         (GATES,),
     ),
     Mutant(
         "stopping-worker-starts-runs",
-        GATE,
-        'if self.draining:\n                request.settle("returned")\n            elif self._is_limited',
-        "if self._is_limited",
+        ADMISSION,
+        'if self._state.draining:\n                request.settle("returned")\n            elif self._execution.waits',
+        "if self._execution.waits",
         "A worker that was told to stop begins new runs.",
         (GATES,),
     ),
     Mutant(
         "refused-part-is-lost",
-        GATE,
+        TURNS,
         "if len(parts) > 1:\n                self._suspects.extend(parts)",
         "if len(parts) > 1:\n                self._suspects.extend(parts[1:])",
-        "If the ledger refuses a turn, one of its outcomes is never told.",
+        "If the ledger refuses a turn, one of its outcomes is never reported.",
         (GATES,),
     ),
     Mutant(
         "idle-slots-offered-without-end",
-        GATE,
-        "batch.offered < MOST_OFFERED and self._slots.offer()",
-        "self._slots.offer()",
+        TURNS,
+        "batch.offered < MOST_OFFERED and self._slots.take_idle()",
+        "self._slots.take_idle()",
         "A worker with many slots takes all waiting runs although others are idle.",
         (GATES,),
     ),
     Mutant(
         "slots-kept-while-the-ledger-is-away",
-        GATE,
-        "for _ in range(batch.slots):\n                self._slots.back()\n            batch.slotless",
+        TURNS,
+        "for _ in range(batch.slots):\n                self._slots.put_back()\n            batch.slotless",
         "batch.slotless",
         "While the ledger is away, plain tasks have fewer slots; afterwards, too.",
         (GATES,),
     ),
     Mutant(
         "unreported-runs-not-claimed",
-        GATE,
-        "for request in (*self.runs.copy().values(), *self._untold.copy().values()):",
+        SETTLEMENT,
+        "for request in (*self.runs.copy().values(), *self._unreported.copy().values()):",
         "for request in self.runs.copy().values():",
         "After a failover, a run that has just ended runs again.",
         (GATES,),
     ),
     Mutant(
         "void-runs-claimed",
-        GATE,
+        SETTLEMENT,
         "if not request.void:\n                    found.append(",
         "if True:\n                    found.append(",
         "After a failover, a run that was given away is taken for running in two places.",
@@ -111,15 +122,15 @@ MUTANTS = [
     ),
     Mutant(
         "two-turns-at-a-time",
-        GATE,
-        "if self._in_flight is None and (self._has_work() or self._suspects):",
-        "if self._has_work() or self._suspects:",
+        TURNS,
+        "if self._under_way is None and self._has_work():",
+        "if self._has_work():",
         "Answers of the ledger are given to the wrong runs.",
         (GATES,),
     ),
     Mutant(
         "full-ledger-loses-the-message",
-        GATE,
+        ADMISSION,
         'elif answer.what in ("unknown", "full", "kept"):',
         'elif answer.what in ("unknown", "kept"):',
         "A message that a full Redis did not take in is acknowledged, and lost.",
@@ -127,9 +138,9 @@ MUTANTS = [
     ),
     Mutant(
         "granted-runs-wait-in-line",
-        GATE,
-        "        if request.fence is not None or request.grant:\n            return _HANDED_OVER",
-        "        if request.fence is not None:\n            return _HANDED_OVER",
+        ARRIVALS,
+        "        if request.fence is not None or request.grant:\n            return HANDED_OVER",
+        "        if request.fence is not None:\n            return HANDED_OVER",
         "Handed-over runs, which hold room, wait behind messages that came first.",
         (GATES,),
     ),
@@ -142,28 +153,28 @@ MUTANTS = [
         (GATES,),
     ),
     Mutant(
-        "sweeps-while-outcomes-are-untold",
+        "sweeps-while-outcomes-are-unreported",
         "worker/heartbeat.py",
-        "return not self._runtime.turns.down",
+        "return not self._ledger_is_down()",
         "return True",
         "After an outage, runs that are over are recovered and run again.",
-        (KEEPERS,),
+        (HEARTBEATS,),
     ),
     Mutant(
         "no-heartbeat-while-publishing",
         "node/heartbeat.py",
         "if now >= self._beat_at:",
-        "if now >= self._beat_at and not self._node.publisher._errands.qsize() > 256:",
+        "if now >= self._beat_at and not self._publisher._errands.qsize() > 256:",
         "A worker that has much to publish loses its lease.",
-        (KEEPERS,),
+        (HEARTBEATS,),
     ),
     Mutant(
         "void-runs-beaten",
         "worker/heartbeat.py",
-        "for run in list(self._runtime.gate.runs.values()) if not run.void]",
-        "for run in list(self._runtime.gate.runs.values())]",
+        "for run in list(self._settlement.runs.values()) if not run.void]",
+        "for run in list(self._settlement.runs.values())]",
         "Every heartbeat reports the same lost leases again.",
-        (KEEPERS,),
+        (HEARTBEATS,),
     ),
     Mutant(
         "restarted-run-voided",
@@ -171,7 +182,7 @@ MUTANTS = [
         "and run.fence == asked[id]]",
         "]",
         "A run that was started anew on the same worker is stopped because of its old lease.",
-        (KEEPERS,),
+        (HEARTBEATS,),
     ),
     Mutant(
         "sweep-stops-early",
@@ -179,7 +190,7 @@ MUTANTS = [
         "if not swept.more:",
         "if True:",
         "Of very many lost runs only 64 are recovered with each sweep.",
-        (KEEPERS,),
+        (HEARTBEATS,),
     ),
     Mutant(
         "lost-sweep-renumbered",
@@ -187,7 +198,7 @@ MUTANTS = [
         "swept = self._ledger.sweep(",
         "self._sweeps += 1\n            swept = self._ledger.sweep(",
         "What a sweep whose reply was lost had granted waits for its deadline.",
-        (KEEPERS,),
+        (HEARTBEATS,),
     ),
     Mutant(
         "revoked-while-the-ledger-was-away-lost",
@@ -195,15 +206,159 @@ MUTANTS = [
         "            if not self._cancelling:\n                self._cancelling = [",
         "            if True:\n                self._cancelling = [",
         "A revoke that came while the ledger was away has no effect.",
-        (KEEPERS,),
+        (HEARTBEATS,),
     ),
     Mutant(
         "second-claim-after-a-lost-reply",
-        "worker/turns.py",
-        "claiming = False  # a second claim",
-        "pass  # a second claim",
+        "worker/carrier.py",
+        "this turn has started.\n                    claiming = False",
+        "this turn has started.\n                    pass",
         "After a failover a run that has just started is given to another worker as well.",
-        ("unit/test_turns.py",),
+        (CARRYING,),
+    ),
+    Mutant(
+        "hanging-redis-unnoticed",
+        "worker/carrier.py",
+        "if monotonic() - since < SOCKET_TIMEOUT:",
+        "if True:",
+        "A worker whose Redis hangs neither closes its gate nor asks again.",
+        (CARRYING,),
+    ),
+    Mutant(
+        "gate-open-while-the-ledger-is-away",
+        "worker/carrier.py",
+        "            self._in_loop(self._close_gate)\n",
+        "",
+        "While the ledger is away, jobs take the slots of plain tasks.",
+        (CARRYING,),
+    ),
+    Mutant(
+        "turn-renumbered-by-the-thread",
+        "worker/carrier.py",
+        "            self._by_thread(sent[0])\n        else:",
+        "            self.carry(sent[0])\n        else:",
+        "A turn whose reply was lost is made twice: its runs start, and their fences are lost.",
+        (CARRYING,),
+    ),
+    Mutant(
+        "lost-runs-not-voided-in-a-new-epoch",
+        "worker/epoch.py",
+        'if answer != "ok"]',
+        "if False]",
+        "After a failover a run that was given to another worker goes on here, and tells Celery.",
+        ("unit/test_worker_epoch.py",),
+    ),
+    Mutant(
+        "slot-lost-with-a-bad-message",
+        ADMISSION,
+        "            if arrival is None:\n                self._slots.put_back()",
+        "            if arrival is None:\n                pass",
+        "Every message that the ledger cannot be asked for costs a slot.",
+        (ADMITTING,),
+    ),
+    Mutant(
+        "dropped-requests-served",
+        ADMISSION,
+        'entry.request.stage = "dropped"',
+        "pass",
+        "After a lost broker connection a message is asked for twice, and acknowledged on a dead channel.",
+        (ADMITTING,),
+    ),
+    Mutant(
+        "admitted-run-forgotten-with-the-connection",
+        ADMISSION,
+        "        self._stalled = [entry.request for entry in self._reserved]\n",
+        "        self._stalled = []\n",
+        "A run that was admitted when the broker connection was lost never starts.",
+        (ADMITTING,),
+    ),
+    Mutant(
+        "earlier-start-not-voided",
+        SETTLEMENT,
+        "        self.lease_lost([run_id])  # of an earlier start of this run, if that was here\n",
+        "",
+        "A run that was given away and came back is executed twice on one worker, and both tell Celery.",
+        (SETTLING,),
+    ),
+    Mutant(
+        "one-error-silences-other-answers",
+        SETTLEMENT,
+        "guarded(then, answer)",
+        "then(answer)",
+        "If Celery cannot be told how one run ended, the other runs of that turn wait for ever.",
+        (SETTLING,),
+    ),
+    Mutant(
+        "dropped-by-threads-unnoticed",
+        "worker/execution.py",
+        "if not request.settled:",
+        "if False:",
+        "A run that a pool of threads drops while it stops keeps its room until its lease is over.",
+        (EXECUTING,),
+    ),
+    Mutant(
+        "room-freed-before-the-process-is-gone",
+        "worker/execution.py",
+        "if process is None or internals.pool.is_gone(process) or self._state.stopping:",
+        "if True:",
+        "A run over its time limit executes beside the next one.",
+        (EXECUTING,),
+    ),
+    Mutant(
+        "started-run-shared",
+        "worker/sharing.py",
+        'request.stage != "reserved" or ',
+        "",
+        "Every handed-over run is sent to the broker a second time.",
+        (SHARING,),
+    ),
+    Mutant(
+        "takes-more-than-it-can-start",
+        "worker/sharing.py",
+        "                self._granted_queues.take_granted(False)\n",
+        "",
+        "A busy worker takes handed-over runs that others could start.",
+        (SHARING,),
+    ),
+    Mutant(
+        "sharing-never-ends",
+        ADMISSION,
+        "            self._sharing.end()",
+        "            pass",
+        "A worker that was busy once never takes handed-over runs again.",
+        (SHARING,),
+    ),
+    Mutant(
+        "next-due-time-forgotten",
+        "worker/timers.py",
+        "        if self._own:\n            self._look_at(self._own[0])\n        if not",
+        "        if not",
+        "Of several runs with a start time only the first starts in time.",
+        (TIMERS,),
+    ),
+    Mutant(
+        "notice-lost-with-a-failed-call",
+        "worker/heartbeat.py",
+        "            self._ledger.over(self._notices.timed_out[0])\n            self._notices.timed_out.popleft()",
+        "            self._ledger.over(self._notices.timed_out.popleft())",
+        "A run over its time limit counts as running if the ledger was away just then.",
+        (HEARTBEATS,),
+    ),
+    Mutant(
+        "replaced-heartbeat-repeats-numbers",
+        "worker/heartbeat.py",
+        "replaces._sweeps + 1, replaces._cancels + 1",
+        "replaces._sweeps, replaces._cancels",
+        "A heartbeat that takes the place of a hanging one gets that one's old answers.",
+        (HEARTBEATS,),
+    ),
+    Mutant(
+        "misses-never-forgotten",
+        "worker/fetch/misses.py",
+        "if monotonic() - self._last_at > FORGET_AFTER:",
+        "if False:",
+        "On a quiet queue a message waits up to a tenth of a second although a worker is idle.",
+        (MISSES,),
     ),
     Mutant(
         "read-ahead-behind-long-runs",

@@ -15,7 +15,7 @@ from typing import Any
 
 from celery.signals import task_received
 
-from celery_orchestration.worker.gate import Gate
+from celery_orchestration.worker.settlement import Settlement
 
 VARIABLE = "TEST_JOURNAL"
 
@@ -48,9 +48,9 @@ def note(kind: str, **fields: Any) -> None:
 
 def spy() -> None:
     task_received.connect(_received, weak=False)
-    settle: Callable[..., None] = Gate.settle
+    settle: Callable[..., None] = Settlement.settle
 
-    def settled(self: Gate, request: Any, outcome: str, then: Callable[[str], None] | None = None) -> None:
+    def settled(self: Settlement, request: Any, outcome: str, then: Callable[[str], None] | None = None) -> None:
         told = {"run": request.id, "attempt": request.attempt, "fence": int(request.fence or 0), "outcome": outcome}
 
         def answered(answer: str) -> None:
@@ -60,7 +60,7 @@ def spy() -> None:
 
         settle(self, request, outcome, answered)
 
-    Gate.settle = settled  # type: ignore[method-assign]
+    Settlement.settle = settled  # type: ignore[method-assign]
 
 
 def _received(sender: Any, request: Any, **_: Any) -> None:

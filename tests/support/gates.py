@@ -14,9 +14,13 @@ from celery_orchestration import OrchestratedTask
 from celery_orchestration.job.envelope import HEADER, Envelope
 from celery_orchestration.ledger import Answer, Outcome, Start, Turn
 from celery_orchestration.worker.custom import request_class
-from celery_orchestration.worker.gate import Batch, Gate
-from celery_orchestration.worker.request import OrchestratedRequest, gates
+from celery_orchestration.worker.gate import Gate
+from celery_orchestration.worker.job_request import gates
+from celery_orchestration.worker.notices import Notices
+from celery_orchestration.worker.request import OrchestratedRequest
 from celery_orchestration.worker.slots import CountedSlots
+from celery_orchestration.worker.state import GateState
+from celery_orchestration.worker.turns import Batch
 
 HOST = "w1@host"
 
@@ -64,13 +68,19 @@ class Pool:
 
 
 class GateStage:
-    """One worker with some slots. `turns`: what it told and asked, one batch for each round trip."""
+    """One worker with some slots. `turns`: what it reported and asked, one batch for each round trip."""
 
-    def __init__(self, app: Celery, slots: int = 2, **settings: Any) -> None:
+    def __init__(
+        self, app: Celery, slots: int = 2, *, granted: tuple[str, ...] = (), strict_priority: bool = False
+    ) -> None:
         self.app = app
         self.acknowledged: list[str] = []
         self.turns: list[Batch] = []
         self.called: list[str] = []
+        #: Whether it takes messages from the granted queues, each time that changed.
+        self.take_granted: list[bool] = []
+        #: Runs whose message was copied to their queue.
+        self.copied: list[str] = []
         self.loop, self.pool = Loop(), Pool()
         self.slots = CountedSlots(lambda: slots)
         self.task = app.task(base=OrchestratedTask, name="job", max_running=9, shared=False)(_nothing)
@@ -79,35 +89,32 @@ class GateStage:
         def noting(name: str) -> Callable[..., None]:
             return lambda *_: self.called.append(name)
 
-        runtime = SimpleNamespace(
-            app=app,
-            accept={"application/json"},
-            settings=SimpleNamespace(strict_priority=False, **settings),
-            ledger=SimpleNamespace(address="there"),
-            turns=SimpleNamespace(carry=self.turns.append),
-            consuming=SimpleNamespace(consumers=[], granted=(), take_granted=noting("take_granted")),
-            publisher=SimpleNamespace(publish=noting("publish"), end=noting("end")),
-            heartbeat=SimpleNamespace(**{name: noting(name) for name in ("register_soon", "fail", "finish")}),
-            epoch=SimpleNamespace(fence=""),
-            drain=SimpleNamespace(begin=noting("drain")),
-            deadline=None,
-            default_queue="celery",
-            encoded={"job": "job"},
-            priority_of=lambda headers, policy: 1,
-            in_loop=lambda function: function(),
-            disabled=noting("disabled"),
-        )
         self.consumer = SimpleNamespace(
             pool=self.pool, hostname=HOST, event_dispatcher=None, connection_errors=(), task_buckets={"job": None},
             on_task_request=self.comes,
         )  # fmt: skip
-        self.gate = gates[HOST] = Gate(runtime, self.consumer, self.loop, self.slots)  # type: ignore[arg-type]
+        self.state = GateState()
+        self.notices = Notices(noting("wake"))
+        jobs = SimpleNamespace(encoded={"job": "job"}, default_queue="celery", priority_of=lambda headers, policy: 1)
+        granted_queues = SimpleNamespace(consumers=[], granted=granted, take_granted=self.take_granted.append)
+        publisher = SimpleNamespace(publish=noting("publish"), end=noting("end"), copy=self._copied)
+        self.gate = gates[HOST] = Gate(
+            state=self.state, loop=self.loop, in_loop=lambda function: function(), slots=self.slots,
+            consumer=self.consumer, app=app, accept={"application/json"}, jobs=jobs, strict_priority=strict_priority,
+            granted_queues=granted_queues, publisher=publisher, notices=self.notices, deadline=None, limits=None,
+            ledger_address="there", carry=self.turns.append, register_again=noting("register_again"),
+            jobs_disabled=noting("disabled"), begin_drain=noting("drain"), hurry_drain=noting("hurry"),
+        )  # type: ignore[arg-type]  # fmt: skip
+        self.admission, self.settlement = self.gate.admission, self.gate.settlement
         self.gate.open()
         self.loop.drain()
         self.answer()  # every worker begins with a turn that offers its slots
 
     def close(self) -> None:
         del gates[HOST]
+
+    def _copied(self, envelope: Envelope, queue: str, grant: str) -> None:
+        self.copied.append(envelope.headers["id"])
 
     def message(self, id: str, **headers: Any) -> bytes:
         made = self.app.amqp.as_task_v2(id, "job", args=(), kwargs={})
@@ -141,12 +148,18 @@ class GateStage:
         return requests
 
     def answer(
-        self, *answers: Answer, outcomes: str = "ok", starts: list[Start] | None = None, waiting: int = 0
+        self,
+        *answers: Answer,
+        outcomes: str = "ok",
+        starts: list[Start] | None = None,
+        waiting: int = 0,
+        due: float | None = None,
     ) -> Batch:
         """The ledger answers the oldest turn."""
         batch = self.turns.pop(0)
-        told = [outcomes] * len(batch.outcomes)
-        self.gate.answered(batch, Turn(waiting, False, told, list(answers), [], starts or [], [], [], None, {}))
+        taken = [outcomes] * len(batch.outcomes)
+        turn = Turn(waiting, False, taken, list(answers), [], starts or [], [], [], due, {})
+        self.gate.turns.answered(batch, turn)
         self.loop.drain()
         return batch
 
@@ -156,7 +169,7 @@ class GateStage:
         self.answer(starts_with(fence, id))
         return request
 
-    def told(self) -> list[Outcome]:
+    def reported(self) -> list[Outcome]:
         """The outcomes of all turns since."""
         return [outcome for batch in self.turns for outcome in batch.outcomes]
 

@@ -1,4 +1,4 @@
-"""The gate in the worker, without a worker: what it asks, what it starts, what it tells."""
+"""The gate in the worker, without a worker: what it asks, what it starts, what it reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_orchestration.ledger import Answer, Start
-from celery_orchestration.worker.gate import MOST_OFFERED
+from celery_orchestration.worker.turns import MOST_OFFERED
 from support.gates import GateStage, starts_with
 
 
@@ -23,7 +23,7 @@ def stage(new_app: Callable[..., Celery]) -> Iterator[GateStage]:
 
 
 def failure(exc: BaseException) -> tuple[bool, ExceptionInfo, float]:
-    """What the execution pool tells of a task that raised this."""
+    """What the execution pool says about a task that raised this."""
     try:
         raise exc  # noqa: TRY301  (for its traceback)
     except BaseException:
@@ -36,7 +36,7 @@ class TestStarting:
         assert stage.pool.given == []
         stage.answer(starts_with("7", "a"))
         assert stage.pool.given == ["a"]
-        assert stage.gate.runs["a"].fence == "7"
+        assert stage.settlement.runs["a"].fence == "7"
 
     def test_a_run_that_waits_is_acknowledged_and_its_slot_is_free(self, stage: GateStage):
         stage.come("a")
@@ -56,7 +56,7 @@ class TestStarting:
     def test_a_worker_that_lacks_a_policy_registers_again(self, stage: GateStage):
         stage.come("a")
         stage.answer(Answer("unknown"))
-        assert "register_soon" in stage.called
+        assert "register_again" in stage.called
 
     def test_no_more_ask_than_there_are_slots(self, stage: GateStage):
         stage.come("a", "b", "c")
@@ -71,7 +71,7 @@ class TestStarting:
             stage.started(id, fence=id)
         stage.come("c")
         stage.come("d", grant="3")
-        stage.gate.runs["a"].on_success((False, None, 0.1))
+        stage.settlement.runs["a"].on_success((False, None, 0.1))
         stage.loop.drain()
         assert [arrival.id for batch in stage.turns for arrival in batch.arrivals] == ["d"]
 
@@ -86,8 +86,7 @@ class TestStarting:
         stage.close()
 
     def test_a_run_that_is_handed_over_starts_in_an_offered_slot(self, stage: GateStage):
-        stage.gate.waiting = 1
-        stage.gate.take_a_turn()
+        stage.gate.turns.request_with_offer()
         stage.loop.drain()
         assert stage.turns[0].offered == 2
         stage.answer(starts=[Start("b", "9", stage.message("b"))])
@@ -98,7 +97,7 @@ class TestStarting:
         stage.gate.begin_drain()
         stage.answer(starts_with("7", "a"))
         assert stage.pool.given == []
-        assert [(one.id, one.fence, one.outcome) for one in stage.told()] == [("a", "7", "returned")]
+        assert [(one.id, one.fence, one.outcome) for one in stage.reported()] == [("a", "7", "returned")]
 
 
 class TestSettling:
@@ -109,25 +108,25 @@ class TestSettling:
             (Retry("later"), "retry"),
         ],
     )  # fmt: skip
-    def test_a_run_is_settled_once_however_often_celery_tells(self, stage: GateStage, exc: Exception, outcome: str):
+    def test_a_run_is_settled_once_however_often_celery_says_so(self, stage: GateStage, exc: Exception, outcome: str):
         """Celery calls on_failure from within on_success."""
         request = stage.started("a")
         request.on_success(failure(exc))
         stage.loop.drain()
-        assert [(one.id, one.fence, one.outcome) for one in stage.told()] == [("a", "7", outcome)]
+        assert [(one.id, one.fence, one.outcome) for one in stage.reported()] == [("a", "7", outcome)]
         request.settle("succeeded")
         request.on_success((False, None, 0.1))
         stage.loop.drain()
-        assert len(stage.told()) == 1
-        assert (stage.slots.free(), stage.gate.runs) == (2, {})
+        assert len(stage.reported()) == 1
+        assert (stage.slots.free(), stage.settlement.runs) == (2, {})
 
     def test_a_run_that_succeeded_is_settled_once(self, stage: GateStage):
         request = stage.started("a")
         request.on_success((False, None, 0.25))
         request.on_timeout(False, 1.0)
         stage.loop.drain()
-        [told] = stage.told()
-        assert (told.outcome, told.ran_ms) == ("succeeded", 250)
+        [outcome] = stage.reported()
+        assert (outcome.outcome, outcome.ran_ms) == ("succeeded", 250)
         assert stage.slots.free() == 2
 
     def test_a_run_that_ended_its_process_has_failed(self, stage: GateStage):
@@ -135,14 +134,14 @@ class TestSettling:
         with pytest.raises(SystemExit):
             request.on_success(failure(SystemExit(3)))
         stage.loop.drain()
-        assert [one.outcome for one in stage.told()] == ["failed"]
+        assert [one.outcome for one in stage.reported()] == ["failed"]
 
     def test_an_outcome_says_what_failed(self, stage: GateStage):
         stage.started("a").on_success(failure(ValueError("bad data")))
         stage.loop.drain()
-        [told] = stage.told()
-        assert told.note == "ValueError: bad data"
-        assert "ValueError" in told.traceback
+        [outcome] = stage.reported()
+        assert outcome.note == "ValueError: bad data"
+        assert "ValueError" in outcome.traceback
 
     @pytest.mark.parametrize(("answer", "lines"), [("ok", 0), ("refused", 1)])
     def test_only_a_refused_outcome_is_reported_as_a_lost_lease(
@@ -156,10 +155,10 @@ class TestSettling:
 
     def test_a_void_run_tells_celery_nothing(self, stage: GateStage):
         request = stage.started("a")
-        stage.gate.voided(["a"])
+        stage.settlement.lease_lost(["a"])
         request.on_success((False, "result", 0.1))
         stage.loop.drain()
-        assert [one.outcome for one in stage.told()] == ["returned"]
+        assert [one.outcome for one in stage.reported()] == ["returned"]
 
     def test_outcomes_go_in_one_turn_with_the_next_question(self, stage: GateStage):
         request = stage.started("a")
@@ -196,22 +195,22 @@ class TestTrouble:
         stage.started("a").on_success((False, None, 0.1))
         stage.come("b")
         batch = stage.turns.pop()
-        stage.gate.refused(batch, RuntimeError("no"))
+        stage.gate.turns.refused(batch, RuntimeError("no"))
         stage.loop.drain()
-        told = stage.answer()
-        assert ([one.id for one in told.outcomes], told.arrivals) == (["a"], [])
-        stage.gate.refused(stage.turns.pop(), RuntimeError("no"))
+        part = stage.answer()
+        assert ([one.id for one in part.outcomes], part.arrivals) == (["a"], [])
+        stage.gate.turns.refused(stage.turns.pop(), RuntimeError("no"))
         stage.loop.drain()
         assert (stage.slots.free(), stage.turns) == (2, [])
         stage.loop.time_passes(5)
         assert [one.id for one in stage.turns[0].arrivals] == ["b"]
 
-    def test_what_runs_and_what_is_not_told_yet_is_claimed_in_a_new_epoch(self, stage: GateStage):
+    def test_runs_that_go_on_and_runs_that_were_not_reported_are_claimed_in_a_new_epoch(self, stage: GateStage):
         stage.started("a", fence="7")
         stage.started("b", fence="8").on_success((False, None, 0.1))
-        assert [(claim.run.id, claim.fence) for claim in stage.gate.claims()] == [("a", "7"), ("b", "8")]
+        assert [(claim.run.id, claim.fence) for claim in stage.settlement.claims()] == [("a", "7"), ("b", "8")]
         stage.loop.drain()
         stage.answer()
-        assert [claim.run.id for claim in stage.gate.claims()] == ["a"]
-        stage.gate.voided(["a"])
-        assert stage.gate.claims() == []
+        assert [claim.run.id for claim in stage.settlement.claims()] == ["a"]
+        stage.settlement.lease_lost(["a"])
+        assert stage.settlement.claims() == []

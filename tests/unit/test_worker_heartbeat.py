@@ -1,4 +1,4 @@
-"""The worker's own thread: when it beats, and when it sweeps."""
+"""The heartbeat's thread: when it renews the lease, when it sweeps, and which notices it delivers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.ledger import Grant, Sweep
-from celery_orchestration.node.publisher import MANY, Publisher
+from celery_orchestration.ledger import Discarded, Grant, Outcome, Over, Sweep
+from celery_orchestration.node.publisher import MANY_ERRANDS, Publisher
 from celery_orchestration.worker.heartbeat import WorkerHeartbeat
+from celery_orchestration.worker.notices import Notices
 
 
 class Ledger:
@@ -44,24 +45,33 @@ def run(id: str, fence: str, void: bool = False) -> Any:
 class Worker:
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self.voided: list[str] = []
-        self.turns = SimpleNamespace(down=False)
-        self.gate = SimpleNamespace(
-            runs={"a": run("a", "7"), "b": run("b", "8", void=True)},
-            voided=self.voided.extend,
-            look_again_in=lambda seconds: None,
-        )
+        self.lost_leases: list[str] = []
+        self.reported: list[Outcome] = []
+        self.ledger_is_down = False
+        self.slots = 0
+        self.runs = {"a": run("a", "7"), "b": run("b", "8", void=True)}
+        self.notices = Notices(lambda: None)
         settings = SimpleNamespace(lease_seconds=30, sweep_interval_seconds=5, pools={})
-        self.runtime: Any = SimpleNamespace(
-            ledger=self.ledger, turns=self.turns, gate=self.gate, settings=settings, worker="w1", slots=0,
-            deadline=None,
-            destinations={}, recovery=None, memory=SimpleNamespace(refresh=lambda *_: None), disabled=None,
-            in_loop=lambda function: function(), take_in=lambda strays: None,
-            consuming=SimpleNamespace(look=lambda: None),
+        self.node: Any = SimpleNamespace(
+            ledger=self.ledger, settings=settings, worker="w1", destinations={},
+            decisions=SimpleNamespace(refresh=lambda *_: None),
         )  # fmt: skip
-        self.runtime.publisher = Publisher(self.runtime)
-        self.heartbeat = WorkerHeartbeat(self.runtime)
-        self.heartbeat._registered = True
+        self.publisher = Publisher(None, self.ledger, None, None)  # type: ignore[arg-type]
+        self.heartbeat = self.new_heartbeat()
+
+    def new_heartbeat(self, replaces: WorkerHeartbeat | None = None) -> WorkerHeartbeat:
+        settlement = SimpleNamespace(
+            runs=self.runs, lease_lost=self.lost_leases.extend, report=self.reported.append, highest_fence=""
+        )
+        gate = SimpleNamespace(settlement=settlement, due_times=SimpleNamespace(due_in=lambda seconds: None))
+        strays = SimpleNamespace(take_in=lambda messages: None)
+        found = WorkerHeartbeat(
+            self.node, self.publisher, None, gate, SimpleNamespace(name="1"), self.notices,
+            lambda function: function(), SimpleNamespace(), strays, None, slots=lambda: self.slots,
+            ledger_is_down=lambda: self.ledger_is_down, look_for_queues=lambda: None, replaces=replaces,
+        )  # type: ignore[arg-type]  # fmt: skip
+        found._registered = True
+        return found
 
     def round(self) -> list[str]:
         """What one round of its thread calls."""
@@ -80,18 +90,18 @@ def test_it_beats_and_sweeps_and_then_only_when_it_is_time(worker: Worker):
     assert worker.round() == []
 
 
-def test_it_does_not_sweep_while_outcomes_are_untold(worker: Worker):
-    """A sweep could recover a run that is over, here or on another worker that cannot tell either."""
-    worker.turns.down = True
+def test_it_does_not_sweep_while_outcomes_are_unreported(worker: Worker):
+    """A sweep could recover a run that is over, here or on another worker that cannot report either."""
+    worker.ledger_is_down = True
     assert worker.round() == ["beat"]
     worker.heartbeat.sweep_soon()
     assert worker.round() == []
-    worker.turns.down = False
+    worker.ledger_is_down = False
     assert worker.round() == ["sweep 0"]
 
 
 def test_it_beats_however_much_is_to_be_published(worker: Worker):
-    worker.runtime.publisher.publish([Grant("run", "1")] * (2 * MANY))
+    worker.publisher.publish([Grant("run", "1")] * (2 * MANY_ERRANDS))
     assert worker.round() == ["beat", "sweep 0"]
     worker.heartbeat._beat_at = 0.0
     assert worker.round() == ["beat"]
@@ -105,18 +115,18 @@ def test_a_heartbeat_names_every_run_with_its_fence_but_void_ones(worker: Worker
 def test_a_run_whose_lease_was_lost_is_void_here_unless_it_was_started_again(worker: Worker):
     worker.ledger.void = ["a"]
     worker.round()
-    assert worker.voided == ["a"]
-    worker.voided.clear()
+    assert worker.lost_leases == ["a"]
+    worker.lost_leases.clear()
     beat = worker.ledger.beat
 
     def meanwhile(*arguments: Any) -> list[str]:
-        worker.gate.runs["a"] = run("a", "9")
+        worker.runs["a"] = run("a", "9")
         return beat(*arguments)
 
     worker.ledger.beat = meanwhile  # type: ignore[method-assign]
     worker.heartbeat._beat_at = 0.0
     worker.round()
-    assert worker.voided == []
+    assert worker.lost_leases == []
 
 
 def test_it_sweeps_on_while_there_is_more_under_a_new_number_each_time(worker: Worker):
@@ -148,9 +158,99 @@ def test_revoked_runs_that_could_not_be_cancelled_are_cancelled_later_under_the_
         return [], []
 
     worker.ledger.cancel = cancel  # type: ignore[attr-defined]
-    worker.heartbeat.revoke(["x"])
+    worker.notices.revoke(["x"])
     with pytest.raises(ConnectionError):
         worker.round()
-    worker.heartbeat.revoke(["y"])
+    worker.notices.revoke(["y"])
     worker.round()
     assert calls == [(0, ["x"]), (0, ["x"]), (1, ["y"])]
+
+
+class TestNotices:
+    def test_a_notice_stays_until_the_ledger_took_it(self, worker: Worker):
+        taken: list[Over] = []
+
+        def over(run: Over) -> None:
+            taken.append(run)
+            if len(taken) == 1:
+                raise ConnectionError
+
+        worker.ledger.over = over  # type: ignore[attr-defined]
+        worker.notices.time_out(Over("a", "7", "too long", True))
+        with pytest.raises(ConnectionError):
+            worker.round()
+        worker.round()
+        assert [run.id for run in taken] == ["a", "a"]
+        assert not worker.notices.timed_out
+
+    def test_discarded_messages_go_in_one_call(self, worker: Worker):
+        calls: list[list[Discarded]] = []
+
+        def finish_messages(messages: list[Discarded]) -> list[Grant]:
+            calls.append(messages)
+            if len(calls) == 1:
+                raise ConnectionError
+            return []
+
+        worker.ledger.finish_messages = finish_messages  # type: ignore[attr-defined]
+        for id in ("a", "b"):
+            worker.notices.discard(Discarded(id, 0, "p", False))
+        with pytest.raises(ConnectionError):
+            worker.round()
+        worker.round()
+        assert [[one.id for one in call] for call in calls] == [["a", "b"], ["a", "b"]]
+        assert not worker.notices.discarded
+
+    def test_each_stray_gets_its_answer_once(self, worker: Worker):
+        answers: list[str] = []
+        worker.ledger.stray = lambda worker, strays: ([f"to {one}" for one in strays], [])  # type: ignore[attr-defined]
+        for number in range(40):
+            worker.notices.ask_for_stray(str(number), answers.append)  # type: ignore[arg-type]
+        worker.round()
+        assert answers == [f"to {number}" for number in range(40)]
+        assert not worker.notices.strays
+
+    def test_a_run_that_cannot_be_read_is_reported_as_failed(self, worker: Worker):
+        worker.notices.fail_unreadable("a", "7")
+        worker.round()
+        assert [(one.id, one.fence, one.outcome) for one in worker.reported] == [("a", "7", "failed")]
+
+    def test_the_ledger_is_told_once_that_the_worker_drains(self, worker: Worker):
+        calls: list[str] = []
+
+        def drain(worker: str) -> list[Grant]:
+            calls.append(worker)
+            return []
+
+        worker.ledger.drain = drain  # type: ignore[attr-defined]
+        worker.notices.drain()
+        worker.round()
+        worker.round()
+        assert calls == ["w1"]
+
+    def test_a_heartbeat_that_takes_the_place_of_another_delivers_its_notices(self, worker: Worker):
+        calls: list[tuple[int, list[str]]] = []
+
+        def cancel(worker: str, number: int, why: str, ids: list[str]) -> Any:
+            calls.append((number, ids))
+            if len(calls) == 1:
+                raise ConnectionError
+            return [], []
+
+        worker.ledger.cancel = cancel  # type: ignore[attr-defined]
+        worker.notices.revoke(["x"])
+        with pytest.raises(ConnectionError):
+            worker.round()
+        worker.notices.revoke(["y"])
+        worker.heartbeat = worker.new_heartbeat(replaces=worker.heartbeat)
+        assert worker.round() == ["beat", "sweep 2"]
+        assert calls == [(0, ["x"]), (1, ["x"]), (2, ["y"])]
+
+
+def test_a_worker_whose_pool_has_grown_registers_again(worker: Worker):
+    registered: list[int] = []
+    worker.heartbeat._register = lambda: registered.append(worker.slots)  # type: ignore[method-assign]
+    worker.round()
+    worker.slots = 4
+    worker.round()
+    assert registered == [4]

@@ -1,4 +1,7 @@
-"""How many messages a worker can use just now: by what it has, and by how long its tasks took."""
+"""How many messages a worker can use just now: by the messages it has, and by how long its tasks took.
+
+In the worker's event loop, but for :meth:`Demand.typical`.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,11 @@ class Demand:
         self._look_at_ended()
         now = time.time()
         running, waiting = [], []
-        for request in internals.requests_here():
+        for request in internals.consumer.requests_here():
             typical = self._durations.typical(request.type)
             if request.time_start is not None and request in state.active_requests:
                 ran = now - request.time_start
-                running.append(typical - ran if ran < typical else ran)  # late already: as long again, perhaps
+                running.append(typical - ran if ran < typical else ran)  # it is late already: perhaps as long again
             elif not (self.registered and self.is_set_aside(request)):
                 waiting.append(typical)
         return amount(
@@ -64,7 +67,7 @@ class Demand:
         )
 
     def _look_at_ended(self) -> None:
-        now, watched, here = time.time(), [], internals.requests_here()
+        now, watched, here = time.time(), [], internals.consumer.requests_here()
         for request in self._watched:
             if request in here:
                 watched.append(request)

@@ -37,7 +37,7 @@ class Recovery(threading.Thread):
         self._stores: Stores | None = None
 
     def swept(self) -> None:
-        """The ledger was swept: it knows who is gone."""
+        """The ledger was swept: it knows which workers are gone."""
         self._swept.set()
 
     def stop(self) -> None:
@@ -51,16 +51,16 @@ class Recovery(threading.Thread):
             if self._stopped.is_set():
                 break
             try:
-                self._look()
+                self._give_back_left_stores()
             except Exception as exc:
                 self._disconnect()
-                self._backoff.failed(lambda _, exc=exc: _say(exc))  # type: ignore[misc]
+                self._backoff.failed(lambda _, exc=exc: _log(exc))  # type: ignore[misc]
             else:
                 self._backoff.succeeded()
         self._disconnect()
         self._ledger.close()
 
-    def _look(self) -> None:
+    def _give_back_left_stores(self) -> None:
         stores = self._connected()
         found = stores.all()  # before the ledger is asked: a worker that opens one now is registered already
         ours = self._fetcher.open.copy() if self._fetcher is not None else set()
@@ -95,8 +95,8 @@ class Recovery(threading.Thread):
                 connection.close()
 
 
-def _say(exc: Exception) -> None:
-    logger.error("Cannot look for messages that dead workers have fetched: %r", exc)
+def _log(exc: Exception) -> None:
+    logger.error("Cannot look for messages that dead workers have fetched, it is tried again: %r", exc)
 
 
 def _nobody(names: Names) -> Fetcher:

@@ -34,7 +34,7 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
         self._hub: Any = None
         self._loop_thread: int | None = None
         self._wakes_at = 0.0
-        #: A pipe, once there is a link, and who writes to it: see wake.
+        #: A pipe, once there is a link: see wake.
         self._pipe: tuple[int, int] | None = None
         self._fetcher: Fetcher
 
@@ -68,7 +68,7 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
             pass  # the loop has forgotten it already
 
     def wake(self) -> None:
-        """From any thread: it looks now, and not only when the next message comes."""
+        """From any thread: its channels look now, and not only when the next message comes."""
         pipe = self._pipe
         if pipe is not None:
             with suppress(OSError):  # full, or just closed

@@ -30,11 +30,13 @@ def holding_up(
 
 
 if "TEST_STICK" in os.environ:
-    keepers: list[WorkerHeartbeat] = []
+    heartbeats: list[WorkerHeartbeat] = []
 
     def is_first(heartbeat: WorkerHeartbeat) -> bool:
-        keepers.append(heartbeat)
-        return heartbeat is keepers[0]
+        heartbeats.append(heartbeat)
+        return heartbeat is heartbeats[0]
 
     WorkerHeartbeat._round = holding_up(WorkerHeartbeat._round, "stuck", is_first)
-    WorkerHeartbeat._renew = holding_up(WorkerHeartbeat._renew, "breathless", lambda heartbeat: not is_first(heartbeat))
+    WorkerHeartbeat._renew_lease = holding_up(
+        WorkerHeartbeat._renew_lease, "breathless", lambda heartbeat: not is_first(heartbeat)
+    )

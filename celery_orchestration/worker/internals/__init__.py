@@ -1,0 +1,14 @@
+"""Every place where we reach into Celery, kombu or billiard beyond their extension points, and why.
+
+- ``pool``: execution pools.
+- ``consumer``: Celery's worker and its consumer.
+- ``control``: commands of remote control.
+- ``redis``: kombu's Redis transport. ``amqp``: RabbitMQ's prefetch count.
+- ``verify``: :func:`verify` looks at all of them when a worker starts. If one is not as expected the worker refuses to
+  start, because a gate that is bypassed silently is worse than none.
+"""
+
+from celery_orchestration.worker.internals import amqp, consumer, control, pool, redis
+from celery_orchestration.worker.internals.verify import verify
+
+__all__ = ["amqp", "consumer", "control", "pool", "redis", "verify"]

@@ -1,0 +1,193 @@
+"""Celery's worker and its consumer: requests, queues, messages that it refuses, its shutdown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from celery.apps.worker import Worker
+from celery.exceptions import InvalidTaskError
+from celery.utils.log import get_logger
+from celery.worker import state
+
+logger = get_logger(__name__)
+
+
+def requests_here() -> set[Any]:
+    """Requests that wait for a slot or run. Before Celery 5.7 those that run are not reserved any more once the
+    connection to the broker was lost."""
+    while True:
+        try:
+            return {*state.reserved_requests, *state.active_requests}
+        except RuntimeError:
+            continue  # another thread has changed a set meanwhile
+
+
+def given_to_pool() -> list[Any]:
+    """Requests that the execution pool has, whether it said already that they began or not."""
+    while True:
+        try:
+            # Before Celery 5.7 those that began are not reserved any more when the consumer was closed.
+            reserved = [req for req in state.reserved_requests if req._apply_result]
+            return list({*reserved, *state.active_requests})
+        except RuntimeError:
+            continue  # the main thread has changed the set meanwhile
+
+
+def rate_limited(consumer: Any) -> Iterator[Any]:
+    """The requests that Celery holds back by their tasks' ``rate_limit``."""
+    for bucket in list(consumer.task_buckets.values()):
+        yield from (held for held, _ in list(bucket.contents)) if bucket else ()
+
+
+def cancel_active(consumer: Any) -> None:
+    """As in a cold shutdown."""
+    cancel = getattr(consumer, "cancel_active_requests", None) or consumer.cancel_all_unacked_requests  # before 5.6
+    cancel()
+
+
+def queues_were_chosen(app: Any) -> bool:
+    """Whether the worker was started with -Q."""
+    return app.amqp.queues._consume_from is not None
+
+
+def is_amqp(connection: Any) -> bool:
+    return bool(connection.transport.driver_type == "amqp")
+
+
+def queue_of(message: Any, consumers: Iterable[Any]) -> str:
+    """The queue a message was delivered from.
+
+    Celery's own messages go through the default exchange, where the routing key is the queue. For others the consumer
+    tag tells; kombu's virtual transports have none, there the bindings do.
+    """
+    info = message.delivery_info or {}
+    exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
+    if not exchange:
+        return routing_key
+    tag = info.get("consumer_tag")
+    consumed = []
+    for consumer in consumers:
+        for queue, its_tag in consumer._active_tags.items():
+            if tag and its_tag == tag:
+                return str(queue)
+            consumed.append(str(queue))
+    lookup = getattr(message.channel, "_lookup", None)
+    for queue in lookup(exchange, routing_key) if lookup else ():
+        if queue in consumed:
+            return str(queue)
+    return routing_key
+
+
+def consume_with(consumer: Any, made: Callable[[Any], Any]) -> None:
+    """`made(connection)` is called with each connection for consuming, before it connects."""
+
+    def connection_for_read(heartbeat: Any = None) -> Any:
+        return consumer.ensure_connected(made(consumer.app.connection_for_read(heartbeat=heartbeat)))
+
+    consumer.connection_for_read = connection_for_read
+
+
+def on_queue_changes(consumer: Any, adding: Callable[[str], bool], changed: Callable[[str, bool], None]) -> None:
+    """Remote control adds or cancels a queue. `adding(name)` is called before a queue is added, and returns whether
+    Celery is not to add it; `changed(name, cancelled)` is called after either."""
+    if "add_task_queue" in vars(consumer):
+        return
+    add, cancel = consumer.add_task_queue, consumer.cancel_task_queue
+
+    def add_task_queue(queue: str, *args: Any, **options: Any) -> None:
+        if not adding(queue):
+            add(queue, *args, **options)
+        changed(queue, False)
+
+    def cancel_task_queue(queue: str) -> None:
+        cancel(queue)
+        changed(queue, True)
+
+    consumer.add_task_queue, consumer.cancel_task_queue = add_task_queue, cancel_task_queue
+
+
+def on_refused_messages(
+    consumer: Any, refused: Callable[[Any], None], strayed: Callable[[Any, Callable[[], None]], None]
+) -> None:
+    """Messages that Celery refuses before it makes a request: of an unknown task, or with content that it may not read.
+    `strayed(message, discard)` is called in place of discarding a message of an unknown task; `refused(message)` when
+    another one was discarded."""
+    if "on_unknown_task" in vars(consumer):
+        return
+
+    def telling(refuse: Callable[..., None], position: int) -> Callable[..., None]:
+        def refuse_and_tell(*args: Any) -> None:
+            refuse(*args)
+            try:
+                refused(args[position])
+            except Exception:  # such a message may contain anything
+                logger.exception("A message that Celery refused cannot be read: the ledger may keep its run")
+
+        return refuse_and_tell
+
+    discard = consumer.on_unknown_task
+    consumer.on_unknown_task = lambda body, message, exc: strayed(message, lambda: discard(body, message, exc))
+    consumer.on_invalid_task = telling(consumer.on_invalid_task, 1)
+    consumer.on_decode_error = telling(consumer.on_decode_error, 0)
+
+
+#: Errors that kombu's Redis transport takes for a broken connection (or are an OSError), and that code raises too.
+_OF_CODE = (KeyError, FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def contain_errors(consumer: Any, failed: Callable[[Any, Exception], None]) -> None:
+    """A message that makes Celery, us or a user's class raise an error would end the worker: `failed(message, exc)` is
+    called instead. Errors of the broker's connection are Celery's."""
+    if "create_task_handler" in vars(consumer):
+        return
+    create = consumer.create_task_handler
+
+    def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        handle = create(*args, **kwargs)
+        errors = (*consumer.connection_errors, MemoryError)
+
+        def on_task_received(message: Any) -> Any:
+            try:
+                check_time_limits(message.headers)
+                return handle(message)
+            except _OF_CODE as exc:
+                return failed(message, exc)
+            except errors:
+                raise
+            except Exception as exc:
+                return failed(message, exc)
+
+        return on_task_received
+
+    consumer.create_task_handler = create_task_handler
+
+
+def check_time_limits(headers: Any) -> None:
+    """Raises if a message has time limits that would make the execution pool fail, in the event loop."""
+    limits = headers.get("timelimit") if isinstance(headers, dict) else None
+    if not limits:
+        return
+    if not isinstance(limits, list | tuple) or len(limits) != 2 or not all(map(_is_time_limit, limits)):
+        raise InvalidTaskError(f"invalid time limits {limits!r}")
+
+
+def _is_time_limit(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and 0 <= value <= threading.TIMEOUT_MAX)
+
+
+def owns_process(controller: Any) -> bool:
+    """Whether it is a worker of the command line, and not one in somebody else's process."""
+    return isinstance(controller, Worker)
+
+
+def before_cold_shutdown(controller: Any, function: Callable[[], None]) -> None:
+    """Calls a function when a cold shutdown begins. Celery's signal for that comes only after its soft shutdown."""
+    wait = controller.wait_for_soft_shutdown
+
+    def wait_for_soft_shutdown() -> Any:
+        function()
+        return wait()
+
+    controller.wait_for_soft_shutdown = wait_for_soft_shutdown

@@ -1,0 +1,150 @@
+"""A request of a job: which run it is, and what its message says.
+
+:class:`JobRequest` only holds what is known of a run; ``request.py`` adds how it goes through the gate and how it ends.
+Celery makes requests in the worker's event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery.worker.request import Request
+
+from celery_orchestration.job.envelope import (
+    ADMITTED,
+    FENCE,
+    HEADER,
+    PUBLICATION,
+    RECEIVED,
+    RUN,
+    WAITS,
+    Envelope,
+    sent_ms,
+)
+from celery_orchestration.job.limits import Run
+from celery_orchestration.ledger import keys
+from celery_orchestration.worker import deadline
+from celery_orchestration.worker.publications import header_of, publication_of
+from celery_orchestration.worker.strategy_consumer import ReceivedOnce
+
+if TYPE_CHECKING:
+    from celery_orchestration.worker.gate import Gate
+
+#: The gates of this process, by worker name. There is one, but for tests that run workers in threads.
+gates: dict[str, Gate] = {}
+
+
+class JobRequest(Request):  # type: ignore[misc]
+    #: None in mode "off": then this is a plain request.
+    gate: Gate | None = None
+    #: Given by the ledger when the run may start.
+    fence: str | None = None
+    #: The task's id, or an id of its own if the task id was published again.
+    run_id = ""
+    #: When it started, by the clock of deadlines.
+    started_at = 0.0
+    #: Which call it comes from; and whether that is unknown, although its message was delivered before.
+    publication = ""
+    anonymous = False
+    #: How the run ends, if that was decided before its code was gone.
+    verdict: str | None = None
+    #: What failed, for people.
+    note = ""
+    traceback = ""
+    #: Whether its code is gone: the function returned, or its process died.
+    returned = False
+    #: Whether the settlement knows that the run is over; it is called once.
+    settled = False
+    #: Its lease was lost, or it has started anew since: the ledger will refuse its outcome.
+    void = False
+    #: Its time limit has passed where its code cannot be interrupted: Celery was told, the room is kept.
+    timed_out = False
+    #: Called with the ledger's answer to its outcome.
+    afterwards: Callable[[str], None] | None = None
+    #: The drain has killed its process: the run goes back to its queue.
+    drained = False
+    #: When the execution pool began it, by the monotonic clock.
+    began: float | None = None
+    #: How many seconds its code ran; None if the execution pool did not say.
+    runtime: float | None = None
+    #: What apply_async of the execution pool returned for it, on threads and gevent.
+    pool_result: Any = None
+    #: Why its code cannot be executed: the run fails as soon as it starts.
+    problem: Exception | None = None
+    #: Whether a worker has received its run before: then ``task-received`` was sent.
+    received = False
+    #: What the run has waited for, for a tracer: JSON.
+    waits = ""
+    #: Grant number of a handed-over message.
+    grant = ""
+    #: Where a handed-over message was sent at first.
+    origin: dict[str, Any] | None = None
+    #: It is not to start before this time (seconds since the epoch).
+    not_before: float | None = None
+    #: None: the gate does not have it yet. "reserved": it waits for a slot. "asked": it had a slot, or needs none, and
+    #: the ledger is asked for it. "dropped": the broker connection was lost before that.
+    stage: str | None = None
+
+    def __init__(self, message: Any, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.gate = gates.get(self._hostname)
+        self.received = bool(self._request_dict.pop(RECEIVED, False))
+        if self.received and isinstance(self._eventer, ReceivedOnce):
+            self._eventer.announced = self.id
+        self.run_id = self.id
+        ours = header_of(self._request_dict.pop(HEADER, None))
+        self.publication, self.anonymous = publication_of(message, ours)
+        if ours.get("grant"):
+            self.grant = ours["grant"]
+            self.origin = {k: ours.get(k) for k in ("exchange", "routing_key")}
+            self._delivery_info.update(self.origin)
+
+    @property
+    def attempt(self) -> int:
+        return keys.attempt(self.replaced_task_nesting or 0, self._request_dict.get("retries") or 0)
+
+    @property
+    def run(self) -> Run:
+        return self.run_id, self.fence or ""
+
+    def envelope(self) -> Envelope:
+        return Envelope.of(self._message, self.origin, self.publication).received()
+
+    def send_received(self) -> None:
+        """As Celery's strategy does for a message that arrives."""
+        self.send_event(
+            "task-received",
+            name=self.name,
+            args=self.argsrepr,
+            kwargs=self.kwargsrepr,
+            root_id=self.root_id,
+            parent_id=self.parent_id,
+            retries=self._request_dict.get("retries", 0),
+            eta=self.eta and self.eta.isoformat(),
+            expires=self.expires and self.expires.isoformat(),
+        )
+
+    def start(self, run_id: str, fence: str, admitted: float) -> None:
+        """The ledger says that the run starts. `admitted`: it did so not before this, by the monotonic clock; this
+        process may have stood still since."""
+        self.run_id, self.fence = run_id, fence
+        self.started_at = deadline.now()
+        ours = {RUN: run_id, FENCE: fence, ADMITTED: admitted, PUBLICATION: self.publication}
+        if self.waits:
+            ours[WAITS] = self.waits
+        self._request_dict["properties"] = {**(self._request_dict.get("properties") or {}), **ours}
+
+    def queued_ms(self) -> int | None:
+        """How long its message was in its queue, as far as the clocks of sender and worker agree. None if it was handed
+        over or delivered again: then nobody knows."""
+        if self.grant or self.received or (self._message.delivery_info or {}).get("redelivered"):
+            return None
+        sent = sent_ms(self._message.properties.get("message_id"))
+        return None if sent is None else max(0, int(time.time() * 1000) - sent)
+
+    def ran_ms(self, now: float) -> int | None:
+        """How long its code ran; None if it did not."""
+        seconds = self.runtime if self.began is None or self.runtime is not None else now - self.began
+        return None if seconds is None else max(0, round(seconds * 1000))
