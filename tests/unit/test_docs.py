@@ -1,0 +1,50 @@
+"""The documents agree with the code and with each other: links, options, settings, figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from celery_orchestration.job.policy import JobOptions, Settings
+
+PROJECT = Path(__file__).parents[2]
+PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), *PROJECT.glob("examples/**/*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_every_link_leads_somewhere(page: Path):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_page_of_options_has_every_option_and_setting():
+    page = (PROJECT / "docs" / "options.md").read_text()
+    options, settings = page.split("## Settings")
+    assert [name for name in JobOptions.model_fields if f"| `{name}`" not in options] == []
+    assert [name for name in Settings.model_fields if f"| `{name}`" not in settings] == []
+
+
+def test_every_figure_of_the_readme_is_on_the_page_of_figures():
+    readme = (PROJECT / "README.md").read_text()
+    page = (PROJECT / "docs" / "figures.md").read_text()
+    table = readme[readme.index("| measured |") : readme.index("## Where to read on")]
+    rows = [line.split(" | ") for line in table.splitlines()[2:] if line.startswith("|")]
+    assert len(rows) > 10
+    numbers = {number for row in rows for cell in row[1:] for number in re.findall(r"\d[\d.,]*\d", cell)}
+    assert {number for number in numbers if number not in page} == set()
