@@ -33,6 +33,13 @@ def test_every_link_leads_somewhere(page: Path):
     assert broken == []
 
 
+def test_every_file_that_contributing_names_exists():
+    text = (PROJECT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`((?:celery_orchestration|tests|docs|examples|bench)/[\w./]*)`", text))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (PROJECT / name).exists()] == []
+
+
 def test_the_page_of_options_has_every_option_and_setting():
     page = (PROJECT / "docs" / "options.md").read_text()
     options, settings = page.split("## Settings")
