@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from celery_orchestration.job.policy import JobOptions, Settings
+from celery_orchestration.testing import decide
 
 PROJECT = Path(__file__).parents[2]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), *PROJECT.glob("examples/**/*.md")])
@@ -55,3 +58,17 @@ def test_every_figure_of_the_readme_is_on_the_page_of_figures():
     assert len(rows) > 10
     numbers = {number for row in rows for cell in row[1:] for number in re.findall(r"\d[\d.,]*\d", cell)}
     assert {number for number in numbers if number not in page} == set()
+
+
+def test_the_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch):
+    (code,) = re.findall(r"```python\n(.+?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    shop = ModuleType("shop")
+    monkeypatch.setitem(sys.modules, "shop", shop)
+    exec(compile(code, "shop.py", "exec"), vars(shop))
+    waits = decide(shop.app, job="shop.process_data", running=["shop.fetch_data"])
+    assert (waits.starts, waits.waits_for) == (False, "shop.fetch_data")
+    assert not decide(shop.app, job="shop.process_data", ended={"shop.fetch_data": "failed"})
+    assert not decide(shop.app, job="shop.cleanup", running=["shop.process_data"])
+    assert not decide(shop.app, job="shop.fetch_data", running=["shop.fetch_data"])
+    assert decide(shop.app, job="shop.process_data")
