@@ -1,8 +1,8 @@
-"""``make demo``: ``orchestration up`` on the pipeline, while this script breaks things and says what comes of it.
+"""``make demo``: ``orchestration up`` on the pipeline, while this script breaks things and reports what follows.
 
-It lets time pass twenty times as fast, asks for runs that have to wait, kills a worker's process in the middle of a
-run, a whole worker, and the scheduler, disables a job and enables it again. Everything that it says was seen. It ends
-by itself within a minute, with 0, or with 1 if something was not as it should be. Nothing is left behind.
+It lets time pass twenty times as fast, triggers runs that have to wait, kills a worker's process in the middle of a
+run, a whole worker, and the scheduler, disables a job and enables it again. It reports only what it has
+observed. It ends by itself within a minute, with 0, or with 1 if something went wrong. No process is left behind.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rich.text import Text
 from examples.stage import JOBS, free_port
 
 PACE = 20
-#: Seconds for anything to happen.
+#: How many seconds each step may take.
 PATIENCE = 30.0
-#: Lines of the log that tell the story: the others would hide it.
+#: The lines of the log that are shown; all others are left out.
 TOLD = re.compile(r"^up |^pools |ready\.|Scheduler: Sending due task|This scheduler leads|ERROR|CRITICAL")
 
 console = Console(highlight=False)
 
 
 class Up:
-    """``celery -A examples.pipeline orchestration up``; its log is shown as far as it tells the story."""
+    """``celery -A examples.pipeline orchestration up``, with the important lines of its log."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "examples.pipeline", "orchestration", "up"]
@@ -45,7 +45,7 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # Workers that are killed leave a directory behind there.
+            # Killed workers leave a directory behind there.
             env={**os.environ, "TMPDIR": str(folder)},
             start_new_session=True,
         )
@@ -64,7 +64,7 @@ class Up:
         return any(re.search(words, line) for line in self.lines[since:])
 
     def processes(self, *words: str) -> list[int]:
-        """Those below it, the oldest first, with these words in their command lines."""
+        """Processes below it with these words in their command lines, the oldest first."""
         found, looked_at = [], [self._process.pid]
         while looked_at:
             pid = looked_at.pop(0)
@@ -80,7 +80,7 @@ class Up:
         return self._process.wait(PATIENCE)
 
     def end(self) -> None:
-        """However this script ends. What up has started ends by itself then."""
+        """Ends `up`, however this script ends. The processes that `up` started then end by themselves."""
         if self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -159,7 +159,7 @@ class Demo:
         self.say(f"its worker noticed, started new processes, and the run has {found.outcome} in its second try")
 
     def kill_the_worker(self) -> None:
-        # What it had begun would be back after its lease of 30 s: too long for a demo.
+        # Its runs would be back after its lease of 30 s, which is too long for a demo.
         self.wait("nothing runs", lambda: not self.orchestration.status(depths=False).runs)
         since = len(self.up.lines)
         self.say("the whole worker is killed with SIGKILL")
@@ -195,7 +195,7 @@ class Demo:
         self.say("Redis, scheduler and worker have ended, nothing is left behind")
 
     def young(self, job: str) -> Any:
-        """A run of it that has only just begun: it takes 1.5 s."""
+        """A run of fetch_data that has just begun; it takes 1.5 s."""
         return next((run for run in self.runs(job, "running") if run.seconds < 0.7), None)
 
 

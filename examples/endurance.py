@@ -22,11 +22,11 @@ from statistics import median
 from examples.fires import account
 from examples.stage import JOBS, Scheduler, Stage, stage, wait_until
 
-#: Seconds that a scheduler lives, and that it is gone.
+#: How many seconds a scheduler lives, and how many it is gone.
 LIVES, GONE = (2.0, 14.0), (0.2, 7.0)
-#: Seconds within which another one has to lead, if one stood by.
+#: Within how many seconds another scheduler has to lead, if one stood by.
 LONGEST_TAKEOVER = 15.0
-#: Of so many deaths one is by SIGTERM.
+#: One death in this many is by SIGTERM.
 STOPPED_ONE_IN = 4
 
 
@@ -35,9 +35,9 @@ class Takeover:
     #: SIGKILL or SIGTERM.
     by: str
     at: float
-    #: Whether another scheduler stood by, all the time until one led.
+    #: Whether another scheduler stood by the whole time until one led.
     standby: bool
-    #: Until one led; None: none has.
+    #: Seconds until another one led; None: none has.
     seconds: float | None = None
 
 
@@ -48,7 +48,7 @@ class Endurance:
     takeovers: list[Takeover] = field(default_factory=list)
     deaths: int = 0
     first_due: dict[str, int] = field(default_factory=dict)
-    #: When something is next done to a scheduler.
+    #: When the next scheduler is killed or started.
     _turns: dict[str, float] = field(default_factory=dict)
 
     def run(self, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Endurance:
         self._come_to_rest()
 
     def _see(self) -> bool:
-        """Who leads now, by their logs."""
+        """The schedulers that lead now, according to their logs."""
         for scheduler in self.stage.schedulers:
             scheduler.said()
         leader = self.stage.leader
@@ -101,7 +101,7 @@ class Endurance:
         self._turns[scheduler.name] = time.monotonic() + self.chance.uniform(*GONE)
 
     def _come_to_rest(self) -> None:
-        """What was due while nobody led is made up for; then the schedulers stop, and everything ends."""
+        """Waits until missed fires are caught up, then stops the schedulers and ends everything."""
         late = max(self.stage.every(job) for job in JOBS[:2]) / 1000
         wait_until("the schedule is caught up with", self._is_up_to_date, 30 + late)
         for scheduler in self.stage.schedulers:
@@ -114,10 +114,10 @@ class Endurance:
     def _is_up_to_date(self) -> bool:
         return all(int(entry["next"]) > time.time() * 1000 for entry in self.stage.entries().values())
 
-    # -- what came of it
+    # -- results
 
     def report(self) -> Iterator[str]:
-        """Says what happened; gives what should not have."""
+        """Prints what happened; returns what went wrong."""
         history, entries = self.stage.history(), self.stage.entries()
         for job in JOBS:
             found = account(self.first_due[job], int(entries[job]["last"]), self.stage.every(job), history[job])

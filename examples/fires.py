@@ -17,7 +17,7 @@ SKIPPED, MISSED = "skipped", "missed"
 
 @dataclass(frozen=True)
 class Record:
-    """One of the history's, as the ledger keeps it. Times are in ms."""
+    """A record of the history, as the ledger keeps it. Times are in ms."""
 
     id: str
     outcome: str
@@ -27,7 +27,7 @@ class Record:
     recoveries: int
     #: None: it was not fired by the schedule.
     due: int | None
-    #: Of fires that it stands for.
+    #: How many fires it stands for.
     count: int
 
     @classmethod
@@ -50,7 +50,7 @@ class Account:
     ran: int = 0
     skipped: int = 0
     missed: int = 0
-    #: Most ms between a due time and the arrival of its run.
+    #: The longest time between a due time and the arrival of its run, in ms.
     latest: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class Account:
 
 
 def account(first: int, last: int, every: int, records: Sequence[Record]) -> Account:
-    """Of an entry that was due from `first` to `last`, every so many ms. `records`: of its job, the latest first."""
+    """Accounts for an entry that was due every `every` ms from `first` to `last`. `records`: the latest first."""
     times = range(first, last + 1, every)
     found = Account(len(times))
     told: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""A small pipeline: data is fetched, processed when there is some, and cleaned up when nobody is at it.
+"""A small pipeline: data is fetched, then processed, and cleaned up while it is not being processed.
 
 celery -A examples.pipeline worker
 celery -A examples.pipeline beat
@@ -49,6 +49,6 @@ def process_data():
     base=OrchestratedTask, interval_seconds=3600 / PACE, priority="low", blocks=["examples.pipeline.process_data"]
 )
 def cleanup():
-    """Never at the same time as process_data, whichever of them came first."""
+    """Never runs at the same time as process_data, whichever of them came first."""
     time.sleep(CLEANUP_SECONDS)
     return "cleaned up"

@@ -1,4 +1,4 @@
-"""What the demo and the endurance run play on: a Redis, a worker and schedulers of their own, which always end."""
+"""Shared by the demo and the endurance run: a Redis, a worker and schedulers of their own, which always end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_RECORDS = 10_000
 
 
 class Service:
-    """A process with its log in a file, started as often as one likes."""
+    """A process with its log in a file, which can be started many times."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, **env: str) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class Service:
             self._process.wait(seconds)
 
     def end(self) -> None:
-        """Whatever state it is in, nothing of it is left."""
+        """Ends the process, whatever state it is in."""
         if self._process is None:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -73,7 +73,7 @@ class Service:
         self._process.wait()
 
     def new_lines(self) -> list[str]:
-        """Of its log, whole ones, since they were last asked for."""
+        """The complete lines of its log since the last call."""
         with self.log.open("rb") as log:
             log.seek(self._read)
             text = log.read().rpartition(b"\n")[0]
@@ -95,9 +95,9 @@ class Service:
 
 
 class Scheduler(Service):
-    """``celery beat``. What it says of itself is all that is known about who leads."""
+    """``celery beat``. Only its log says whether it leads."""
 
-    #: Since when it leads, in seconds since 1970, or None.
+    #: When it began to lead, in seconds since 1970, or None.
     leads: float | None = None
     stands_by = False
 
@@ -106,7 +106,7 @@ class Scheduler(Service):
         super().start()
 
     def said(self) -> list[str]:
-        """What it said since it was last asked, without times and levels."""
+        """The lines of its log since the last call, without times and levels."""
         found = []
         for line in self.new_lines():
             match = re.match(r"\[(\S+ \S+),(\d{3}): \w+/\S+\] (.*)", line)
@@ -122,7 +122,7 @@ class Scheduler(Service):
 
 
 class Timeline(threading.Thread):
-    """When runs started and ended, from Celery's own events: what the workers did, whatever the ledger says."""
+    """When runs started and ended, from Celery's own events: what the workers really did, independent of the ledger."""
 
     def __init__(self, app: Celery) -> None:
         super().__init__(daemon=True)
@@ -145,7 +145,7 @@ class Timeline(threading.Thread):
                     return
 
     def overlaps(self, first: Collection[str], second: Collection[str]) -> int:
-        """How often a run of the first ones was at the same time as another one of the second."""
+        """How often a run of the first jobs overlapped with another run of the second jobs."""
         spans = [(times[-1], self.ended.get(id, float("inf")), id) for id, times in self.started.items()]
         found, running = 0, []
         for start, end, id in sorted(spans):
@@ -183,19 +183,19 @@ class Stage:
         return not status.runs and not status.waiting and not status.later
 
     def is_all_seen(self) -> bool:
-        """Whether Celery's events of all runs that are over have come."""
+        """Whether Celery's events of all ended runs have arrived."""
         ended = {record.id for records in self.history().values() for record in records if record.started}
         return ended <= self.timeline.started.keys() & self.timeline.ended.keys()
 
     def together(self) -> dict[str, int]:
-        """How often jobs that must not were at the same time, as the workers saw it."""
+        """How often jobs overlapped that must not, according to the workers' events."""
         ids = {job: {record.id for record in records} for job, records in self.history().items()}
         pairs = [(f"two runs of {job}", job, job) for job in JOBS]
         pairs.append(("process_data and cleanup", "process_data", "cleanup"))
         return {what: self.timeline.overlaps(ids[first], ids[second]) for what, first, second in pairs}
 
     def entries(self) -> dict[str, dict[str, str]]:
-        """How far the schedule is, by job."""
+        """How far the schedule has come, for each job."""
         found = self.orchestration._ledger.entries(0, 100)
         return {fields["task"].rpartition(".")[2]: fields for _, fields in found if "next" in fields}
 
@@ -208,7 +208,7 @@ class Stage:
         return found if len(found) == len(JOBS) else {}
 
     def history(self) -> dict[str, list[Record]]:
-        """By job, the latest first."""
+        """The records of each job, the latest first."""
         return {
             job: [Record.read(one) for one in self.orchestration._ledger.history(self.name_of(job), MOST_RECORDS) or ()]
             for job in JOBS
@@ -218,13 +218,13 @@ class Stage:
         return f"{self.pipeline.__name__}.{job}"
 
     def every(self, job: str) -> int:
-        """Ms between two fires."""
+        """Milliseconds between two fires."""
         return round(getattr(self.pipeline, job).orchestration.interval_seconds * 1000)
 
 
 @contextlib.contextmanager
 def stage(pace: float) -> Iterator[Stage]:
-    """Everything that is started ends with the block, however that ends."""
+    """Everything that is started inside the block ends with it, however it ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     with tempfile.TemporaryDirectory(prefix="orchestration-") as scratch, contextlib.ExitStack() as cleanups:
         folder, port = Path(scratch), free_port()

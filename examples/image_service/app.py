@@ -19,12 +19,12 @@ app.conf.broker_connection_retry_on_startup = True
 app.conf.beat_scheduler = "celery_orchestration:OrchestratedScheduler"
 app.conf.orchestration_drain_seconds = 30
 app.conf.orchestration_pools = {
-    # Heavy on the processor. They give way to everything else, and may take a while at peak times.
+    # These are heavy on the processor. They give way to all others, and may wait longer at peak times.
     "images": Pool(min=1, max=3, nice=10, target_wait_seconds=60),
     "documents": Pool(min=0, max=2, nice=5, target_wait_seconds=30),
-    # Mostly waiting for somebody else's server: many at once in one process.
+    # These mostly wait for another server, so one process runs many at once.
     "email": Pool(min=1, max=2, kind="threads", concurrency=8, target_wait_seconds=2),
     "webhooks": Pool(min=0, max=2, kind="threads", concurrency=8),
-    # Jobs that name no pool.
+    # This one serves jobs that name no pool.
     "default": Pool(min=1, max=1),
 }

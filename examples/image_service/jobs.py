@@ -1,4 +1,4 @@
-"""The work. Every job counts itself in Redis, so that ``load.py`` can tell what was lost and what ran twice."""
+"""The work. Every job counts itself in Redis, so that ``load.py`` can report which were lost and which ran twice."""
 
 import csv
 import functools
@@ -18,7 +18,7 @@ from celery_orchestration import OrchestratedTask
 from examples.image_service.app import OUTPUT, SMTP_PORT, WEBHOOK_PORT, WORLD, app
 
 PHOTO, THUMBNAIL = (640, 480), (160, 120)
-#: Somebody else's server may be away for a while.
+#: The other server may be unavailable for a while.
 AGAIN = {"autoretry_for": (OSError,), "max_retries": 8, "retry_backoff": True}
 
 
@@ -84,7 +84,7 @@ def export(load: str, number: int) -> None:
 
 @app.task(base=OrchestratedTask, interval_seconds=60, priority="low")
 def usage_report() -> dict[str, int]:
-    """How many files of each kind there are: what the scheduler fires."""
+    """Counts the files of each kind. The scheduler fires this job."""
     directories = [one for one in Path(OUTPUT).glob("*") if one.is_dir()]
     return {one.name: sum(1 for _ in one.iterdir()) for one in directories}
 
@@ -109,7 +109,7 @@ def count(load: str, kind: str, number: int) -> None:
 
 
 def counts_of(load: str) -> str:
-    """The key of a hash: how often each job of a load came to its end."""
+    """The key of a hash that counts how often each job of a load ended."""
     return f"image_service:{load}"
 
 

@@ -1,4 +1,4 @@
-"""Sends jobs to the image service, shows how they are worked off, and says at the end what became of them.
+"""Sends jobs to the image service, shows their progress, and says at the end how many were lost or ran twice.
 
     python -m examples.image_service.load --jobs 50000
 
@@ -26,9 +26,9 @@ from celery_orchestration import Orchestration
 from examples.image_service.app import app
 from examples.image_service.jobs import counts_of, export, invoice, mail, store, thumbnail, webhook
 
-#: Of a hundred jobs.
+#: How many of a hundred jobs are of each kind.
 MIX = {thumbnail: 30, webhook: 35, mail: 25, invoice: 9, export: 1}
-#: Messages that are sent before the bar moves again.
+#: How many messages are sent between two updates of the bar.
 CHUNK = 100
 LOOK_SECONDS = 0.5
 
@@ -37,7 +37,7 @@ console = Console()
 
 @dataclass
 class Load:
-    """Jobs that were sent together: how many of each kind, and how many of them came to their end."""
+    """Jobs that were sent together: how many of each kind, and how many have ended."""
 
     id: str
     sent: Counter[str] = field(default_factory=Counter)
@@ -46,14 +46,14 @@ class Load:
         return int(store().hlen(counts_of(self.id)))  # type: ignore[arg-type]
 
     def counts(self) -> dict[str, int]:
-        """How often each job came to its end."""
+        """How often each job ended."""
         found: Any = store().hgetall(counts_of(self.id))
         return {name.decode(): int(times) for name, times in found.items()}
 
 
 @dataclass(frozen=True)
 class Account:
-    """What became of a load."""
+    """The result of a load."""
 
     sent: int
     lost: int
@@ -68,7 +68,7 @@ class Account:
 
 
 def planned(jobs: int, seed: int) -> Iterator[Any]:
-    """Which job each of them is; in the same order for the same seed."""
+    """The kind of each job, in the same order for the same seed."""
     kinds, weights = list(MIX), list(MIX.values())
     yield from random.Random(seed).choices(kinds, weights, k=jobs)
 
@@ -91,7 +91,7 @@ def send(load: Load, jobs: int, seed: int, progress: Progress) -> None:
 
 
 def watch(load: Load, jobs: int, progress: Progress, patience: float) -> None:
-    """Until all are done, or nothing has been done for so long."""
+    """Waits until all jobs are done, or until none has ended for a while."""
     bar, orchestration = progress.add_task("done", total=jobs), Orchestration(app)
     done, since = 0, time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""The world outside: a mail server and a shop's web server. They keep nothing and count everything.
+"""The world outside: a mail server and a shop's web server. They store nothing and count every request.
 
 ``python -m examples.image_service.world`` says "ready", and serves until its standard input ends. Then it prints as
 JSON how many mails and webhooks of each load came, and how many of them were different ones.
@@ -17,10 +17,10 @@ from aiosmtpd.controller import Controller
 
 from examples.image_service.app import SMTP_PORT, WEBHOOK_PORT
 
-#: On loopback, unless the workers are in other containers.
+#: The address to listen on: loopback, unless the workers are in other containers.
 LISTEN = os.environ.get("IMAGE_SERVICE_LISTEN", "127.0.0.1")
 
-#: By load and kind: how often each number came.
+#: How often each number arrived, by load and kind.
 Received = dict[str, dict[str, Counter[str]]]
 
 

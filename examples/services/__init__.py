@@ -1,1 +1,1 @@
-"""Two services that share a ledger, as docs/services.md tells."""
+"""Two services that share a ledger, as docs/services.md describes."""

@@ -35,5 +35,5 @@ def ship():
 
 @app.task(base=Job, name="shop.export", max_running=1)
 def export():
-    """Waits while billing.close_books runs: that one names it in ``blocks``."""
+    """Waits while billing.close_books runs, which names it in ``blocks``."""
     return "exported"
