@@ -31,7 +31,7 @@ class Clock:
     #: By the monotonic clock.
     ends: float
     #: Called by the thread that notices the end of the time.
-    tell: Callable[[float], None]
+    on_timeout: Callable[[float], None]
 
 
 class Clocks:
@@ -42,9 +42,9 @@ class Clocks:
         self._going: dict[Run, Clock] = {}
         self._over: set[Run] = set()
 
-    def start(self, run: Run, limit: float, tell: Callable[[float], None]) -> float:
+    def start(self, run: Run, limit: float, on_timeout: Callable[[float], None]) -> float:
         """Returns when it ends."""
-        clock = Clock(limit, monotonic() + limit, tell)
+        clock = Clock(limit, monotonic() + limit, on_timeout)
         self.go_on(run, clock)
         return clock.ends
 

@@ -100,7 +100,7 @@ class Policy(JobOptions):
     def _recurring_defaults(self) -> RecurringDefaults:
         return RecurringDefaults.read(self.celery.get("recurring_defaults") or {})
 
-    def source_of_celerys(self, name: str) -> Source | None:
+    def source_of_celery_option(self, name: str) -> Source | None:
         """The source of the value of one of Celery's options; None: Celery's own default."""
         if name in self.celery:
             return "written"
@@ -120,7 +120,7 @@ class Policy(JobOptions):
         celerys = {
             name: value
             for name, value in self.celery_options().items()
-            if name in RecurringDefaults.model_fields and self.source_of_celerys(name) == "recurring default"
+            if name in RecurringDefaults.model_fields and self.source_of_celery_option(name) == "recurring default"
         }
         return ours | celerys
 

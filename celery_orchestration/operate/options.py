@@ -33,7 +33,7 @@ def _value(policy: Policy, name: str) -> Any:
 
 
 def _of_celery(task: Task, policy: Policy, name: str) -> OptionValue:
-    source = policy.source_of_celerys(name) or "Celery's"
+    source = policy.source_of_celery_option(name) or "Celery's"
     return OptionValue(name=name, value=_shown(getattr(task, name, None)), source=source)
 
 

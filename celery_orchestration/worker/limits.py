@@ -49,7 +49,7 @@ class Limits:
 
     def _look(self) -> None:
         for clock in clocks.ring(monotonic()):
-            clock.tell(clock.limit)
+            clock.on_timeout(clock.limit)
         with self._lock:
             due = clocks.next_end()
             if due is None:

@@ -1,5 +1,5 @@
-"""Code that others put around the sending of a task, as monitors and tracers do, sees each fire as with Celery's beat;
-and a fire becomes one run all the same. One scheduler, step by step on a real Redis."""
+"""Code that hooks into the sending of a task, such as monitors and tracers, sees each fire as with Celery's beat, and
+a fire still becomes one run. One scheduler, step by step on a real Redis."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _nothing() -> None: ...
 
 
 class Beat:
-    """A scheduler whose threads are not started: what they do is done here, one step after the other."""
+    """A scheduler whose threads are not started: the tests take their steps one after the other."""
 
     def __init__(self, server: RedisServer) -> None:
         self.app = app = Celery("fires", broker=server.url(), set_as_current=False)
@@ -78,7 +78,7 @@ class Beat:
         self.send()
 
     def send(self) -> None:
-        """What the thread does that sends plain tasks and events."""
+        """The work of the thread that sends plain tasks and events."""
         sender = self.runtime.dispatcher._sender
         sender.stop()
         sender.run()

@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: who gets in, what is refused, where it can be mounted, and how often it looks."""
+"""The dashboard over HTTP: access, refusals, mounting, and how often it reads the ledger."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def visit(whole: Shop) -> Iterator[Callable[..., Visitor]]:
 
 
 def addresses(app: Any, method: str) -> list[str]:
-    """Of all that the app itself says it serves: what is added later is tested, too."""
+    """All addresses that the app serves, so that later ones are tested, too."""
     routes = [one for one in app.routes if isinstance(one, Route) and method in (one.methods or ())]
     whole = [one.path for one in routes if "{" not in one.path]
     actions = [one.path.replace("{action}", name) for one in routes if "{action}" in one.path for name in ACTIONS]

@@ -1,5 +1,5 @@
-"""The dispatcher of one scheduler, step by step on a real Redis: whatever goes wrong in the midst of many fires, each
-of them is made."""
+"""The dispatcher of one scheduler, step by step on a real Redis: every fire is made, whatever goes wrong among many
+fires."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOUR_MS = 3_600_000
 
 
 class Scheduler:
-    """A scheduler whose threads are not started: what they do is done here, one step after the other."""
+    """A scheduler whose threads are not started: the tests take their steps one after the other."""
 
     def __init__(self, app: Celery, server: RedisServer) -> None:
         entries, _ = from_code(app, jobs_of(app), {})
@@ -87,7 +87,7 @@ class Scheduler:
         return self.fires == dict.fromkeys(self.names, 1)
 
     def fails_once(self, verb: str, call: int, *, after: bool = False) -> None:
-        """The ledger does not answer that call, having done what it was asked for or not."""
+        """The ledger does not answer that call, whether it took effect or not."""
         original, calls = getattr(self.ledger, verb), 0
 
         def failing(*args: Any) -> Any:
@@ -129,7 +129,7 @@ def test_the_ledger_is_gone_for_a_moment_in_the_midst_of_many_fires(scheduler: S
 
 
 def test_the_ledger_is_gone_for_a_moment_while_fires_are_asked_for_one_by_one(scheduler: Scheduler):
-    """As after an error that is about one of them."""
+    """As after an error that concerns one of them."""
     scheduler.make_due()
     scheduler.fails_once("dispatch", 3)
     original = scheduler.ledger.dispatch
@@ -245,7 +245,7 @@ class TestAPublisherThatIsBehind:
     def test_is_not_waited_for_if_it_gets_nothing_done(
         self, scheduler: Scheduler, publisher: Any, monkeypatch: pytest.MonkeyPatch
     ):
-        """The broker is gone, or hangs: fires go into the ledger all the same."""
+        """The broker is unavailable, or hangs: fires still go into the ledger."""
         scheduler.make_due()
         publisher._done_at = monotonic() - 10
         waited = _called(monkeypatch, lambda: None)

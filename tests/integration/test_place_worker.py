@@ -1,4 +1,4 @@
-"""A place's worker is started again when it dies: soon if it had started well, once a minute if it cannot start."""
+"""A place's worker is restarted when it dies: soon if it had started well, once a minute if it cannot start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place_worker() -> Iterator[PlaceWorker]:
 
 
 def die(place_worker: PlaceWorker, now: float, *, registered: bool) -> tuple[str, float]:
-    """Its worker starts and is killed. Returns what is said first, and after how many seconds another one starts."""
+    """Its worker starts and is killed. Returns the first message, and the seconds until another one starts."""
     place_worker.step(now)
     assert place_worker.worker is not None
     if registered:

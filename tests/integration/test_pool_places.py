@@ -76,7 +76,7 @@ class Site:
         return machine
 
     def passes(self, ms: int) -> None:
-        """So much time, by the ledger clock."""
+        """This much time passes by the ledger clock."""
         self.redis.hincrby(f"{PREFIX}g", "clk", ms)
 
 

@@ -1,4 +1,4 @@
-"""What people do to the schedule: the verbs ``schedule``, ``changes`` and ``entries``, and the client above them."""
+"""Changes of the schedule by people: the verbs ``schedule``, ``changes`` and ``entries``, and the client for them."""
 
 from __future__ import annotations
 

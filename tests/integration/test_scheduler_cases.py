@@ -1,4 +1,4 @@
-"""Cases in which fires once got lost, doubled or stuck: verb by verb, and step by step."""
+"""Cases in which fires were once lost, doubled or stuck, verb by verb and step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A supervisor of pools, step by step, with a real ledger: what it does with places that it finds there."""
+"""A supervisor of pools with a real ledger, step by step: how it treats the places that it finds there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def places(app: Celery, ledger: Ledger) -> Places:
 
 @pytest.fixture
 def lines() -> list[str]:
-    """What the supervisor says."""
+    """The messages of the supervisor."""
     return []
 
 

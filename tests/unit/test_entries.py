@@ -1,4 +1,4 @@
-"""What fires, and the message of a fire."""
+"""Entries of the schedule, and the messages of their fires."""
 
 from __future__ import annotations
 
@@ -432,7 +432,7 @@ class TestMessages:
 
 
 class TestReceivers:
-    """Of before_task_publish: they see each message, and may change it."""
+    """Receivers of before_task_publish see each message, and may change it."""
 
     @pytest.fixture
     def connect(self) -> Iterator[Callable[..., None]]:

@@ -1,4 +1,4 @@
-"""A Celery message that was kept and published again is the message that came."""
+"""A Celery message that is kept and published again equals the original one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celery_orchestration.job.envelope import HEADER, Envelope
 
 
 class Explosive:
-    """Whoever unpickles it makes a directory."""
+    """Unpickling it makes a directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

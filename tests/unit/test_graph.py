@@ -1,4 +1,4 @@
-"""How jobs relate: what is refused at start, and what the relations come to."""
+"""The graph of jobs: relations that are refused at start, and the result of the others."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Clocks of runs that cannot be interrupted, and what is said about it."""
+"""Clocks of runs that cannot be interrupted, and the sentences about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: what the ledger tells becomes series, of which there are not too many."""
+"""Metrics: the ledger's data becomes a bounded number of series."""
 
 from __future__ import annotations
 

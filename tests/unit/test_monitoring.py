@@ -1,4 +1,4 @@
-"""examples/monitoring fits the metrics, and Prometheus takes it."""
+"""examples/monitoring matches the metrics, and Prometheus accepts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may write on a job and in the settings, and what becomes of it."""
+"""Options and settings: accepted values, refusals, and the policy that they result in."""
 
 import inspect
 from datetime import timedelta
@@ -33,7 +33,7 @@ def refusal(**attributes):
 
 
 class TestOnCrash:
-    """A task that only inherits is run as often as Celery would run it: once."""
+    """A task that only inherits runs as often as with Celery: once."""
 
     @pytest.mark.parametrize(
         ("celery", "options", "value", "source"),
@@ -562,9 +562,9 @@ class TestRecurringDefaults:
         found = policy({"recurring_defaults": {"timeout_seconds": None, "max_retries": 9}}, interval_seconds=60)
         assert found.sources["timeout_seconds"] == "orchestration_recurring_defaults"
         assert found.sources["max_running"] == "recurring default"
-        assert found.source_of_celerys("max_retries") == "orchestration_recurring_defaults"
-        assert found.source_of_celerys("autoretry_for") == "recurring default"
-        assert found.source_of_celerys("rate_limit") is None
+        assert found.source_of_celery_option("max_retries") == "orchestration_recurring_defaults"
+        assert found.source_of_celery_option("autoretry_for") == "recurring default"
+        assert found.source_of_celery_option("rate_limit") is None
         written = policy({"recurring_defaults": {"timeout_seconds": None}}, interval_seconds=60, timeout_seconds=5)
         assert (written.timeout_seconds, written.sources["timeout_seconds"]) == (5, "written")
 

@@ -1,4 +1,4 @@
-"""What may be said about a run's progress, and who hears it."""
+"""The progress of a run: accepted reports, and how they reach the ledger."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_outside_a_worker_nothing_happens(app: Any, monkeypatch: pytest.MonkeyPa
 
 
 class Ledger:
-    """Answers as it is told to."""
+    """Answers as the test wants."""
 
     def __init__(self, *answers: Exception | None) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""Which queue a run is sent to, which queues a worker serves, and in which order."""
+"""The queue that a run is sent to, the queues that a worker serves, and their order."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_where_a_run_is_handed_over(came_through, handed_over):
 
 
 def served(app: Celery, *chosen: str) -> tuple[list[str], list[str]]:
-    """Queues that Celery consumes from, and those where runs are handed over."""
+    """Queues that Celery consumes from, and the granted queues."""
     if chosen:
         app.amqp.queues.select(chosen)
     select(app, bool(chosen), destinations(app, jobs_of(app)))

@@ -1,4 +1,4 @@
-"""``up --reload`` hears of changed code."""
+"""``up --reload`` notices changed code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people write about an entry of the schedule: checked when it is written, kept as JSON, read as it was."""
+"""Entries that people write: checked when they are written, kept as JSON, and read unchanged."""
 
 from __future__ import annotations
 

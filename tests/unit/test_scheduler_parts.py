@@ -1,4 +1,4 @@
-"""In which order entries are fired, and how long a leader may trust its term."""
+"""The order in which entries fire, and how long a leader may trust its term."""
 
 from __future__ import annotations
 

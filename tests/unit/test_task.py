@@ -1,4 +1,4 @@
-"""OrchestratedTask as a user writes it: what binding does to a task, and that it does nothing else."""
+"""OrchestratedTask as people write it: the changes that binding makes to a task, and that it makes no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOOKKEEPING |= {"request", "_default_request", "_decorated_fun"}
 
 @pytest.fixture
 def sent() -> Iterator[list[dict[str, Any]]]:
-    """What was published: queue, headers and properties."""
+    """The published messages: queue, headers and properties."""
     found: list[dict[str, Any]] = []
 
     def publishing(routing_key: str, headers: Any, properties: Any, **_: Any) -> None:
@@ -523,7 +523,7 @@ def test_defaults_that_are_wrong_are_said_when_something_starts(app):
 
 
 def over_the_soft_limit(task: Any, **request: Any) -> str:
-    """What the error of a run says that a worker has started."""
+    """The error message of a run that a worker has started."""
     task.push_request(id="run", called_directly=False, properties={FENCE: "1"}, **request)
     try:
         with pytest.raises(SoftTimeLimitExceeded) as caught:
@@ -698,7 +698,7 @@ def test_so_is_that_of_a_class(app):
     ],
 )
 def test_a_key_of_other_arguments_is_refused(app, key, body, options, message):
-    """A worker, a beat, doctor and whoever calls the job say it."""
+    """A worker, a beat, doctor and a caller of the job report it."""
     task = job(app, body, key=key, max_running=1, **options)
     with pytest.raises(ConfigurationError) as caught:
         jobs_of(app)

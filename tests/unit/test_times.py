@@ -56,7 +56,7 @@ def shown(times: list[int], zone: str = "UTC") -> list[str]:
 
 
 def chain(times: Times, last: int, until: int) -> list[int]:
-    """All due times after `last`, up to then."""
+    """All due times after `last`, up to `until`."""
     found = []
     while (last := times.next(last, last)) <= until:
         assert not found or last > found[-1], "due times rise"
@@ -539,5 +539,5 @@ class TestUsersObjects:
     ],
 )
 def test_how_late_a_fire_may_be(catch_up: str, seconds: float, late: int):
-    """A takeover takes some seconds: that long nobody is late."""
+    """A takeover takes some seconds: a fire within that time is not late."""
     assert latest_is_late(catch_up, seconds, 10) == late
