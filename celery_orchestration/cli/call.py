@@ -18,9 +18,9 @@ def load_before(command: click.Command) -> None:
 
     @wraps(run)
     def loaded(*args: Any, **kwargs: Any) -> Any:
-        from celery_orchestration.operate import code  # noqa: PLC0415
+        from celery_orchestration.operate import app_jobs  # noqa: PLC0415
 
-        if problem := code.load(click.get_current_context().obj.app):
+        if problem := app_jobs.load(click.get_current_context().obj.app):
             from celery_orchestration.job.policy import printable  # noqa: PLC0415
 
             click.echo(f"Warning: {printable(problem)}; a job goes to the default queue", err=True)

@@ -25,7 +25,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     Exits with 1 if there is a problem.
     """
     from celery_orchestration.operate import Orchestration  # noqa: PLC0415
-    from celery_orchestration.operate.doctor import unreadable  # noqa: PLC0415
+    from celery_orchestration.operate.doctor.diagnose import unreadable  # noqa: PLC0415
 
     try:
         client = Orchestration(ctx.obj.app)

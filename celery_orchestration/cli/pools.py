@@ -63,10 +63,10 @@ def pools(
     if not table:
         raise ConfigurationError(NO_POOLS)
     if show_table:
-        from celery_orchestration.operate import code  # noqa: PLC0415
+        from celery_orchestration.operate import app_jobs  # noqa: PLC0415
         from celery_orchestration.pools.run import table_as_json  # noqa: PLC0415
 
-        click.echo(table_as_json(table, code.jobs(ctx.obj.app)))
+        click.echo(table_as_json(table, app_jobs.jobs(ctx.obj.app)))
     elif watch:
         _watch(client, as_json, interval, count)
     elif serve is not None:
@@ -81,7 +81,7 @@ def pools(
 
 def _run(ctx: click.Context, name: str | None, state_directory: Path, loglevel: str) -> None:
     from celery_orchestration.job.task import read_settings  # noqa: PLC0415
-    from celery_orchestration.operate import code  # noqa: PLC0415
+    from celery_orchestration.operate import app_jobs  # noqa: PLC0415
     from celery_orchestration.pools import run  # noqa: PLC0415
     from celery_orchestration.pools.supervisor import Supervisor  # noqa: PLC0415
 
@@ -93,7 +93,7 @@ def _run(ctx: click.Context, name: str | None, state_directory: Path, loglevel: 
         app,
         app_name,
         read_settings(app).pools,
-        code.jobs(app),
+        app_jobs.jobs(app),
         output,
         name=name,
         state_directory=state_directory,
@@ -127,7 +127,7 @@ def _serve(client: Orchestration, where: str) -> None:
     import signal  # noqa: PLC0415
     import threading  # noqa: PLC0415
 
-    from celery_orchestration.operate.serve import Server, address_of  # noqa: PLC0415
+    from celery_orchestration.operate.pools.serve import Server, address_of  # noqa: PLC0415
 
     host, port = address_of(where)
     try:

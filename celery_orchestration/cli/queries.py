@@ -13,9 +13,9 @@ from celery_orchestration.errors import AmbiguousRun, UnknownJob, UnknownRun
 
 if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
-    from celery_orchestration.operate.explanation import Explanation
+    from celery_orchestration.operate.explain.models import Explanation
 
-#: As operate/narrow.py and operate/models.py have them; those take long to import.
+#: The same as in operate/status/filter.py and operate/models.py, which take long to import.
 STATES = ("idle", "running", "waiting", "disabled", "overdue")
 OUTCOMES = (
     *("succeeded", "failed", "crashed", "revoked", "expired", "rejected", "ignored", "requeued", "released"),
@@ -52,7 +52,7 @@ def status(
     What needs attention comes first. Exits with 1 if there is a problem, a job was disabled by failures, or one is
     overdue.
     """
-    from celery_orchestration.operate.attention import wrong  # noqa: PLC0415
+    from celery_orchestration.operate.status.urgency import wrong  # noqa: PLC0415
 
     found = client.status(jobs=jobs, states=states, pools=pools)
     if as_json:
@@ -188,7 +188,7 @@ def graph(client: Orchestration, as_json: bool, job: str | None, form: str) -> N
         from celery_orchestration.cli.show.graph import print_graph  # noqa: PLC0415
 
         return print_graph(found, sys.stdout)
-    from celery_orchestration.operate import formats  # noqa: PLC0415
+    from celery_orchestration.operate.graph import formats  # noqa: PLC0415
 
     text = formats.mermaid(found) if form == "mermaid" else formats.dot(found)
     return click.echo(text, nl=False)

@@ -38,7 +38,7 @@ def up(ctx: click.Context, reload: bool, data: Path, dashboard_port: int, no_das
     if not isinstance(app_name, str):
         raise click.UsageError("name the app: celery -A app orchestration up", ctx)
     from celery_orchestration.job.task import settings_of  # noqa: PLC0415
-    from celery_orchestration.operate import code  # noqa: PLC0415
+    from celery_orchestration.operate import app_jobs  # noqa: PLC0415
     from celery_orchestration.pools.merged_log import MergedLog  # noqa: PLC0415
     from celery_orchestration.pools.reload import check  # noqa: PLC0415
     from celery_orchestration.pools.up import Plan, Up  # noqa: PLC0415
@@ -47,5 +47,5 @@ def up(ctx: click.Context, reload: bool, data: Path, dashboard_port: int, no_das
     if reload:
         check()
     port = None if no_dashboard else dashboard_port
-    plan = Plan(app, app_name, settings_of(app), code.jobs(app), data.absolute(), loglevel, reload, port)
+    plan = Plan(app, app_name, settings_of(app), app_jobs.jobs(app), data.absolute(), loglevel, reload, port)
     sys.exit(Up(plan, MergedLog(sys.stdout, width=WIDTH)).run())

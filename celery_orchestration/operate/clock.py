@@ -1,10 +1,16 @@
 """Times of the ledger, for people: the same words in every command."""
 
 from datetime import datetime, timezone
+from typing import Any
 
 
 def when(ms: float) -> datetime:
     return datetime.fromtimestamp(ms / 1000, timezone.utc)
+
+
+def optional_time(ms: float | None) -> Any:
+    """As :func:`when`; a record may have no time, and a model that requires one refuses None."""
+    return None if ms is None else when(ms)
 
 
 def clock(at: datetime) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from celery_orchestration.operate.base_model import Model
-from celery_orchestration.operate.pool_models import PoolStatus
+from celery_orchestration.operate.pools.models import PoolStatus
 
 JobState = Literal["idle", "running", "waiting", "disabled"]
 RunState = Literal["later", "waiting", "granted", "queued", "running", "ending", "behind", "retrying", "released"]

@@ -14,7 +14,7 @@ from celery_orchestration.errors import BadCall, ConfigurationError, UnknownEntr
 from celery_orchestration.job.policy import Policy, Settings, show, suggest
 from celery_orchestration.job.task import SCHEDULER, owner_of
 from celery_orchestration.ledger import Ledger, keys
-from celery_orchestration.operate import code
+from celery_orchestration.operate import app_jobs
 from celery_orchestration.operate.clock import when
 from celery_orchestration.operate.hints import command, me
 from celery_orchestration.operate.models import EntryStatus, Paused
@@ -114,18 +114,18 @@ class Schedule:
         return self.get(name)
 
     def get(self, name: str) -> EntryStatus:
-        return self._status(self._ledger.entry_id(name), self._find(name), code.jobs(self._app))
+        return self._status(self._ledger.entry_id(name), self._find(name), app_jobs.jobs(self._app))
 
     def list(self, task: str | None = None, part: str = "") -> builtins.list[EntryStatus]:
         """By name; only those of a task, or with this part in their names. One that is broken says so."""
         found = self._all()
         if task is not None and task not in self._app.tasks and all(entry.task != task for entry in found):
-            hint = suggest(task, {entry.task for entry in found} | set(code.jobs(self._app)))
+            hint = suggest(task, {entry.task for entry in found} | set(app_jobs.jobs(self._app)))
             raise UnknownJob(f"no entry fires {show(task)}{hint}")
         return [entry for entry in found if part in entry.name and task in (None, entry.task)]
 
     def _all(self) -> builtins.list[EntryStatus]:
-        jobs, found = code.jobs(self._app), {}
+        jobs, found = app_jobs.jobs(self._app), {}
         skip = 0
         while part := self._ask(lambda skip=skip: self._ledger.entries(skip, PART)):  # type: ignore[misc]
             found.update(part)
@@ -134,7 +134,7 @@ class Schedule:
 
     def in_code(self) -> set[str]:
         """The names of entries that the code of this app has."""
-        found, _ = from_code(self._app, code.jobs(self._app), {})
+        found, _ = from_code(self._app, app_jobs.jobs(self._app), {})
         return {*found, *self._app.conf.beat_schedule}
 
     def has_code(self) -> bool:
@@ -146,7 +146,7 @@ class Schedule:
 
     def asked_for(self) -> set[str]:
         """The tasks that entries of the code fire."""
-        found, _ = from_code(self._app, code.jobs(self._app), {})
+        found, _ = from_code(self._app, app_jobs.jobs(self._app), {})
         return {entry.call.task for entry in found.values()}
 
     def is_ours(self) -> bool:
@@ -169,7 +169,7 @@ class Schedule:
         """False if another generation is there."""
         self._check_beat()
         text = document(self._app, name, task, when, args, kwargs, options)
-        entry = from_document(self._app, self._ledger.entry_id(name), text, code.jobs(self._app))
+        entry = from_document(self._app, self._ledger.entry_id(name), text, app_jobs.jobs(self._app))
         job = keys.encode_job(task) if entry.policy is not None else ""
         return self._change(what, name, "", (task, job, entry.every, text, generation))
 

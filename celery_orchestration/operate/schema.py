@@ -14,10 +14,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from celery_orchestration.operate.dependency_graph import Picture
-from celery_orchestration.operate.diagnosis import Diagnosis, Health
-from celery_orchestration.operate.explanation import Explanation
-from celery_orchestration.operate.forecast import Forecast
+from celery_orchestration.operate.doctor.models import Diagnosis, Health
+from celery_orchestration.operate.explain.models import Explanation
+from celery_orchestration.operate.forecast.report import Forecast
+from celery_orchestration.operate.graph.dependency_graph import Picture
 from celery_orchestration.operate.models import (
     Cancelled,
     CancelledRuns,
@@ -33,7 +33,7 @@ from celery_orchestration.operate.models import (
     Status,
     Triggered,
 )
-from celery_orchestration.operate.pool_models import Desired, PoolsStatus, PoolStatus
+from celery_orchestration.operate.pools.models import Desired, PoolsStatus, PoolStatus
 
 #: Each command, and what it prints.
 COMMANDS: tuple[tuple[str, Any], ...] = (

@@ -20,10 +20,10 @@ from celery.utils.log import get_logger
 
 from celery_orchestration.errors import OrchestrationError
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.operate.causes import Causes, causes
-from celery_orchestration.operate.dependency_graph import Picture
-from celery_orchestration.operate.forecast import Forecast
+from celery_orchestration.operate.forecast.report import Forecast
+from celery_orchestration.operate.graph.dependency_graph import Picture
 from celery_orchestration.operate.models import Ended, JobStatus, Status
+from celery_orchestration.operate.status.findings import Causes, causes
 from celery_orchestration.web.desk import Desk
 
 logger = get_logger(__name__)

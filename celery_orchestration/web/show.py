@@ -13,8 +13,8 @@ from markupsafe import Markup, escape
 
 from celery_orchestration.job.policy import printable
 from celery_orchestration.operate import clock
-from celery_orchestration.operate.attention import is_failing
 from celery_orchestration.operate.models import JobStatus
+from celery_orchestration.operate.status.urgency import is_failing
 
 #: Letters of a name that fit into a table.
 NAME = 44

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.operate.diagnosis import Diagnosis
-from celery_orchestration.operate.explanation import Explanation
+from celery_orchestration.operate.doctor.models import Diagnosis
+from celery_orchestration.operate.explain.models import Explanation
 from support.schedulers import SchedulerProcess
 from support.wait import until
 from support.workers import Broker, WorkerProcess, run_celery

@@ -9,7 +9,7 @@ import pytest
 
 from celery_orchestration.ledger import Outcome, UnknownWorker
 from celery_orchestration.node import releases
-from celery_orchestration.operate import redis_problems
+from celery_orchestration.operate.status import redis_problems
 from support.servers import RedisServer
 from tests.integration.test_ledger import PREFIX, arrival
 from tests.integration.test_ledger_cases import Case

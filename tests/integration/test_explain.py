@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Adoption, Fire, Over
-from celery_orchestration.operate import reading
 from celery_orchestration.operate.broker import Stranger
-from celery_orchestration.operate.explain import Step, links, steps, summary
-from celery_orchestration.operate.explanation import Cause
-from celery_orchestration.operate.root import Finder, Surroundings
+from celery_orchestration.operate.explain.chain import Step, links, steps, summary
+from celery_orchestration.operate.explain.models import Cause
+from celery_orchestration.operate.explain.root_cause import Finder, Surroundings
+from celery_orchestration.operate.status.reader import read_status
 from support.hostile import TEXTS
 from support.servers import RedisServer
 from support.wait import until
@@ -438,7 +438,7 @@ def test_times_that_are_none_do_no_harm(desk: Desk, number: str):
         before = desk.redis.hget(f"{PREFIX}e:entry", field)
         desk.redis.hset(f"{PREFIX}e:entry", field, number)
         assert desk.why("a") == ("scheduled", "a")
-        assert reading.status("shop", desk.status(), {}, {}).jobs[0].name == "a"
+        assert read_status("shop", desk.status(), {}, {}).jobs[0].name == "a"
         if before is not None:
             desk.redis.hset(f"{PREFIX}e:entry", field, before)
 

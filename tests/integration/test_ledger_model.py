@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from celery_orchestration.ledger import Adoption, Arrival, Fire, Grant, Ledger, Outcome, Presence
 from celery_orchestration.ledger.scripts import script
-from celery_orchestration.operate.explain import steps
-from celery_orchestration.operate.root import Finder
+from celery_orchestration.operate.explain.chain import steps
+from celery_orchestration.operate.explain.root_cause import Finder
 from support.model import Dep, Job, Model, Run, Worker
 from support.servers import RedisServer
 from support.verbs import make_unknown

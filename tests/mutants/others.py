@@ -223,7 +223,7 @@ MUTANTS = [
     # -- for operators
     Mutant(
         "dead-worker-not-named",
-        "operate/root.py",
+        "operate/explain/root_cause.py",
         'if worker is None or not worker["silent"]:',
         "if True:",
         "explain says that a run goes on although its worker is dead.",
@@ -231,7 +231,7 @@ MUTANTS = [
     ),
     Mutant(
         "failed-dependency-needs-nobody",
-        "operate/root.py",
+        "operate/explain/root_cause.py",
         'wrong=code == "failed" or not comes',
         "wrong=not comes",
         "explain does not say that a failed dependency needs somebody.",
@@ -239,7 +239,7 @@ MUTANTS = [
     ),
     Mutant(
         "unserved-queue-not-named",
-        "operate/root.py",
+        "operate/explain/root_cause.py",
         'if queue is None or (self.found["live"] and (self.found.get("slots") or {}).get(queue)):',
         'if queue is None or self.found["live"]:',
         "explain says nothing about a queue that no worker serves.",
@@ -247,7 +247,7 @@ MUTANTS = [
     ),
     Mutant(
         "no-scheduler-not-named",
-        "operate/root.py",
+        "operate/explain/root_cause.py",
         "if not led and (entries or job in self.around.scheduled):",
         "if False:",
         "explain says that a job is due though nobody fires it.",
@@ -255,7 +255,7 @@ MUTANTS = [
     ),
     Mutant(
         "overdue-too-soon",
-        "operate/overdue.py",
+        "operate/status/overdue.py",
         "return len(due) >= 2 and succeeded < due[-2] - took",
         "return len(due) >= 1 and succeeded < due[-1] - took",
         "A job is called overdue while its run is on time.",
@@ -263,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         "paused-entry-overdue",
-        "operate/overdue.py",
+        "operate/status/overdue.py",
         'for entry in entries if not entry["paused"])',
         "for entry in entries)",
         "A job whose entry somebody paused is called overdue.",
@@ -279,7 +279,7 @@ MUTANTS = [
     ),
     Mutant(
         "eviction-not-a-problem",
-        "operate/checks/redis.py",
+        "operate/doctor/checks/redis.py",
         'if policy.startswith("allkeys-"):',
         'if policy == "allkeys-":',
         "doctor calls a Redis fine that may drop waiting runs.",
@@ -287,7 +287,7 @@ MUTANTS = [
     ),
     Mutant(
         "no-persistence-not-a-problem",
-        "operate/checks/redis.py",
+        "operate/doctor/checks/redis.py",
         'yield about.problem("Redis writes nothing to disk: when it is restarted, runs that wait are lost", mend)',
         'yield about.fine("Redis writes nothing to disk: when it is restarted, runs that wait are lost", mend)',
         "doctor calls a Redis fine that forgets everything with a restart.",
@@ -295,7 +295,7 @@ MUTANTS = [
     ),
     Mutant(
         "replica-not-a-problem",
-        "operate/checks/redis.py",
+        "operate/doctor/checks/redis.py",
         'elif facts.info.get("role") == "slave":',
         'elif facts.info.get("role") == "replica":',
         "doctor calls a Redis fine that takes no writes.",
@@ -303,7 +303,7 @@ MUTANTS = [
     ),
     Mutant(
         "symptoms-named-as-causes",
-        "operate/causes.py",
+        "operate/status/findings.py",
         "if known[name].disabled is not None or name not in below}",
         "}",
         "The dashboard names every job that waits for a failed one as a cause of its own.",

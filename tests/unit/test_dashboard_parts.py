@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 import pytest
 
 from celery_orchestration.errors import BadCall, ConfigurationError
-from celery_orchestration.operate.causes import causes
-from celery_orchestration.operate.dependency_graph import Needs, Picture
+from celery_orchestration.operate.graph.dependency_graph import Needs, Picture
 from celery_orchestration.operate.models import Disabled, Ended, JobStatus, RunStatus, Status
+from celery_orchestration.operate.status.findings import causes
 from celery_orchestration.web import auth, filters, redaction, show
 from celery_orchestration.web.auth import Attempts, BadCredentials, Credentials, Sessions, hash_password, hash_token
 from celery_orchestration.web.pages import dead_letters, job, timeline

@@ -19,9 +19,17 @@ from rich.cells import cell_len
 from celery_orchestration.cli.show.graph import picture_lines, print_graph
 from celery_orchestration.job.policy import Dependency, JobOptions, Policy, printable, read_options
 from celery_orchestration.ledger.keys import encode_job
-from celery_orchestration.operate.dependency_graph import Conflict, Drawn, Exclusive, Needs, Picture, about, picture
-from celery_orchestration.operate.formats import COLOURS, dot, mermaid
-from celery_orchestration.operate.tree import DEEPEST, tree
+from celery_orchestration.operate.graph.dependency_graph import (
+    Conflict,
+    Drawn,
+    Exclusive,
+    Needs,
+    Picture,
+    about,
+    picture,
+)
+from celery_orchestration.operate.graph.formats import COLOURS, dot, mermaid
+from celery_orchestration.operate.graph.tree import DEEPEST, tree
 from support.hostile import TEXTS
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)

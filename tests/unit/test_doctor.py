@@ -17,14 +17,15 @@ from celery_orchestration.job.policy import Policy, Settings, read_options
 from celery_orchestration.ledger import Member, Members
 from celery_orchestration.node import releases
 from celery_orchestration.node.stores import Store
-from celery_orchestration.operate import Check, Death, Diagnosis, Disabled, EntryStatus, JobStatus, Status, reading
+from celery_orchestration.operate import Check, Death, Diagnosis, Disabled, EntryStatus, JobStatus, Status
 from celery_orchestration.operate.broker import Answers, Kept, Stranger
-from celery_orchestration.operate.checks import CHECKS, code, events, examine, fetch, redis, workers
-from celery_orchestration.operate.checks.facts import Facts
-from celery_orchestration.operate.doctor import unreadable
-from celery_orchestration.operate.health import health
+from celery_orchestration.operate.doctor.checks import CHECKS, code, events, examine, fetch, redis, workers
+from celery_orchestration.operate.doctor.checks.facts import Facts
+from celery_orchestration.operate.doctor.diagnose import unreadable
+from celery_orchestration.operate.doctor.health import health
 from celery_orchestration.operate.hints import command, redis_cli, worker_for
 from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
+from celery_orchestration.operate.status.reader import read_status
 from support.hostile import TEXTS
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -430,8 +431,8 @@ def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do(
         ],
     }
     limits = {"a": (70.0, 60.0)}
-    seen = reading.status("shop", document, {"celery": ["a"], "images.low": ["b"]}, limits, lambda: True)
-    none = reading.status("shop", {**document, "workers": []}, {"celery": ["a"]}, limits, lambda: True)
+    seen = read_status("shop", document, {"celery": ["a"], "images.low": ["b"]}, limits, lambda: True)
+    none = read_status("shop", {**document, "workers": []}, {"celery": ["a"]}, limits, lambda: True)
     told = examine(facts(status=seen, info={**INFO, "maxmemory_policy": "allkeys-lru"}, limits={"thread": limits}))
     problems = {check.found: check.name for check in told if check.state == "problem"}
     assert sorted(problems) == sorted(seen.problems)

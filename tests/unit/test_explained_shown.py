@@ -9,10 +9,10 @@ import pytest
 
 from celery_orchestration.cli.show.explain import explanation_lines, print_explanation
 from celery_orchestration.operate.clock import lasting, took
-from celery_orchestration.operate.explain import Step, summary
-from celery_orchestration.operate.explanation import Cause, Explanation, Link, OptionValue
+from celery_orchestration.operate.explain.chain import Step, summary
+from celery_orchestration.operate.explain.models import Cause, Explanation, Link, OptionValue
+from celery_orchestration.operate.explain.root_cause import Finder
 from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
-from celery_orchestration.operate.root import Finder
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 FETCH, PROCESS = "examples.pipeline.fetch_data", "examples.pipeline.process_data"

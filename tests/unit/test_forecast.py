@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from celery_orchestration.job import rules
-from celery_orchestration.operate import simulation
-from celery_orchestration.operate.forecast import Forecast, forecast
-from celery_orchestration.operate.simulation import Plan, PlannedEntry, PlannedJob, Present
+from celery_orchestration.operate.forecast import simulation
+from celery_orchestration.operate.forecast.report import Forecast, forecast
+from celery_orchestration.operate.forecast.simulation import Plan, PlannedEntry, PlannedJob, Present
 from celery_orchestration.scheduler.times import Asked, Every
 
 HOUR = 3_600_000

@@ -28,9 +28,9 @@ from celery_orchestration.operate import (
     Status,
     WorkerStatus,
 )
-from celery_orchestration.operate.attention import by_urgency, wrong
 from celery_orchestration.operate.models import OUTCOMES
-from celery_orchestration.operate.status_filter import STATES, narrowed
+from celery_orchestration.operate.status.filter import STATES, narrowed
+from celery_orchestration.operate.status.urgency import by_urgency, wrong
 from support.hostile import TEXTS
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)

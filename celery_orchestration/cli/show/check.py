@@ -9,7 +9,7 @@ from rich.text import Text
 
 from celery_orchestration.cli.show.base import console_to, hanging, many, plain, print_to, to_type
 from celery_orchestration.job.policy import printable
-from celery_orchestration.operate.diagnosis import Check, Diagnosis, Health
+from celery_orchestration.operate.doctor.models import Check, Diagnosis, Health
 
 _MARKS = {"fine": ("ok", "green"), "unknown": ("??", "yellow"), "problem": ("!!", "bold red")}
 

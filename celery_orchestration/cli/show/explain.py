@@ -10,7 +10,7 @@ from rich.text import Text
 
 from celery_orchestration.cli.show.base import ago, console_to, hanging, many, plain, print_to, state, to_type
 from celery_orchestration.operate.clock import clock, lasting, took
-from celery_orchestration.operate.explanation import Explanation, Link, OptionValue
+from celery_orchestration.operate.explain.models import Explanation, Link, OptionValue
 from celery_orchestration.operate.models import Ended
 
 #: Characters of what a fact is about.

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from celery_orchestration.cli.show.base import many, plain, print_to, rest, table
 from celery_orchestration.operate.clock import clock, lasting, took
-from celery_orchestration.operate.forecast import Collision, Forecast, JobForecast, Overrun
+from celery_orchestration.operate.forecast.report import Collision, Forecast, JobForecast, Overrun
 
 #: Rows of a table.
 MOST = 200

@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.text import Text
 
 from celery_orchestration.cli.show.base import console_to, plain, state
-from celery_orchestration.operate.dependency_graph import Drawn, Picture
-from celery_orchestration.operate.tree import DEEPEST, Line, tree
+from celery_orchestration.operate.graph.dependency_graph import Drawn, Picture
+from celery_orchestration.operate.graph.tree import DEEPEST, Line, tree
 
 #: Of jobs that one never runs together with, how many are named.
 NAMED = 3

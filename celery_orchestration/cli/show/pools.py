@@ -13,7 +13,7 @@ from rich.text import Text
 from celery_orchestration.cli.show.base import ago, console_to, hanging, many, plain, print_to, state
 from celery_orchestration.cli.show.grid import Column, grid, short, wrapped
 from celery_orchestration.operate.clock import lasting
-from celery_orchestration.operate.pool_models import PoolsStatus, PoolStatus, PoolWorker, ScalingChange
+from celery_orchestration.operate.pools.models import PoolsStatus, PoolStatus, PoolWorker, ScalingChange
 
 COLUMNS = (
     Column("pool"),

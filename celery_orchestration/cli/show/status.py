@@ -15,7 +15,6 @@ from rich.text import Text
 from celery_orchestration.cli.show import pools
 from celery_orchestration.cli.show.base import ago, console_to, many, plain, state
 from celery_orchestration.cli.show.grid import Column, Section, abridged, grid, most_important, shared, short, wrapped
-from celery_orchestration.operate.attention import by_urgency, is_disabled, is_failing, wrong
 from celery_orchestration.operate.clock import lasting, took
 from celery_orchestration.operate.models import (
     JobStatus,
@@ -26,7 +25,8 @@ from celery_orchestration.operate.models import (
     Status,
     WorkerStatus,
 )
-from celery_orchestration.operate.pool_models import PoolStatus
+from celery_orchestration.operate.pools.models import PoolStatus
+from celery_orchestration.operate.status.urgency import by_urgency, is_disabled, is_failing, wrong
 
 #: Rows of a section where there is no window whose height would say so; and where all are wanted.
 ROWS, ALL = 20, 10**9

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from celery_orchestration.errors import LedgerError, OrchestrationError
-from celery_orchestration.operate.forecast import Forecast
+from celery_orchestration.operate.forecast.report import Forecast
 from celery_orchestration.operate.models import EntryStatus
 from celery_orchestration.web.filters import parse
 from celery_orchestration.web.pages import Look, Query

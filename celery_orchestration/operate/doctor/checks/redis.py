@@ -1,0 +1,121 @@
+"""Redis: does it keep what it is told?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery_orchestration.operate.doctor.checks.facts import About, Facts, claim, redis_url
+from celery_orchestration.operate.doctor.models import Check
+from celery_orchestration.operate.hints import redis_cli
+from celery_orchestration.operate.status.redis_problems import FULL
+
+#: Part of maxmemory that may be used.
+MOST_MEMORY = 0.9
+#: Part of a machine's memory that one Redis may be given.
+MOST_OF_MACHINE = 0.7
+#: Of what is set while Redis runs.
+KEPT = "and in its configuration file: else it is forgotten when Redis is restarted"
+OLDEST_REDIS = (6, 2)
+
+REDIS = About("redis", "the ledger is there: without it no run starts")
+
+
+def redis(facts: Facts) -> Iterator[Check]:
+    if not facts.info:
+        yield REDIS.unknown(
+            f"the ledger at {facts.address} answers, but does not say what it is (INFO is not allowed)",
+            "allow it: ACL SETUSER <user> +info",
+        )
+        return
+    text = facts.info.get("redis_version", "")
+    kind = f"Valkey {facts.info['valkey_version']}" if "valkey_version" in facts.info else f"Redis {text}".strip()
+    found = f"the ledger at {facts.address} answers: {kind}"
+    if text and _version(text) < OLDEST_REDIS:
+        yield REDIS.problem(f"{found}, which is too old", "upgrade it to Redis 6.2 or later, or Valkey")
+    elif facts.info.get("role") == "slave":
+        yield REDIS.problem(f"{found}, but it is a replica, and takes no writes", redis_url("the primary"))
+    else:
+        yield REDIS.fine(found)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+def eviction(facts: Facts) -> Iterator[Check]:
+    about = About("eviction", "a Redis that is full may drop keys to make room: waiting runs, leases, done-markers")
+    policy = facts.info.get("maxmemory_policy", "")
+    claimed = claim(facts, "Redis may drop parts of the ledger")
+    mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory-policy', 'noeviction')}  # {KEPT}"
+    if policy.startswith("allkeys-"):
+        yield about.problem(claimed[0] if claimed else f"its maxmemory-policy is {policy}", mend)
+    elif policy.startswith("volatile-"):
+        yield about.fine(
+            f"its maxmemory-policy is {policy}: when it is full, runs that ended are forgotten early, and a message "
+            "that the broker delivers again may run again",
+            mend,
+        )
+    elif policy:
+        yield about.fine(f"its maxmemory-policy is {policy}")
+    else:
+        yield about.unknown("Redis does not tell its maxmemory-policy (INFO is not allowed)", mend)
+
+
+def persistence(facts: Facts) -> Iterator[Check]:
+    about = About("persistence", "a run that waits is in Redis alone: the broker's copy is acknowledged")
+    mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'appendonly', 'yes')}  # {KEPT}"
+    failed = [
+        name
+        for name in ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
+        if facts.info.get(name) == "err"
+    ]
+    if not facts.info:
+        yield about.unknown("Redis does not tell whether it writes to disk (INFO is not allowed)", mend)
+    elif failed:
+        yield about.problem(f"Redis could not write to disk: {', '.join(failed)} err", "see Redis's log, and its disk")
+    elif facts.info.get("aof_enabled") == "1":
+        yield about.fine("Redis appends every change to a file")
+    elif facts.save:
+        found = f"Redis writes all to disk now and then ({_often(facts.save)}): a crash loses what came after that"
+        yield about.fine(found, mend)
+    elif facts.save is None:
+        yield about.unknown(
+            "Redis keeps no file of changes, and does not tell whether it writes all to disk now and then "
+            "(CONFIG is not allowed)",
+            mend,
+        )
+    else:
+        yield about.problem("Redis writes nothing to disk: when it is restarted, runs that wait are lost", mend)
+
+
+def _often(save: str) -> str:
+    """Redis's own words, '3600 1 300 100': after so many seconds if so many changes came."""
+    words = save.split()
+    return ", ".join(f"after {a} s if {b} keys changed" for a, b in zip(words[::2], words[1::2], strict=False))
+
+
+def memory(facts: Facts) -> Iterator[Check]:
+    about = About("memory", "a Redis that is full takes no more work")
+    claimed = claim(facts, FULL)
+    used, most = (int(facts.info.get(name) or 0) for name in ("used_memory", "maxmemory"))
+    if claimed:
+        yield about.problem(claimed[0], _more_memory(facts, used, most))
+    elif not facts.info:
+        yield about.unknown("Redis does not tell how much memory it has (INFO is not allowed)")
+    elif not most:
+        yield about.fine(f"Redis uses {_bytes(used)}, without a limit of its own")
+    elif used >= most * MOST_MEMORY:
+        yield about.problem(f"Redis uses {_bytes(used)} of {_bytes(most)}", _more_memory(facts, used, most))
+    else:
+        yield about.fine(f"Redis uses {_bytes(used)} of {_bytes(most)}")
+
+
+def _more_memory(facts: Facts, used: int, most: int) -> str:
+    there, wanted = int(facts.info.get("total_system_memory") or 0), 2 * max(used, most)
+    if wanted < there * MOST_OF_MACHINE:
+        return f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory', str(wanted))}  # {KEPT}"
+    return redis_url("with more memory, if that machine has none to give")
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.1f} MB"

@@ -1,0 +1,67 @@
+"""A picture as lines of a tree. Pure, and bounded: 10,000 jobs in a row, or in a circle, are fine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from celery_orchestration.operate.graph.dependency_graph import Picture, edges
+
+#: Levels that fit into a window.
+DEEPEST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A job below one that it waits for, or at the head of a tree."""
+
+    job: str
+    #: The job that it is below; None: it heads a tree.
+    under: str | None
+    #: Of each level down to this one, whether it is the last below its job.
+    lasts: tuple[bool, ...]
+    #: Where what waits for it is drawn.
+    drawn: Literal["here", "above", "below"]
+
+
+def tree(picture: Picture, deepest: int = DEEPEST) -> list[Line]:
+    """From what depends on nothing down to what depends on it: each dependency is one line, and so is each head.
+
+    A job with several dependencies is drawn where it comes first, and only named elsewhere. What lies deeper than
+    `deepest` is drawn as a tree of its own further down. Where all wait for each other the first by name is a head.
+    """
+    waits = {one.job for one in picture.dependencies}
+    free = [one.name for one in picture.jobs if one.name not in waits]
+    in_circles = [cycle[0] for cycle in picture.cycles]
+    work = _Work(edges((one.needs, one.job) for one in picture.dependencies), deepest)
+    for head in (*free, *in_circles, *(one.name for one in picture.jobs)):
+        work.draw(head)
+        while work.put_off:
+            work.draw(work.put_off.popleft())
+    return work.lines
+
+
+@dataclass
+class _Work:
+    below: Mapping[str, Sequence[str]]
+    deepest: int
+    lines: list[Line] = field(default_factory=list)
+    drawn: set[str] = field(default_factory=set)
+    put_off: deque[str] = field(default_factory=deque)
+
+    def draw(self, head: str) -> None:
+        todo: list[tuple[str, str | None, tuple[bool, ...]]] = [(head, None, ())] if head not in self.drawn else []
+        while todo:
+            job, under, lasts = todo.pop()
+            children = self.below.get(job, ())
+            if job in self.drawn:
+                self.lines.append(Line(job, under, lasts, "above"))
+            elif children and len(lasts) >= self.deepest:
+                self.lines.append(Line(job, under, lasts, "below"))
+                self.put_off.append(job)
+            else:
+                self.lines.append(Line(job, under, lasts, "here"))
+                self.drawn.add(job)
+                todo += [(child, job, (*lasts, child == children[-1])) for child in reversed(children)]
