@@ -5,7 +5,7 @@
     decision = decide(app, job="shop.process_data", running=["shop.cleanup"])
     assert decision.reason == "waiting for shop.cleanup: running"
 
-Rules and words are those of the ledger (``rules.py``, ``lua/lib/gate.lua``, ``operate/reasons.py``).
+The rules are those of the ledger (``job/rules.py``), and so are the sentences (``job/reasons.py``).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from celery.canvas import Signature
 from pydantic import Field, NonNegativeFloat
 
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job import reasons
 from celery_orchestration.job.graph import Graph
 from celery_orchestration.job.policy import Policy, Priority, show, suggest
 from celery_orchestration.job.rules import Job, Last, Run, Situation
 from celery_orchestration.job.task import jobs_of, read_settings, signature_of
 from celery_orchestration.ledger.keys import room_key
-from celery_orchestration.operate import reasons
 from celery_orchestration.operate.base_model import Model
 
 __all__ = ["Decision", "Ended", "decide"]
@@ -103,9 +103,12 @@ def decide(
     words = now.closed(replace(asked, arrival=len(waits)))
     if words is None:
         return Decision(starts=True)
-    rule, *rest = words
-    about = rest[0] if rule in ("room", "blocked", "depends", "behind") else None
-    return Decision(starts=False, reason=reasons.sentence(words, lambda _: "running"), rule=rule, waits_for=about)
+    return Decision(
+        starts=False,
+        reason=reasons.sentence(words, lambda _: "running"),
+        rule=words[0],
+        waits_for=reasons.job_of(words),
+    )
 
 
 class _Names:

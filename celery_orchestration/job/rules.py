@@ -1,7 +1,7 @@
 """The rules of the gate over plain values: what ``lua/lib/gate.lua`` decides in Redis, without Redis.
 
-``testing.decide`` asks for one run, ``operate/forecast/simulation.py`` for many, one after another. A change here needs the same
-in ``gate.lua`` and in ``tests/support/model.py``; ``tests/integration/test_decide.py`` compares them.
+``testing.decide`` asks for one run, ``operate/forecast/simulation.py`` for many, one after another. A change here needs
+the same in ``gate.lua`` and in ``tests/support/model.py``; ``tests/integration/test_decide.py`` compares them.
 """
 
 from __future__ import annotations

@@ -44,6 +44,19 @@ def worker_for(queue: str) -> str:
     return command("-n", f"{queue}@%h", "-Q", queue, program="worker")
 
 
+def no_release(job: str, last: str) -> str:
+    """`last`: the release that had the job last, or ''."""
+    return f"no live worker has job {job}" + (f"; it was last seen in release {last}" if last else "")
+
+
+def without_release(job: str) -> str:
+    """What to do about runs whose job no live worker has."""
+    return (
+        f"start a worker whose code has it, or {command('cancel', '--job', job)}, "
+        f"or {command('requeue', '--as', 'NEW_JOB', '--job', job)}"
+    )
+
+
 def redis_cli(address: str, *words: str) -> str:
     """A line to type, for the Redis at an address without secrets; '…' where that does not say which one it is."""
     scheme, _, rest = address.partition(";")[0].partition("://")

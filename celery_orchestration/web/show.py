@@ -19,36 +19,6 @@ from celery_orchestration.operate.status.urgency import is_failing
 #: Letters of a name that fit into a table.
 NAME = 44
 
-#: Rules of the gate, in groups that have a colour each.
-CAUSES = {
-    "depends": "dependency",
-    "blocked": "blocked",
-    "behind": "blocked",
-    "room": "room",
-    "global": "room",
-    "alone": "room",
-    "slot": "slot",
-    "nobody": "slot",
-    "astray": "slot",
-    "paused": "held",
-    "disabled": "held",
-    "epoch": "held",
-    "due": "later",
-    "attempt": "later",
-}
-CAUSE_WORDS = {
-    "dependency": "a dependency",
-    "blocked": "a job it must not run beside",
-    "room": "room",
-    "slot": "a free worker",
-    "held": "a pause, or a disabled job",
-    "later": "its time",
-}
-
-
-def cause_of(rule: str | None) -> str:
-    return CAUSES.get(rule or "", "slot")
-
 
 def finalize(value: Any) -> Any:
     """Everything that is written on a page: control characters are shown as what they are, None as nothing."""

@@ -12,8 +12,9 @@ import pytest
 from celery_orchestration.ledger import Adoption, Fire, Over
 from celery_orchestration.operate.broker import Stranger
 from celery_orchestration.operate.explain.chain import Step, links, steps, summary
+from celery_orchestration.operate.explain.facts import Surroundings
 from celery_orchestration.operate.explain.models import Cause
-from celery_orchestration.operate.explain.root_cause import Finder, Surroundings
+from celery_orchestration.operate.explain.root_cause import RootCauseFinder
 from celery_orchestration.operate.status.reader import read_status
 from support.hostile import TEXTS
 from support.servers import RedisServer
@@ -31,7 +32,7 @@ class Desk(Case):
     def root(self, name: str, kind: str = "job", **around: Any) -> Cause:
         found = self.ledger.explain(kind, name, exists=True)
         chain = steps(found)
-        cause = Finder(found, Surroundings(**around)).root(chain)
+        cause = RootCauseFinder(found, Surroundings(**around)).root(chain)
         assert links(chain)
         assert summary(name, chain, cause).endswith(cause.text)
         return cause

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from celery_orchestration.ledger import Adoption, Arrival, Fire, Grant, Ledger, Outcome, Presence
 from celery_orchestration.ledger.scripts import script
 from celery_orchestration.operate.explain.chain import steps
-from celery_orchestration.operate.explain.root_cause import Finder
+from celery_orchestration.operate.explain.root_cause import RootCauseFinder
 from support.model import Dep, Job, Model, Run, Worker
 from support.servers import RedisServer
 from support.verbs import make_unknown
@@ -553,7 +553,7 @@ class LedgerMachine(RuleBasedStateMachine):
         last = chain[-1]
         assert "cycle" not in last.found
         assert last.rule not in ("room", "blocked", "behind", "depends", "attempt"), "it leads to somebody"
-        assert Finder(found).root(chain).job in self.model.jobs
+        assert RootCauseFinder(found).root(chain).job in self.model.jobs
         first = self.model.runs.get(name)
         if first is not None:
             assert (chain[0].job, chain[0].run.id) == ((first.behind or first).job, name)

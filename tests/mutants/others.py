@@ -231,7 +231,7 @@ MUTANTS = [
     ),
     Mutant(
         "failed-dependency-needs-nobody",
-        "operate/explain/root_cause.py",
+        "operate/explain/idle_causes.py",
         'wrong=code == "failed" or not comes',
         "wrong=not comes",
         "explain does not say that a failed dependency needs somebody.",
@@ -239,7 +239,7 @@ MUTANTS = [
     ),
     Mutant(
         "unserved-queue-not-named",
-        "operate/explain/root_cause.py",
+        "operate/explain/queue_causes.py",
         'if queue is None or (self.found["live"] and (self.found.get("slots") or {}).get(queue)):',
         'if queue is None or self.found["live"]:',
         "explain says nothing about a queue that no worker serves.",
@@ -247,7 +247,7 @@ MUTANTS = [
     ),
     Mutant(
         "no-scheduler-not-named",
-        "operate/explain/root_cause.py",
+        "operate/explain/idle_causes.py",
         "if not led and (entries or job in self.around.scheduled):",
         "if False:",
         "explain says that a job is due though nobody fires it.",
@@ -271,9 +271,9 @@ MUTANTS = [
     ),
     Mutant(
         "reason-without-the-holder",
-        "operate/reasons.py",
-        'if rule in ("room", "blocked") or more == "busy":',
-        'if rule in ("room", "blocked"):',
+        "job/reasons.py",
+        'if reason.shows_holder or more == "busy":',
+        "if reason.shows_holder:",
         "explain does not say which run a dependency is busy with, or fails.",
         (EXPLAIN,),
     ),

@@ -11,7 +11,7 @@ from celery_orchestration.cli.show.explain import explanation_lines, print_expla
 from celery_orchestration.operate.clock import lasting, took
 from celery_orchestration.operate.explain.chain import Step, summary
 from celery_orchestration.operate.explain.models import Cause, Explanation, Link, OptionValue
-from celery_orchestration.operate.explain.root_cause import Finder
+from celery_orchestration.operate.explain.root_cause import RootCauseFinder
 from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -102,7 +102,7 @@ def test_a_retry_that_is_not_due_says_what_it_comes_after():
         recoveries=0, arrived=NOW, since=NOW, seconds=1, expires=None, reason=None,
     )  # fmt: skip
     due = Step(job="a", run=retried, words=["due", "01-01 00:00:09"], found={})
-    finder = Finder({"jobs": {"a": {"err": "ValueError: no"}}})
+    finder = RootCauseFinder({"jobs": {"a": {"err": "ValueError: no"}}})
     text = "a is not to start before 01-01 00:00:09"
     assert finder.root([due]).text == f"{text}: it is tried again, after ValueError: no"
     called = Step(job="a", run=retried.model_copy(update={"retries": 0}), words=due.words, found={})

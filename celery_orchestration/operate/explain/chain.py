@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery_orchestration.job import reasons
 from celery_orchestration.ledger.keys import decode_job
-from celery_orchestration.operate import reasons
 from celery_orchestration.operate.clock import lasting
 from celery_orchestration.operate.explain.models import Cause, Link
 from celery_orchestration.operate.models import RunStatus

@@ -19,8 +19,9 @@ from celery_orchestration.operate import app_jobs, broker
 from celery_orchestration.operate.clock import clock, took, when
 from celery_orchestration.operate.explain import chain as chains
 from celery_orchestration.operate.explain import options
+from celery_orchestration.operate.explain.facts import Surroundings
 from celery_orchestration.operate.explain.models import Cause, Explanation, OptionValue
-from celery_orchestration.operate.explain.root_cause import Finder, Surroundings
+from celery_orchestration.operate.explain.root_cause import RootCauseFinder
 from celery_orchestration.operate.hints import command
 from celery_orchestration.operate.history.records import read_ended, read_letter, run_id_of
 from celery_orchestration.operate.models import MOST_HISTORY, SHORTEST_ID, Ended, Letter, QueueStatus
@@ -71,7 +72,7 @@ class Explainer:
 
     def _explained(self, about: str, run: str | None, found: Mapping[str, Any]) -> Explanation:
         chain = chains.steps(found)
-        finder = Finder(found, self._surroundings(found))
+        finder = RootCauseFinder(found, self._surroundings(found))
         cause, job = finder.root(chain), chain[0].job
         if len(chain) == 1 and cause.code in _MAY_BE_LIMITED:
             cause = self._rate_limit(job, run) or cause
@@ -88,7 +89,7 @@ class Explainer:
             last=next(iter(self._history(job, 1)), None),
             next_fire=finder.next_fire(job),
             queue=self._queue(job, found),
-            options=self._options(job, finder.told(job)),
+            options=self._options(job, finder.job_record(job)),
         )
 
     # -- what the ledger does not know --------------------------------------------------------------

@@ -8,54 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from celery_orchestration.job.policy import Source
+from celery_orchestration.job.reasons import RootCause
 from celery_orchestration.operate.base_model import Model
 from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
-
-Code = Literal[
-    "alone",
-    "astray",
-    "behind",
-    "blocked",
-    "busy",
-    "cycle",
-    "dead_letter",
-    "disabled_by_failures",
-    "disabled_by_person",
-    "due_later",
-    "ended",
-    "ending",
-    "entry_missing",
-    "entry_paused",
-    "epoch",
-    "failed",
-    "fetched",
-    "global_cap",
-    "handed_over",
-    "never_ran",
-    "no_release",
-    "no_scheduler",
-    "no_slot",
-    "no_worker",
-    "not_asked_for",
-    "old",
-    "past_time_limit",
-    "paused",
-    "pool_at_rest",
-    "rate_limit",
-    "redis_evicts",
-    "redis_full",
-    "released",
-    "retrying",
-    "room",
-    "running",
-    "scheduled",
-    "stale",
-    "unknown_job",
-    "unserved_queue",
-    "worker_died",
-    "worker_of_another_app",
-    "worker_without_extension",
-]
 
 
 class Link(Model):
@@ -69,7 +24,7 @@ class Link(Model):
 class Cause(Model):
     """The root: what to change so that it runs."""
 
-    code: Code = Field(description="what it is, for scripts")
+    code: RootCause = Field(description="what it is, for scripts")
     job: str = Field(description="the job that it is about")
     text: str = Field(description="the same for people")
     wrong: bool = Field(default=False, description="somebody should see to it; else it is as it should be")

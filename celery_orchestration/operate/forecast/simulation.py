@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Literal
 
-from celery_orchestration.job import rules
+from celery_orchestration.job import reasons, rules
 from celery_orchestration.scheduler.times import Asked, Times
 
 #: Runs that are made at most: then it ends before its time.
@@ -229,7 +229,7 @@ class Simulation:
             self._begin(run, self.now_ms)
         elif run.rule is None:
             run.rule = words[0]
-            run.waits_for = words[1] if words[0] in ("room", "blocked", "depends", "behind") else None
+            run.waits_for = reasons.job_of(words)
 
     def _no_slot(self, run: Simulated) -> list[str] | None:
         pool = self.plan.jobs[run.run.job].pool

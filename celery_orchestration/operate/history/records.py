@@ -8,7 +8,6 @@ from typing import Any
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.policy import show
 from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
-from celery_orchestration.operate import reasons
 from celery_orchestration.operate.clock import optional_time
 from celery_orchestration.operate.models import (
     Change,
@@ -16,6 +15,7 @@ from celery_orchestration.operate.models import (
     Ended,
     Letter,
 )
+from celery_orchestration.operate.status.runs import past_reason
 
 
 def read_change(text: str) -> Change:
@@ -38,7 +38,7 @@ def read_ended(job: str, text: str) -> Ended:
     fields = json.loads(text)
     id, attempt, outcome, arrived, started, over, worker, fence, recoveries, waited_for, error, key = fields[:12]
     entry, due, *fires = fields[12:] or (None, None)
-    words = str(waited_for).split(" ") if waited_for else None
+    recorded = str(waited_for) if waited_for else None
     return Ended(
         id=id,
         job=job,
@@ -50,8 +50,8 @@ def read_ended(job: str, text: str) -> Ended:
         ended=optional_time(over),
         seconds=(over - started) / 1000 if started else None,
         waited_seconds=0 if fires else max(0, (started or over) - arrived) / 1000,
-        waited_for=reasons.past(words) if words else None,
-        waited_rule=words[0] if words else None,
+        waited_for=past_reason(recorded) if recorded else None,
+        waited_rule=recorded.split(" ")[0] if recorded else None,
         worker=worker or None,
         fence=int(fence) if fence else None,
         recoveries=recoveries,

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
+from celery_orchestration.job.reasons import REASONS
 from celery_orchestration.operate.explain.root_cause import LONG
 from celery_orchestration.operate.graph.dependency_graph import Picture, edges
 from celery_orchestration.operate.models import JobStatus, RunStatus, Status
 from celery_orchestration.operate.status.urgency import by_failures, is_failing
 
-#: Rules of the gate by which a run waits for another job.
-_FOR_ANOTHER = ("blocked", "depends", "behind")
-PAUSED = "everything is paused"
+#: The problem of a status that has a finding of its own.
+PAUSED = REASONS["paused"].present
 
 Kind = Literal[
     "paused", "problem", "disabled", "failing", "overdue", "timed_out", "dead_worker", "busy", "dead_letters"
@@ -93,7 +93,7 @@ def _place(one: Finding) -> tuple[bool, int, int]:
 def _held_back(status: Status, picture: Picture | None) -> dict[str, list[str]]:
     """Of each job, those that may wait for it."""
     pairs = [(one.needs, one.job) for one in picture.dependencies] if picture else []
-    pairs += [(run.waits_for, run.job) for run in status.waits if run.waits_for and run.rule in _FOR_ANOTHER]
+    pairs += [(run.waits_for, run.job) for run in status.waits if run.waits_for]
     return edges(pair for pair in pairs if pair[0] != pair[1])
 
 

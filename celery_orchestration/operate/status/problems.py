@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery_orchestration.job import queues
+from celery_orchestration.job import queues, reasons
 from celery_orchestration.job.limits import Limit, sentences
 from celery_orchestration.ledger.keys import decode_job
-from celery_orchestration.operate import reasons
-from celery_orchestration.operate.hints import CELERY
+from celery_orchestration.operate.hints import CELERY, no_release
 from celery_orchestration.operate.models import (
     QueueStatus,
     SchedulerStatus,
@@ -28,7 +27,7 @@ def current_problems(
     else:
         problems = [_unserved(queue, sent.get(queue.name, [])) for queue in all_queues if queue.slots == 0]
     if found["paused"]:
-        problems.append("everything is paused")
+        problems.append(reasons.REASONS["paused"].present)
     return [*problems, *redis_problems.with_redis(found)]
 
 
@@ -48,7 +47,7 @@ def jobs_without_release(found: Mapping[str, Any]) -> list[str]:
     """Jobs with runs that wait, and that no live worker has."""
     jobs = {one["job"]: one["reason"][2] for one in found["waits"] or () if one["reason"][0] == "nobody"}
     jobs |= {one["name"]: one["gone"] for one in found["jobs"] or () if "gone" in one and one["waiting"] + one["later"]}
-    return [f"{reasons.no_release(decode_job(job), last)}; its runs wait" for job, last in sorted(jobs.items())]
+    return [f"{no_release(decode_job(job), last)}; its runs wait" for job, last in sorted(jobs.items())]
 
 
 def unkept_limits(

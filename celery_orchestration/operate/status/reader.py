@@ -9,11 +9,11 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from celery_orchestration.job import reasons
 from celery_orchestration.job.limits import Limit
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.ledger import BEAT
 from celery_orchestration.ledger.keys import decode_job, decode_service
-from celery_orchestration.operate import reasons
 from celery_orchestration.operate.clock import lasting, optional_time
 from celery_orchestration.operate.models import (
     Disabled,
@@ -30,7 +30,7 @@ from celery_orchestration.operate.status.problems import (
     missing_scheduler,
     unkept_limits,
 )
-from celery_orchestration.operate.status.runs import pause_of, reason_words, run_status
+from celery_orchestration.operate.status.runs import past_reason, pause_of, reason_words, run_status
 from celery_orchestration.operate.status.workers import is_dead, read_death, worker_status
 
 
@@ -182,8 +182,8 @@ def _job(
 
 def _observed(counts: Mapping[str, int]) -> dict[str, int]:
     found: Counter[str] = Counter()
-    for words, count in counts.items():
-        found[reasons.past(words.split(" "))] += count
+    for recorded, count in counts.items():
+        found[past_reason(recorded)] += count
     return dict(found)
 
 

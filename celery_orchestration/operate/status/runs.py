@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from celery_orchestration.job import queues
+from celery_orchestration.job import queues, reasons
 from celery_orchestration.job.policy import Priority
 from celery_orchestration.ledger.keys import decode_job, retries
 from celery_orchestration.operate.clock import clock, optional_time
@@ -55,6 +55,12 @@ def reason_words(reason: Sequence[str]) -> list[str]:
     if reason[0] == "due":
         return ["due", clock(optional_time(int(reason[1])))]
     return [decode_job(word) if index == 1 else word for index, word in enumerate(reason)]
+
+
+def past_reason(recorded: str) -> str:
+    """As the history and observe mode record a reason: its words with spaces between them."""
+    rule, *details = recorded.split(" ")
+    return reasons.past([rule, *map(decode_job, details[:1])])
 
 
 def pause_of(text: str | None) -> Paused | None:

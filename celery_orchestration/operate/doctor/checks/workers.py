@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from celery_orchestration.job.limits import sentences, soft_sentence
 from celery_orchestration.job.policy import show
-from celery_orchestration.operate import reasons
 from celery_orchestration.operate.doctor.checks.facts import MOST, About, Facts, claim, end, listed, many
 from celery_orchestration.operate.doctor.models import Check
-from celery_orchestration.operate.hints import command, worker_for
+from celery_orchestration.operate.hints import command, without_release, worker_for
 
 #: Seconds by which clocks may differ.
 MOST_SKEW = 5.0
@@ -36,7 +35,7 @@ def jobs(facts: Facts) -> Iterator[Check]:
     found = claim(facts, "no live worker has job ")
     for sentence in found[:MOST]:
         job = sentence.removeprefix("no live worker has job ").partition(";")[0]
-        yield about.problem(sentence, reasons.rid_of(job))
+        yield about.problem(sentence, without_release(job))
     yield from about.more(len(found), "jobs", command("status", "--state", "waiting"))
     if not found:
         yield about.fine("live workers have the jobs of all runs that wait")
