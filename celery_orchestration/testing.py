@@ -24,14 +24,12 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job import reasons
 from celery_orchestration.job.graph import Graph
 from celery_orchestration.job.policy import Policy, Priority, show, suggest
-from celery_orchestration.job.rules import Job, Last, Run, Situation
+from celery_orchestration.job.rules import Job, Last, Rule, Run, Situation, reason_to_wait
 from celery_orchestration.job.task import jobs_of, read_settings, signature_of
 from celery_orchestration.ledger.keys import room_key
 from celery_orchestration.operate.base_model import Model
 
 __all__ = ["Decision", "Ended", "decide"]
-
-Rule = Literal["paused", "disabled", "room", "global", "blocked", "depends", "behind"]
 
 
 class Decision(Model):
@@ -85,10 +83,7 @@ def decide(
         raise ConfigurationError(f"decide: job names {show(asked.job)}, a job of another service")
     why = disabled if isinstance(disabled, Mapping) else dict.fromkeys(disabled, "by hand")
     now = Situation(
-        jobs={
-            name: Job(policy.max_running, policy.document()["deps"], graph.never_beside(name))
-            for name, policy in jobs.items()
-        },
+        jobs={name: Job.of(policy, graph.never_beside(name)) for name, policy in jobs.items()},
         max_running=read_settings(app).max_running,
         paused=paused,
         disabled={names.of("disabled", one): str(text) for one, text in why.items()},
@@ -100,7 +95,7 @@ def decide(
     waits = [names.run("waiting", one, _is_of(one, asked.job)) for one in waiting]
     for place, run in enumerate(waits):
         now.wait(replace(run, arrival=place))
-    words = now.closed(replace(asked, arrival=len(waits)))
+    words = reason_to_wait(now, replace(asked, arrival=len(waits)))
     if words is None:
         return Decision(starts=True)
     return Decision(

@@ -608,7 +608,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert set(job["sq"]) == first
             probe = self.model.disabled.get(name)
             assert (job["off"], job.get("probe")) == (name in self.model.disabled, probe)
-        assert found["total"] == self.model.total()
+        assert found["total"] == self.model.room_taken_by_all()
 
     def drain(self) -> None:
         """I2, I4, I5: everything can be brought to an end, and then nothing is left."""

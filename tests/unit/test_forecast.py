@@ -17,7 +17,7 @@ NOW = 1000 * HOUR
 
 
 def job(seconds: float = 10, *, cap: int | None = 1, deps: Any = (), beside: Any = (), **more: Any) -> PlannedJob:
-    needs = [{"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in deps]
+    needs = [rules.Dependency(**dep) for dep in deps]
     return PlannedJob(rules.Job(cap, needs, tuple(beside)), typical_ms=round(seconds * 1000), source="last run", **more)
 
 

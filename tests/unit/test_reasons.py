@@ -10,9 +10,9 @@ import pytest
 
 from celery_orchestration.job import reasons
 from celery_orchestration.job.reasons import CONDITIONS, KINDS, REASONS, RootCause
+from celery_orchestration.job.rules import RULES, Rule
 from celery_orchestration.operate.explain.chain import Step
 from celery_orchestration.operate.explain.root_cause import RootCauseFinder
-from celery_orchestration.testing import Rule
 
 LEDGER = files("celery_orchestration.ledger")
 #: As a Lua file builds a reason: { 'room', j.name, r.key }.
@@ -34,8 +34,10 @@ def test_every_rule_of_the_gate_has_an_entry():
     assert found <= REASONS.keys()
 
 
-def test_every_rule_that_decide_can_answer_with_has_an_entry():
-    assert {*get_args(Rule)} <= REASONS.keys()
+def test_every_rule_in_python_has_an_entry_in_the_same_order():
+    names = [rule.__name__.removesuffix("_room") for rule in RULES]
+    assert names == list(REASONS)[: len(RULES)]
+    assert {*get_args(Rule)} == {*names} - {"epoch"}
 
 
 @pytest.mark.parametrize("reason", REASONS.values(), ids=REASONS)

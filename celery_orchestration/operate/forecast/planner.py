@@ -42,7 +42,7 @@ def plan(
         until_ms=now_ms + round(hours * 3_600_000),
         jobs={
             name: PlannedJob(
-                rules=rules.Job(policy.max_running, policy.document()["deps"], graph.never_beside(name)),
+                rules=rules.Job.of(policy, graph.never_beside(name)),
                 priority=int(policy.priority),
                 pool=policy.pool,
                 drops=policy.when_disabled == "drop",

@@ -104,8 +104,8 @@ class Simulation:
         )
         self.dependents: dict[str, set[str]] = {}
         for name, job in plan.jobs.items():
-            for dep in job.rules.dependencies:
-                self.dependents.setdefault(dep["job"], set()).add(name)
+            for dependency in job.rules.dependencies:
+                self.dependents.setdefault(dependency.job, set()).add(name)
         self.continuous: dict[str, list[PlannedEntry]] = {}
         for entry in plan.entries:
             if entry.times is None:
@@ -222,7 +222,7 @@ class Simulation:
         self.gate.wait(run.run)
 
     def _try(self, run: Simulated) -> None:
-        words = self.gate.closed(run.run) or self._no_slot(run)
+        words = rules.reason_to_wait(self.gate, run.run) or self._no_slot(run)
         if words is None:
             self.waiting.remove(run)
             self.gate.no_longer_wait(run.run)
@@ -280,7 +280,7 @@ def _due_after(times: Times, last_ms: int, now_ms: int) -> int | None:
 
 def _levels(jobs: Mapping[str, PlannedJob]) -> dict[str, int]:
     """Of each job, how many others have to go before it, one after the other: as the scheduler orders fires."""
-    needs = {name: [dep["job"] for dep in job.rules.dependencies if dep["job"] in jobs] for name, job in jobs.items()}
+    needs = {name: [one.job for one in job.rules.dependencies if one.job in jobs] for name, job in jobs.items()}
     found: dict[str, int] = {}
     for name in TopologicalSorter(needs).static_order():
         found[name] = 1 + max((found[other] for other in needs[name]), default=-1)
