@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Look for what bites, and say how to mend it.
+    """Look for what bites, and say how to fix it.
 
     Exits with 1 if there is a problem.
     """

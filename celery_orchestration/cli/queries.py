@@ -98,7 +98,7 @@ def watch(
 @command(orchestration)
 @click.argument("job_or_run", metavar="JOB|RUN_ID|pool:NAME")
 def explain(client: Orchestration, as_json: bool, job_or_run: str) -> None:
-    """Say why a job or a run does not run, and what mends it.
+    """Say why a job or a run does not run, and what fixes it.
 
     pool:NAME says why a pool has as many workers as it has. Of a job or a run:
     down to the root cause; or what it is doing, what it did last and when it runs next; each option's value and where

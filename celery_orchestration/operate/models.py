@@ -85,9 +85,7 @@ class Ended(Model):
 
     id: str = Field(description="of the run")
     job: str = Field(description="its job")
-    outcome: str = Field(
-        description=f"one of {', '.join(OUTCOMES)}; the last two also tell of fires that made no run"
-    )
+    outcome: str = Field(description=f"one of {', '.join(OUTCOMES)}; the last two also tell of fires that made no run")
     retries: int = Field(description="how often it was tried before")
     key: str = Field(description="room key; '' if the job has none")
     arrived: datetime = Field(description="when it was first seen")

@@ -288,8 +288,8 @@ MUTANTS = [
     Mutant(
         "no-persistence-not-a-problem",
         "operate/doctor/checks/redis.py",
-        'yield about.problem("Redis writes nothing to disk: when it is restarted, runs that wait are lost", mend)',
-        'yield about.fine("Redis writes nothing to disk: when it is restarted, runs that wait are lost", mend)',
+        'yield about.problem("Redis writes nothing to disk: when it is restarted, runs that wait are lost", fix)',
+        'yield about.fine("Redis writes nothing to disk: when it is restarted, runs that wait are lost", fix)',
         "doctor calls a Redis fine that forgets everything with a restart.",
         (DOCTOR,),
     ),

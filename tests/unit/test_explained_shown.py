@@ -28,7 +28,7 @@ def explanation(**more: Any) -> Explanation:
     )  # fmt: skip
     common: dict[str, Any] = {
         "about": PROCESS, "job": PROCESS, "run": None, "at": NOW, "summary": f"{PROCESS} waits for {FETCH}: {text}",
-        "root": Cause(code="disabled_by_failures", job=FETCH, text=text, wrong=True, mend=MEND),
+        "root": Cause(code="disabled_by_failures", job=FETCH, text=text, wrong=True, fix=MEND),
         "chain": [Link(job=PROCESS, run=None, text=f"waiting for {FETCH}: it is disabled"),
                   Link(job=FETCH, run=None, text=f"the job is disabled: {text}")],
         "last": last, "next_fire": NOW + timedelta(seconds=50),

@@ -71,7 +71,7 @@ def test_a_rule_that_only_the_table_knows_is_explained_with_its_sentence_and_its
     monkeypatch.setitem(REASONS, "rate", rule)
     cause = RootCauseFinder({}).root([Step("shop.fetch", None, ["rate", "5"], {})])
     assert (cause.code, cause.job, cause.text) == ("rate_limit", "shop.fetch", "at most 5 starts a minute")
-    assert cause.mend.endswith("orchestration enable shop.fetch")
+    assert cause.fix.endswith("orchestration enable shop.fetch")
 
 
 def test_a_reason_that_nobody_knows_is_told_by_its_words():

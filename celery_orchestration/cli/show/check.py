@@ -37,8 +37,8 @@ def _check(check: Check, width: int) -> list[Text]:
     lines = hanging(head, width, 3)
     if check.state != "fine":
         lines += hanging(Text("   ") + plain(check.why, "dim"), width, 3)
-    if check.mend:
-        lines.append(to_type(check.mend))
+    if check.fix:
+        lines.append(to_type(check.fix))
     return lines
 
 

@@ -39,8 +39,8 @@ def explanation_lines(found: Explanation, width: int) -> list[Text]:
     """The answer, and why; short enough that it is still seen on a small screen."""
     root = found.root
     parts = hanging(plain(found.summary, "bold red" if root.wrong else "bold"), width, 0)
-    if root.mend:
-        parts.append(to_type(root.mend))
+    if root.fix:
+        parts.append(to_type(root.fix))
     if len(found.chain) > 1:
         parts.append(Text())
         for depth, link in enumerate(found.chain):

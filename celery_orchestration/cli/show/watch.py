@@ -46,6 +46,7 @@ Draw = Callable[[Any, int | None, int | None, str], Drawn]
 def draw_status(status: Status, rows: int | None, height: int | None, note: str) -> Drawn:
     return View(status, ROWS if rows is None else rows, height, live=height is not None, note=note)
 
+
 #: Seconds in which a key or a resized window is noticed.
 NOTICE = 0.1
 _ENDING = ("q", "Q", "\x04")

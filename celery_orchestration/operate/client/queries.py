@@ -159,7 +159,7 @@ class Queries(Connection):
         return Explainer(self._app, self._ledger, self._ask, self.schedule, ask_workers).explain(job_or_run)
 
     def doctor(self) -> Diagnosis:
-        """What bites, or could: each with why it matters and the line that mends it. Asks ledger, broker and workers,
+        """What bites, or could: each with why it matters and the line that fixes it. Asks ledger, broker and workers,
         and takes a second or two. Raises nothing about them: what does not answer is a finding."""
         from celery_orchestration.operate.doctor.diagnose import diagnose  # noqa: PLC0415
 
@@ -281,7 +281,7 @@ class Queries(Connection):
 
     def _unstarted(self, job: str, state: str | None) -> list[str]:
         found: list[str] = []
-        for where in (UNSTARTED[state] if state else [one for some in UNSTARTED.values() for one in some]):
+        for where in UNSTARTED[state] if state else [one for some in UNSTARTED.values() for one in some]:
             skip, looked = 0, LOOKED_AT
             while looked == LOOKED_AT:
                 looked, part = self._ask(partial(self._ledger.unstarted, job, where, skip, LOOKED_AT))

@@ -49,8 +49,8 @@ def diagnose(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule
         return _diagnosis([REDIS.problem(str(exc), "app.conf.orchestration_namespace = '…'")])
     except LedgerError as exc:
         found = f"the ledger at {ledger.address} does not answer: {exc}"
-        mend = "start it, or say where it is: app.conf.orchestration_redis_url = '…'"
-        return _diagnosis([REDIS.problem(found, mend)])
+        fix = "start it, or say where it is: app.conf.orchestration_redis_url = '…'"
+        return _diagnosis([REDIS.problem(found, fix)])
     return _diagnosis(checks.examine(facts), facts.status.at)
 
 

@@ -19,8 +19,8 @@ class Check(Model):
     state: CheckState = Field(description="'unknown': it could not be asked")
     found: str = Field(description="what it is like")
     why: str = Field(description="why it matters")
-    mend: str | None = Field(
-        default=None, description="a command or a line of configuration that mends it; of what is fine: that betters it"
+    fix: str | None = Field(
+        default=None, description="a command or a line of configuration that fixes it; of what is fine: that betters it"
     )
 
 

@@ -195,7 +195,7 @@ class Explainer:
         who = f"run {run}" if run else f"{len(held)} run{'s' if len(held) > 1 else ''}"
         worker = self._held[run or held[0]][1]
         text = f"{job} may start {self._limited(job)} (rate_limit): worker {worker} holds {who} back"
-        return Cause(code="rate_limit", job=job, text=text, mend=command("rate_limit", job, "0", program="control"))
+        return Cause(code="rate_limit", job=job, text=text, fix=command("rate_limit", job, "0", program="control"))
 
     # -- what has ended -----------------------------------------------------------------------------
 
@@ -268,8 +268,8 @@ class Explainer:
 def _over(run: str, job: str, ended: Ended | None, letter: Letter | None) -> Cause:
     if letter is not None:
         text = f"{job} failed for good: {letter.error or 'nobody knows why'}"
-        mend = command("dlq", "requeue", run)
-        return Cause(code="dead_letter", job=job, text=text, wrong=True, mend=mend)
+        fix = command("dlq", "requeue", run)
+        return Cause(code="dead_letter", job=job, text=text, wrong=True, fix=fix)
     assert ended is not None
     after = "" if ended.seconds is None else f" after {took(ended.seconds)}"
     why = f": {ended.error}" if ended.error else ""

@@ -38,8 +38,8 @@ class IdleCauses(QueueCauses):
         error = self.job_record(job).get("err") if code == "failed" else None
         text = f"{job} {missing.about_dependency}" + (f": {error}" if error else "")
         comes = asked.code == "scheduled"
-        mend = None if comes else self._trigger(job)
-        return Cause(code=code, job=job, text=f"{text}; {asked.text}", wrong=code == "failed" or not comes, mend=mend)
+        fix = None if comes else self._trigger(job)
+        return Cause(code=code, job=job, text=f"{text}; {asked.text}", wrong=code == "failed" or not comes, fix=fix)
 
     def _never_heard_of(self, job: str) -> Cause | None:
         """It has never ended, as far as the ledger knows."""
@@ -55,19 +55,19 @@ class IdleCauses(QueueCauses):
         led = any(entry.get("led", self.found["led"]) for entry in entries) if entries else self.found["led"]
         if not led and (entries or job in self.around.scheduled):
             text = f"no scheduler leads: {job} is not fired"
-            return Cause(code="no_scheduler", job=job, text=text, wrong=True, mend=self.around.beat)
+            return Cause(code="no_scheduler", job=job, text=text, wrong=True, fix=self.around.beat)
         if entries:
             soon = "" if following is None else f" in {lasting(max(0, following - self.found['now']) / 1000)}"
             return Cause(code="scheduled", job=job, text=f"its next run is due{soon or ' when its last one ended'}")
         if job in self.around.scheduled:
             text = f"the code has a schedule for {job}, but the scheduler that leads does not: it has other code"
-            mend = f"{self.around.beat}  # restart it with this code"
-            return Cause(code="entry_missing", job=job, text=text, wrong=True, mend=mend)
+            fix = f"{self.around.beat}  # restart it with this code"
+            return Cause(code="entry_missing", job=job, text=text, wrong=True, fix=fix)
         if job in self.around.elsewhere:
             text = "it is fired by a beat that is not ours: the ledger does not know when"
             return Cause(code="scheduled", job=job, text=text)
         text = "it has no schedule: it runs when somebody calls it"
-        return Cause(code="not_asked_for", job=job, text=text, mend=self._trigger(job))
+        return Cause(code="not_asked_for", job=job, text=text, fix=self._trigger(job))
 
     def _trigger(self, job: str) -> str:
         """A job of another app is not this one's to call."""
@@ -77,8 +77,8 @@ class IdleCauses(QueueCauses):
         """Runs that were asked for stay in their queues, unknown to the ledger."""
         if not self.found.get("full"):
             return None
-        mend = f"{command('doctor')}  # says how to give it more memory"
-        return Cause(code="redis_full", job=job, text=redis_problems.FULL, wrong=True, mend=mend)
+        fix = f"{command('doctor')}  # says how to give it more memory"
+        return Cause(code="redis_full", job=job, text=redis_problems.FULL, wrong=True, fix=fix)
 
     def disabled(self, job: str) -> Cause:
         told = self.job_record(job)
@@ -93,7 +93,7 @@ class IdleCauses(QueueCauses):
         elif self._may_probe(job):
             text += f"; its next run tries whether it works again: {self.asked_for(job).text}"
         code: RootCause = "disabled_by_failures" if by_failures else "disabled_by_person"
-        return Cause(code=code, job=job, text=text, wrong=True, mend=command("enable", job))
+        return Cause(code=code, job=job, text=text, wrong=True, fix=command("enable", job))
 
     def _may_probe(self, job: str) -> bool:
         """It is disabled, and the gate lets one run pass all the same."""
@@ -103,4 +103,4 @@ class IdleCauses(QueueCauses):
 def _paused_entry(job: str, entry: Mapping[str, Any]) -> Cause:
     name, off = entry["name"], json.loads(entry["off"])
     text = f"entry {name} of the schedule is paused by {off['by']}" + (f": {off['why']}" if off["why"] else "")
-    return Cause(code="entry_paused", job=job, text=text, wrong=True, mend=command("schedule", "resume", name))
+    return Cause(code="entry_paused", job=job, text=text, wrong=True, fix=command("schedule", "resume", name))

@@ -28,7 +28,7 @@ class Cause(Model):
     job: str = Field(description="the job that it is about")
     text: str = Field(description="the same for people")
     wrong: bool = Field(default=False, description="somebody should see to it; else it is as it should be")
-    mend: str | None = Field(default=None, description="a command, or what to do")
+    fix: str | None = Field(default=None, description="a command, or what to do")
 
 
 class OptionValue(Model):

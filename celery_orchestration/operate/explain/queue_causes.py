@@ -27,7 +27,7 @@ class QueueCauses(Facts):
                 job=job,
                 text=f"no live worker serves queue {queue}, where {job} is sent",
                 wrong=True,
-                mend=worker_for(queue),
+                fix=worker_for(queue),
             )
         )
 
@@ -40,23 +40,23 @@ class QueueCauses(Facts):
             text = f"pool {pool} has no worker now: its supervisor starts one when runs are ready"
             return Cause(code="pool_at_rest", job=job, text=text)
         text = f"pool {pool} has no live worker now, and is to have {wanted}: its supervisor starts them"
-        mend = command("explain", f"pool:{pool}")
-        return Cause(code="unserved_queue", job=job, text=text, wrong=True, mend=mend)
+        fix = command("explain", f"pool:{pool}")
+        return Cause(code="unserved_queue", job=job, text=text, wrong=True, fix=fix)
 
     def redis_evicts(self, job: str) -> Cause | None:
         policy = self.found.get("eviction", "")
         if self.found["live"] or not policy.startswith("allkeys-") or self.around.allow_eviction:
             return None
         text = f"no worker starts while Redis may drop parts of the ledger: its maxmemory-policy is {policy}"
-        mend = redis_cli(self.around.address, "CONFIG", "SET", "maxmemory-policy", "noeviction")
-        return Cause(code="redis_evicts", job=job, text=text, wrong=True, mend=mend)
+        fix = redis_cli(self.around.address, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+        return Cause(code="redis_evicts", job=job, text=text, wrong=True, fix=fix)
 
     def no_worker(self, job: str) -> Cause | None:
         if self.found["live"]:
             return None
         if found := self.redis_evicts(job):
             return found
-        return Cause(code="no_worker", job=job, text="no worker is alive", wrong=True, mend=command(program="worker"))
+        return Cause(code="no_worker", job=job, text="no worker is alive", wrong=True, fix=command(program="worker"))
 
     def unknown_worker(self, job: str, queue: str | None) -> Cause | None:
         found = self.around.strangers(queue) if queue else ()
@@ -70,7 +70,7 @@ class QueueCauses(Facts):
                 text=f"queue {queue} is served by {names} of namespace {found[0].namespace}, too: what that "
                 "takes is lost to this app",
                 wrong=True,
-                mend="give each app a broker of its own: another database of Redis, another virtual host of RabbitMQ",
+                fix="give each app a broker of its own: another database of Redis, another virtual host of RabbitMQ",
             )
         return Cause(
             code="worker_without_extension",
@@ -78,7 +78,7 @@ class QueueCauses(Facts):
             text=f"queue {queue} is served by {names} without the extension: what is taken from there "
             "passes no gate, and the ledger does not hear how it ended",
             wrong=True,
-            mend="install celery_orchestration there (and no orchestration_mode off), or keep it from that queue: -Q",
+            fix="install celery_orchestration there (and no orchestration_mode off), or keep it from that queue: -Q",
         )
 
     def cycle_of_code(self, job: str) -> Cause | None:
@@ -89,8 +89,8 @@ class QueueCauses(Facts):
 def cycle(jobs: Sequence[str], of_code: bool = False) -> Cause:
     ring = " → ".join([*jobs, jobs[0]])
     text = f"the code has a dependency cycle, so that no worker starts: {ring}"
-    mend = "take one of these out of depends_on"
+    fix = "take one of these out of depends_on"
     if not of_code:
         text = f"they wait for each other: {ring}"
-        mend += ", and end the workers that still have it: the releases that are live form the cycle together"
-    return Cause(code="cycle", job=jobs[0], text=text, wrong=True, mend=mend)
+        fix += ", and end the workers that still have it: the releases that are live form the cycle together"
+    return Cause(code="cycle", job=jobs[0], text=text, wrong=True, fix=fix)

@@ -62,7 +62,7 @@ class RootCauseFinder(IdleCauses):
             job=(name if reason.names_job else "") or last.job,
             text=reasons.sentence(last.words, lambda _: ""),
             wrong=reason.needs_somebody,
-            mend=command(*(word.format(last.job) for word in reason.fix)) if reason.fix else None,
+            fix=command(*(word.format(last.job) for word in reason.fix)) if reason.fix else None,
         )
 
     def _epoch(self, last: Step) -> Cause:
@@ -75,7 +75,7 @@ class RootCauseFinder(IdleCauses):
         text = "everything is paused"
         if pause is not None:
             text += f", by {pause.by} {self.ago(pause.at.timestamp())}" + (f": {pause.why}" if pause.why else "")
-        return Cause(code="paused", job=last.job, text=text, wrong=True, mend=command("resume"))
+        return Cause(code="paused", job=last.job, text=text, wrong=True, fix=command("resume"))
 
     def _unknown(self, last: Step) -> Cause:
         job = last.job
@@ -88,7 +88,7 @@ class RootCauseFinder(IdleCauses):
                 job=job,
                 text=f"no worker has brought a job {job} yet",
                 wrong=True,
-                mend="start a worker whose code has it, or correct the name in depends_on",
+                fix="start a worker whose code has it, or correct the name in depends_on",
             )
         )
 
@@ -99,7 +99,7 @@ class RootCauseFinder(IdleCauses):
             job=job,
             text=no_release(job, last.words[2]),
             wrong=True,
-            mend=without_release(job),
+            fix=without_release(job),
         )
 
     def _global(self, last: Step) -> Cause:
@@ -140,14 +140,14 @@ class RootCauseFinder(IdleCauses):
     def _is_running(self, last: Step, run: RunStatus, before: Step | None) -> Cause:
         job = last.job
         text = f"{job} {doing(run)}"
-        mend: str | None
+        fix: str | None
         if run.timed_out:
-            mend = "its code cannot be interrupted: restart its worker, and have the code end in time"
-            return self._died(last) or Cause(code="past_time_limit", job=job, text=text, wrong=True, mend=mend)
+            fix = "its code cannot be interrupted: restart its worker, and have the code end in time"
+            return self._died(last) or Cause(code="past_time_limit", job=job, text=text, wrong=True, fix=fix)
         held = reasons.REASONS.get(before.rule) if before else None
         code: RootCause = held.root_cause if held is not None and held.names_job else "running"
-        mend = command("cancel", "--terminate", run.id) if code != "running" and run.seconds > LONG else None
-        return self._died(last) or Cause(code=code, job=job, text=text, mend=mend)
+        fix = command("cancel", "--terminate", run.id) if code != "running" and run.seconds > LONG else None
+        return self._died(last) or Cause(code=code, job=job, text=text, fix=fix)
 
     def _is_queued(self, last: Step, run: RunStatus) -> Cause:
         text = f"{last.job} {doing(run)}"
@@ -171,7 +171,7 @@ class RootCauseFinder(IdleCauses):
         text = f"{last.job} was started on {worker['name']}, which has been silent for {lasting(silent / 1000)}"
         if not self.found["live"] and not self.found["led"]:
             text += ": nobody is alive to recover the run"
-            return Cause(code="worker_died", job=last.job, text=text, wrong=True, mend=command(program="worker"))
+            return Cause(code="worker_died", job=last.job, text=text, wrong=True, fix=command(program="worker"))
         left = worker["lease"] - silent
         text += f": the run is recovered {f'in {lasting(left / 1000)}' if left > 0 else 'at the next sweep'}"
         return Cause(code="worker_died", job=last.job, text=text, wrong=True)

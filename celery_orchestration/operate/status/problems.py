@@ -50,9 +50,7 @@ def jobs_without_release(found: Mapping[str, Any]) -> list[str]:
     return [f"{no_release(decode_job(job), last)}; its runs wait" for job, last in sorted(jobs.items())]
 
 
-def unkept_limits(
-    found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
-) -> list[str]:
+def unkept_limits(found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]) -> list[str]:
     served = limits_served(found, sent, limits)
     return sorted(sentence for kind, jobs in served.items() for sentence in sentences(kind, jobs, {}))
 
@@ -72,4 +70,3 @@ def missing_scheduler(scheduler: SchedulerStatus, scheduled: Callable[[], bool])
     if scheduler.standbys:
         return ["no scheduler leads at the moment: nothing is fired until one of those that stand by does"]
     return [NO_LEADER]
-

@@ -17,9 +17,7 @@ from celery_orchestration.operate.models import (
 )
 
 
-def run_status(
-    run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None = None
-) -> RunStatus:
+def run_status(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None = None) -> RunStatus:
     worker = workers.get(run.get("worker") or "")
     return RunStatus(
         id=run["id"],

@@ -1,4 +1,4 @@
-"""What bites, one check each: what was found, why that matters, and the line that mends it.
+"""What bites, one check each: what was found, why that matters, and the line that fixes it.
 
 Each takes the facts, which were gathered before (``doctor``), and gives its checks; none asks anybody. Sentences that
 ``status`` has are taken from there: a check claims those that begin like its own, and what none has claimed is told
@@ -31,5 +31,3 @@ def examine(facts: Facts) -> list[Check]:
     about = About("status", "an operator should know")
     rest = [sentence for sentence in facts.status.problems if sentence not in told]
     return [*found, *(about.problem(sentence, command("status")) for sentence in rest)]
-
-

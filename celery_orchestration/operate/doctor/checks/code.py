@@ -53,7 +53,7 @@ def cycles(facts: Facts) -> Iterator[Check]:
 
 
 def _installed_cycle(facts: Facts, cycle: Sequence[str]) -> tuple[str, str]:
-    """What is found, and what mends it: one release that brings a part of it has to go, the oldest."""
+    """What is found, and what fixes it: one release that brings a part of it has to go, the oldest."""
     brought: dict[str, list[str]] = defaultdict(list)
     for release, text in facts.releases.items():
         jobs = json.loads(text)["jobs"] if text else {}
@@ -112,8 +112,8 @@ def modes(facts: Facts) -> Iterator[Check]:
         yield about.problem("orchestration is off in this app's settings", "app.conf.orchestration_mode = 'enforce'")
     elif len(by) > 1:
         found = "; ".join(f"{mode}: {listed(sorted(names))}" for mode, names in sorted(by.items()))
-        mend = "app.conf.orchestration_mode = 'enforce'  # and restart; see CELERY_ORCHESTRATION_MODE, too"
-        yield about.problem(f"workers and schedulers are in different modes: {found}", mend)
+        fix = "app.conf.orchestration_mode = 'enforce'  # and restart; see CELERY_ORCHESTRATION_MODE, too"
+        yield about.problem(f"workers and schedulers are in different modes: {found}", fix)
     elif by:
         yield about.fine(f"all that is live is in mode {next(iter(by))}")
     else:

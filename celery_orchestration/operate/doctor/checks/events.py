@@ -41,8 +41,8 @@ def entries(facts: Facts) -> Iterator[Check]:
     own = [entry for entry in facts.entries if entry.service is None]
     bad = [entry for entry in own if entry.problem]
     for entry in bad[:MOST]:
-        mend = command("schedule", "remove", entry.name)
-        yield about.problem(f"entry {show(entry.name)}: {entry.problem}", mend)
+        fix = command("schedule", "remove", entry.name)
+        yield about.problem(f"entry {show(entry.name)}: {entry.problem}", fix)
     yield from about.more(len(bad), "entries have problems", command("schedule", "list"))
     if not bad:
         yield about.fine(f"{many(len(own), 'entry', 'entries')}, all good")
@@ -83,8 +83,8 @@ def disabled(facts: Facts) -> Iterator[Check]:
     failed = [job for job in off if by_failures(job)]
     for job in failed[:MOST]:
         why = (job.disabled.failures or job.disabled.why) if job.disabled else ""
-        mend = command("enable", job.name)
-        yield about.problem(f"job {show(job.name)} is disabled by failures: {why}", mend)
+        fix = command("enable", job.name)
+        yield about.problem(f"job {show(job.name)} is disabled by failures: {why}", fix)
     yield from about.more(len(failed), "are disabled by failures", command("status"))
     if not failed:
         by_hand = listed(sorted(job.name for job in off))

@@ -67,21 +67,21 @@ class About:
     name: str
     why: str
 
-    def fine(self, found: str, mend: str | None = None) -> Check:
-        return self._check("fine", found, mend)
+    def fine(self, found: str, fix: str | None = None) -> Check:
+        return self._check("fine", found, fix)
 
-    def problem(self, found: str, mend: str | None) -> Check:
-        return self._check("problem", found, mend)
+    def problem(self, found: str, fix: str | None) -> Check:
+        return self._check("problem", found, fix)
 
-    def unknown(self, found: str, mend: str | None = None) -> Check:
-        return self._check("unknown", found, mend)
+    def unknown(self, found: str, fix: str | None = None) -> Check:
+        return self._check("unknown", found, fix)
 
-    def more(self, count: int, what: str, mend: str) -> list[Check]:
+    def more(self, count: int, what: str, fix: str) -> list[Check]:
         """Beyond those that were told one by one."""
-        return [self.problem(f"{count - MOST} more {what}", mend)] if count > MOST else []
+        return [self.problem(f"{count - MOST} more {what}", fix)] if count > MOST else []
 
-    def _check(self, state: CheckState, found: str, mend: str | None) -> Check:
-        return Check(name=self.name, state=state, found=found, why=self.why, mend=mend)
+    def _check(self, state: CheckState, found: str, fix: str | None) -> Check:
+        return Check(name=self.name, state=state, found=found, why=self.why, fix=fix)
 
 
 def claim(facts: Facts, *beginnings: str) -> list[str]:

@@ -129,11 +129,11 @@ def prefetch(facts: Facts) -> Iterator[Check]:
     long = sorted(name for name, job in facts.jobs.items() if (job.timeout_seconds or 0) >= LONG)
     ahead = f"a worker fetches up to {multiplier} messages for each slot"
     if multiplier > 1 and any(len(found) > 1 for found in ranks.values()):
-        mend = "app.conf.orchestration_strict_priority = True"
-        yield about.fine(f"{ahead}: a run of higher priority comes after those that are there already", mend)
+        fix = "app.conf.orchestration_strict_priority = True"
+        yield about.fine(f"{ahead}: a run of higher priority comes after those that are there already", fix)
     elif multiplier > 1 and long:
-        mend = "app.conf.worker_prefetch_multiplier = 1"
-        yield about.fine(f"{ahead}: they stand behind a long run ({listed(long)}) while others may be idle", mend)
+        fix = "app.conf.worker_prefetch_multiplier = 1"
+        yield about.fine(f"{ahead}: they stand behind a long run ({listed(long)}) while others may be idle", fix)
     else:
         yield about.fine(ahead if multiplier > 1 else "a worker fetches one message for each slot")
 

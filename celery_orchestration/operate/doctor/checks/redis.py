@@ -46,46 +46,46 @@ def eviction(facts: Facts) -> Iterator[Check]:
     about = About("eviction", "a Redis that is full may drop keys to make room: waiting runs, leases, done-markers")
     policy = facts.info.get("maxmemory_policy", "")
     claimed = claim(facts, "Redis may drop parts of the ledger")
-    mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory-policy', 'noeviction')}  # {KEPT}"
+    fix = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory-policy', 'noeviction')}  # {KEPT}"
     if policy.startswith("allkeys-"):
-        yield about.problem(claimed[0] if claimed else f"its maxmemory-policy is {policy}", mend)
+        yield about.problem(claimed[0] if claimed else f"its maxmemory-policy is {policy}", fix)
     elif policy.startswith("volatile-"):
         yield about.fine(
             f"its maxmemory-policy is {policy}: when it is full, runs that ended are forgotten early, and a message "
             "that the broker delivers again may run again",
-            mend,
+            fix,
         )
     elif policy:
         yield about.fine(f"its maxmemory-policy is {policy}")
     else:
-        yield about.unknown("Redis does not tell its maxmemory-policy (INFO is not allowed)", mend)
+        yield about.unknown("Redis does not tell its maxmemory-policy (INFO is not allowed)", fix)
 
 
 def persistence(facts: Facts) -> Iterator[Check]:
     about = About("persistence", "a run that waits is in Redis alone: the broker's copy is acknowledged")
-    mend = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'appendonly', 'yes')}  # {KEPT}"
+    fix = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'appendonly', 'yes')}  # {KEPT}"
     failed = [
         name
         for name in ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
         if facts.info.get(name) == "err"
     ]
     if not facts.info:
-        yield about.unknown("Redis does not tell whether it writes to disk (INFO is not allowed)", mend)
+        yield about.unknown("Redis does not tell whether it writes to disk (INFO is not allowed)", fix)
     elif failed:
         yield about.problem(f"Redis could not write to disk: {', '.join(failed)} err", "see Redis's log, and its disk")
     elif facts.info.get("aof_enabled") == "1":
         yield about.fine("Redis appends every change to a file")
     elif facts.save:
         found = f"Redis writes all to disk now and then ({_often(facts.save)}): a crash loses what came after that"
-        yield about.fine(found, mend)
+        yield about.fine(found, fix)
     elif facts.save is None:
         yield about.unknown(
             "Redis keeps no file of changes, and does not tell whether it writes all to disk now and then "
             "(CONFIG is not allowed)",
-            mend,
+            fix,
         )
     else:
-        yield about.problem("Redis writes nothing to disk: when it is restarted, runs that wait are lost", mend)
+        yield about.problem("Redis writes nothing to disk: when it is restarted, runs that wait are lost", fix)
 
 
 def _often(save: str) -> str:

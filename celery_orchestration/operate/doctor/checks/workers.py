@@ -53,11 +53,11 @@ def strangers(facts: Facts) -> Iterator[Check]:
     about = About("strangers", "what a worker takes that is not in the ledger runs past the gate, or not at all")
     for one in facts.strangers[:MOST]:
         found = f"worker {one.name} serves {listed(one.queues)} without orchestration: not installed there, or off"
-        mend = f"{end(one.name)}; then start it with celery_orchestration installed"
+        fix = f"{end(one.name)}; then start it with celery_orchestration installed"
         if one.namespace is not None:
             found = f"worker {one.name} of namespace {show(one.namespace)} serves {listed(one.queues)}, too"
-            mend = "give each app a broker of its own: another database of Redis, another virtual host of RabbitMQ"
-        yield about.problem(found, mend)
+            fix = "give each app a broker of its own: another database of Redis, another virtual host of RabbitMQ"
+        yield about.problem(found, fix)
     yield from about.more(len(facts.strangers), "workers", command("active_queues", program="inspect"))
     if facts.broker_problem and not facts.strangers:
         yield about.unknown("the broker does not answer: workers cannot be asked")
@@ -99,7 +99,7 @@ def clocks(facts: Facts) -> Iterator[Check]:
             yield about.problem(f"the clock of {name} is {abs(seconds):.0f} s {side} Redis's", ntp)
     silent = [one.name for one in facts.status.workers if one.state != "dead" and one.name not in ahead]
     if silent:
-        mend = command("orchestration", program="inspect")
-        yield about.unknown(f"these workers do not tell the time: {listed(sorted(silent))}", mend)
+        fix = command("orchestration", program="inspect")
+        yield about.unknown(f"these workers do not tell the time: {listed(sorted(silent))}", fix)
     elif not found:
         yield about.fine(f"none is more than {MOST_SKEW:g} s from Redis's")
