@@ -191,7 +191,7 @@ _REASONS = (
         "slot",
         "astray",
     ),
-    Reason("due", "not to start before {0}", "its time", "later", "due_later"),
+    Reason("due", "not due before {0}", "its time", "later", "due_later"),
     Reason(
         "alone",
         "waiting to be tried alone on a worker, after its workers died",

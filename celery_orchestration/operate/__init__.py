@@ -1,4 +1,4 @@
-"""The ledger from outside: a client for operators, and the models of what it shows."""
+"""For operators: a client (:class:`Orchestration`), and the models that it returns."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -99,8 +99,8 @@ __all__ = [
     "WorkerStatus",
 ]
 
-#: Loaded when they are asked for: most commands need none of them.
-_LATER = {
+#: Imported on first use: most commands need none of them.
+_IMPORTED_ON_USE = {
     **dict.fromkeys(("Cause", "Explanation", "Link", "OptionValue"), "explain.models"),
     **dict.fromkeys(("Conflict", "Drawn", "Exclusive", "Needs", "Picture"), "graph.dependency_graph"),
     **dict.fromkeys(("Collision", "Forecast", "ForecastRun", "JobForecast", "Overrun"), "forecast.report"),
@@ -110,6 +110,6 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    if name in _IMPORTED_ON_USE:
+        return getattr(import_module(f"{__name__}.{_IMPORTED_ON_USE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The app's code, as a worker sees it: all task modules are imported before anybody looks at its jobs."""
+"""The jobs of an app's code. Imports all task modules first, as a worker does."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.task import jobs_of, sound_jobs_of
 
-#: Where an app keeps what was wrong when its tasks were loaded, or None.
+#: The attribute of an app that keeps the error of loading its tasks, or None.
 _PROBLEM = "_orchestration_load_problem"
 _lock = threading.RLock()
-#: Frames of a traceback that are not the user's.
+#: Files whose frames in a traceback are not the user's code.
 _NOT_THEIRS = (__file__, os.path.dirname(celery.__file__), os.path.dirname(importlib.__file__), "<frozen importlib")
 
 
 def load(app: Celery) -> str | None:
-    """Imports the modules of ``include`` and ``autodiscover_tasks()`` and finalises the app, once. Returns what was
-    wrong with one of them, or None.
+    """Imports the modules of ``include`` and ``autodiscover_tasks()`` and finalises the app, once. Returns an error in
+    words, or None.
 
-    A process that only looks (a shell, a web server) imports no task modules by itself; a worker and a beat do.
+    A worker and a beat import task modules by themselves; a shell or a web server does not.
     """
     with _lock:
         if _PROBLEM not in app.__dict__:
@@ -46,7 +46,7 @@ def jobs(app: Celery) -> dict[str, Policy]:
 
 
 def valid_jobs(app: Celery) -> tuple[dict[str, Policy], list[str]]:
-    """Those that can be read, and what is wrong with the others and with modules."""
+    """Returns the jobs with valid options, and the errors of other jobs and of modules."""
     wrong = load(app)
     found, mistakes = sound_jobs_of(app)
     return found, [*([wrong] if wrong else []), *mistakes]
@@ -54,7 +54,7 @@ def valid_jobs(app: Celery) -> tuple[dict[str, Policy], list[str]]:
 
 def _load(app: Celery) -> str | None:
     try:
-        if not app.loader.worker_initialized:  # else Celery has imported them
+        if not app.loader.worker_initialized:  # a worker has imported them already
             with _unlogged():
                 app.loader.import_default_modules()
         app.finalize()
@@ -68,7 +68,7 @@ def _load(app: Celery) -> str | None:
 def _where(exc: Exception) -> str:
     """The line of the user's code that failed."""
     if isinstance(exc, SyntaxError):
-        return ""  # its own text says it
+        return ""  # its message names the line
     frames = traceback.extract_tb(exc.__traceback__)
     own = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THEIRS)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
@@ -76,7 +76,7 @@ def _where(exc: Exception) -> str:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Celery logs what a receiver of ``import_modules`` raises, with its traceback, and raises it after that."""
+    """Celery logs an error of an ``import_modules`` receiver with its traceback, and raises it again: one is enough."""
     logger, thread = logging.getLogger("celery.utils.dispatch.signal"), threading.get_ident()
 
     def is_other(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""What metrics are made of, as the ledger and the broker tell it: in bounded reads, without a model of every run."""
+"""Reads the figures for metrics from the ledger and the broker: in bounded reads, without a model of every run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from celery_orchestration.ledger import Ledger
 from celery_orchestration.operate import app_jobs, broker
 from celery_orchestration.pools.table import queues_of
 
-#: Under this name the ledger tells what jobs did that were deleted since.
+#: The name under which the ledger counts the runs of deleted jobs.
 DELETED = ""
 
 
 @dataclass(frozen=True)
 class Measured:
-    #: See ``lua/status.lua``, without runs; ``fires`` by job.
+    #: The ledger's status (``lua/status.lua``) without runs; ``fires`` by job.
     status: Mapping[str, Any]
-    #: See ``lua/statistics.lua``: of all jobs, and of those that were deleted.
+    #: The ledger's totals (``lua/statistics.lua``) of all jobs and of deleted ones.
     statistics: Mapping[str, Any]
-    #: Messages in the queues that jobs are sent to or workers serve; None: nobody could be asked.
+    #: Messages in the queues that jobs are sent to or workers serve; None: the broker did not answer.
     depths: Mapping[str, int | None]
-    #: Workers that each pool is to have, as far as a supervisor has decided.
+    #: How many workers each pool should have, if a supervisor has decided.
     wanted: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -35,7 +35,7 @@ from starlette.staticfiles import StaticFiles
 from celery_orchestration.errors import LedgerError, OrchestrationError, WrongUse
 from celery_orchestration.job.task import read_settings
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.operate.hints import me
+from celery_orchestration.operate.acting_user import current_user
 from celery_orchestration.web import auth, health, metrics, security
 from celery_orchestration.web.actions import ACTIONS, carry_out
 from celery_orchestration.web.auth import Attempts, Credentials, Identity, Role, Session, Sessions
@@ -202,7 +202,7 @@ class Dashboard:
             who = await found if inspect.isawaitable(found) else found
             return Identity("", who) if isinstance(who, str) else who
         if not self._credentials:
-            return Identity(me(), "operator")
+            return Identity(current_user(), "operator")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self._with_token(request, token.strip())

@@ -301,7 +301,7 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (("history", "fetch"), "no worker has brought a job 'fetch' yet, did you mean 'shop.fetch'?"),
+        (("history", "fetch"), "no worker has registered a job 'fetch' yet, did you mean 'shop.fetch'?"),
         (("explain", "shop.fetsch"), "did you mean 'shop.fetch'?"),
         (("enable", "shop.fetsch"), "did you mean 'shop.fetch'?"),
         (("disable", "shop.fetsch"), "did you mean 'shop.fetch'?"),
@@ -309,11 +309,11 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
         (("dlq", "list", "--job", "fetch"), "did you mean 'shop.fetch'?"),
         (("dlq", "requeue", "--job", "fetch"), "did you mean 'shop.fetch'?"),
         (("dlq", "purge", "--job", "fetch", "--yes"), "did you mean 'shop.fetch'?"),
-        (("history", "x"), "no worker has brought a job 'x' yet"),
+        (("history", "x"), "no worker has registered a job 'x' yet"),
         *(((*words, "\udcff"), "there is no ") for words in (("explain",), ("cancel",), ("dlq", "show"), ("graph",))),
         *(((*words, "\udcff"), "brought a job") for words in (("history",), ("enable",), ("dlq", "list", "--job"))),
-        (("history", "x" * 300), "no worker has brought a job"),
-        (("cancel", "nobody"), "there is no run 'nobody', or it is over"),
+        (("history", "x" * 300), "no worker has registered a job"),
+        (("cancel", "nobody"), "there is no run 'nobody', or it has ended"),
         (("dlq", "show", "nobody"), "there is no dead letter 'nobody'"),
         (("dlq", "requeue", "nobody"), "there is no dead letter 'nobody'"),
         (("dlq", "purge", "nobody", "--yes"), "there is no dead letter 'nobody'"),
@@ -391,9 +391,9 @@ def test_a_run_is_found_by_the_beginning_of_its_id(site, client):
     assert client.find_run("beefs") == "beefsteak"
     assert client.find_run("be") == "be", "a whole one may be as short as it likes"
     for word, says in {
-        "bee": "there is no run 'bee', or it is over",  # too short
-        "": "there is no run '', or it is over",
-        "beef!": "there is no run 'beef!', or it is over",
+        "bee": "there is no run 'bee', or it has ended",  # too short
+        "": "there is no run '', or it has ended",
+        "beef!": "there is no run 'beef!', or it has ended",
         "beef": "'beef' may mean 'beef-0001', 'beef-0002', 'beefsteak': give more of its id",
     }.items():
         with pytest.raises(UnknownRun, match=re.escape(says)):

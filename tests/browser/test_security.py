@@ -147,4 +147,4 @@ def test_an_empty_shop_says_what_would_be_here(tmp_path: Path, browse: Callable[
             page = opened(browse(), f"{address}/{path}")
             expect(page.locator("main h1")).to_be_visible()
         page = opened(browse(), f"{address}/")
-        expect(page.get_by_role("heading", level=1)).to_have_text("No worker has brought a job yet")
+        expect(page.get_by_role("heading", level=1)).to_have_text("No worker has registered a job yet")

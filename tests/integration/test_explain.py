@@ -205,10 +205,10 @@ def test_a_probe_is_told(desk: Desk):
     desk.come("a1", "a")
     desk.end("a1", "failed")
     assert desk.come("a2", "a") == "wait"
-    assert "it is tried again in" in desk.root("a").text
+    assert "a run tries it again in" in desk.root("a").text
     desk.redis.zadd(f"{PREFIX}cool", {"a": 1})
     desk.sweep()
-    assert "tries whether it works again" in desk.root("a").text or desk.why("a")[0] == "handed_over"
+    assert "tests whether it works again" in desk.root("a").text or desk.why("a")[0] == "handed_over"
 
 
 def test_what_is_put_off_is_told(desk: Desk):
@@ -396,7 +396,7 @@ def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
     for name in ("a", "b"):
         cause = desk.root(name, queue_of={"a": "q", "b": "q"})
         assert (cause.code, cause.job, cause.wrong) == ("disabled_by_failures", "b", True)
-        assert "its next run tries whether it works again: it has no schedule" in cause.text
+        assert "its next run tests whether it works again: it has no schedule" in cause.text
 
 
 def test_slots_of_the_dead_serve_nobody(desk: Desk):

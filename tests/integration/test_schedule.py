@@ -442,7 +442,7 @@ def test_errors_say_what_to_do(client, shop):
         (lambda: schedule.add("elsewhere", "shop.fetch", 5), BadCall, in_code),
         (lambda: schedule.update("elsewhere", schedule=5), BadCall, in_code),
         (lambda: schedule.remove("elsewhere"), BadCall, in_code),
-        (lambda: schedule.update("mails"), BadCall, "say what to change"),
+        (lambda: schedule.update("mails"), BadCall, "give something to change"),
         (lambda: schedule.add("x", "shop.mial", 5), ConfigurationError, "did you mean 'shop.mail'"),
         (lambda: schedule.add("x", "shop.mail", 5), ConfigurationError, "cannot be called like that"),
         (lambda: schedule.add("x", "shop.fetch", "soon"), ConfigurationError, "neither a number of seconds nor"),
@@ -452,7 +452,7 @@ def test_errors_say_what_to_do(client, shop):
         (lambda: schedule.pause("mial"), UnknownEntry, "did you mean 'mails'"),
         (lambda: schedule.resume("mial"), UnknownEntry, "did you mean 'mails'"),
         (lambda: schedule.get("nothing like it"), UnknownEntry, "in the schedule$"),
-        (lambda: schedule.pause("nightly"), UnknownEntry, "no scheduler has brought the entry 'nightly' of the code"),
+        (lambda: schedule.pause("nightly"), UnknownEntry, "no scheduler has registered the entry 'nightly'"),
     ):
         with pytest.raises(error, match=words):
             call()
@@ -640,7 +640,7 @@ def test_what_nothing_would_fire_is_not_added(client, app):
     health = client.health(scheduler=True)
     assert (health.ok, health.problem) == (
         False,
-        "this app's beat is celery.beat:PersistentScheduler: only that one knows whether it is alive",
+        "this app's beat is celery.beat:PersistentScheduler: the ledger does not know whether it is alive",
     )
     # One of ours may have been started with -S.
     client._ledger.lead("s1", "s1@host", 60_000, "")

@@ -235,7 +235,7 @@ def test_the_picture_tells_states_conditions_and_what_never_runs_together():
         {**told("shop.process", running=1), "deps": [dep]},
     )
     assert shown(whole) == (
-        "shop: 3 jobs; below each what waits for it; ✕ never at the same time\n"
+        "shop: 3 jobs; below each job those that wait for it; ✕ never at the same time\n"
         "shop.cleanup  ✕ shop.process\n"
         "shop.fetch  disabled  last run failed\n"
         "└─ shop.process (finish, fresh)  running  ✕ shop.cleanup\n"

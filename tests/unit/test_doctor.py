@@ -21,7 +21,7 @@ from celery_orchestration.operate import Check, Death, Diagnosis, Disabled, Entr
 from celery_orchestration.operate.broker import Answers, Kept, Stranger
 from celery_orchestration.operate.doctor.checks import CHECKS, code, events, examine, fetch, redis, workers
 from celery_orchestration.operate.doctor.checks.facts import Facts
-from celery_orchestration.operate.doctor.diagnose import unreadable
+from celery_orchestration.operate.doctor.diagnose import diagnose_invalid_settings
 from celery_orchestration.operate.doctor.health import health
 from celery_orchestration.operate.hints import command, redis_cli, worker_for
 from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
@@ -194,7 +194,7 @@ def test_code_that_cannot_be_read_is_told_line_by_line():
     assert [check.state for check in found] == ["problem", "problem"]
     cycle = "dependency cycle: a -> b -> a"
     assert one(code.cycles, cycles=[cycle]).found == f"this code has a {cycle}"
-    wrong = unreadable(ConfigurationError("unknown setting 'x'\norchestration_mode should be …"))
+    wrong = diagnose_invalid_settings(ConfigurationError("unknown setting 'x'\norchestration_mode should be …"))
     assert [check.found for check in wrong.checks] == ["unknown setting 'x'", "orchestration_mode should be …"]
     assert not wrong.ok
 
@@ -213,7 +213,7 @@ def test_a_cycle_of_live_releases_names_its_jobs_and_the_workers_to_end():
         members=Members("old new", 0, [member("w1@h", "old"), member("w2@h", "old"), member("w3@h", "new")]),
     )
     assert found.state == "problem"
-    assert "cycle of dependencies: a → b → a" in found.found
+    assert "dependency cycle: a → b → a" in found.found
     assert "'a' depends on 'b' in release old (w1@h, w2@h)" in found.found
     assert "'b' depends on 'a' in release new (w3@h)" in found.found
     assert "control shutdown -d w1@h,w2@h" in str(found.fix)
@@ -297,9 +297,9 @@ def test_prefetch(multiplier, strict, options, state, fix):
 
 def test_strict_priority_is_not_said_to_fetch_nothing_ahead_where_it_does():
     strict = Settings(strict_priority=True)
-    assert "nothing is fetched that no slot is free for" in one(fetch.prefetch, settings=strict).found
+    assert "fetches only for free slots" in one(fetch.prefetch, settings=strict).found
     rabbit = {"broker_is_redis": False, "broker_is_amqp": True}
-    assert "nothing is fetched that no slot is free for" in one(fetch.prefetch, settings=strict, **rabbit).found
+    assert "fetches only for free slots" in one(fetch.prefetch, settings=strict, **rabbit).found
     quorum = Answers({"w1@h": {"prefetches_because": "quorum queues have a count for each consumer"}})
     elsewhere = one(fetch.prefetch, settings=strict, replies=quorum, **rabbit).found
     assert "nothing is fetched" not in elsewhere
@@ -339,7 +339,7 @@ def test_with_reliable_fetch_prefetch_and_visibility_timeout_are_nothing_to_see_
 @pytest.mark.parametrize(
     ("more", "state", "words"),
     [
-        ({}, "fine", "until it is acknowledged"),
+        ({}, "fine", "until they are acknowledged"),
         ({"broker_is_redis": False}, "fine", "not Redis"),
         ({"kept": Kept(version="5.0.7")}, "problem", "Redis 5.0.7, older than 6.2"),
         ({"kept": Kept(version="8.0.1")}, "fine", ""),
@@ -348,7 +348,7 @@ def test_with_reliable_fetch_prefetch_and_visibility_timeout_are_nothing_to_see_
         (
             {"replies": Answers({"w1@h": {"fetch": "reliable", "fetch_polls_because": "NOPERM"}})},
             "problem",
-            "when messages come (NOPERM)",
+            "of messages (NOPERM)",
         ),
     ],
 )
@@ -520,7 +520,7 @@ def test_the_scheduler_that_leads_is_named():
 
 def test_a_beat_that_is_not_ours_fires_what_is_not_continuous():
     fired = one(events.scheduler, jobs={"a": job("a", interval_seconds=5)}, beat_is_ours=False)
-    assert (fired.state, "not ours fires the schedule" in fired.found) == ("fine", True)
+    assert (fired.state, "another beat fires the schedule" in fired.found) == ("fine", True)
     jobs = {"a": job("a", mode="continuous")}
     never = one(events.scheduler, jobs=jobs, beat_is_ours=False)
     assert never.state == "problem"

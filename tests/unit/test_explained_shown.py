@@ -103,8 +103,8 @@ def test_a_retry_that_is_not_due_says_what_it_comes_after():
     )  # fmt: skip
     due = Step(job="a", run=retried, words=["due", "01-01 00:00:09"], found={})
     finder = RootCauseFinder({"jobs": {"a": {"err": "ValueError: no"}}})
-    text = "a is not to start before 01-01 00:00:09"
-    assert finder.root([due]).text == f"{text}: it is tried again, after ValueError: no"
+    text = "a is not due before 01-01 00:00:09"
+    assert finder.root([due]).text == f"{text}: it is retried, after ValueError: no"
     called = Step(job="a", run=retried.model_copy(update={"retries": 0}), words=due.words, found={})
     assert finder.root([called]).text == text
 

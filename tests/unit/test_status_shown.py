@@ -193,7 +193,7 @@ def test_why_a_job_is_disabled_overdue_or_would_have_waited_is_below_it():
         ]
     )
     text = text_of(View(found))
-    assert "    disabled 3 min ago: 5 failures in a row, tried again in 30 s\n" in text
+    assert "    disabled 3 min ago: 5 failures in a row, retried in 30 s\n" in text
     assert "b    overdue " in text
     assert "    overdue: last success 5.0 h ago\n" in text
     assert "    would have waited 3 times for room of c\n" in text
@@ -440,10 +440,10 @@ def test_a_name_that_looks_like_a_pattern_is_found():
 @pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
-        ({"jobs": ["shop.fech"]}, UnknownJob, "like 'shop.fech', did you mean 'shop.fetch'?"),
-        ({"jobs": ["shop", "nothing.*"]}, UnknownJob, "like 'nothing.*'"),
+        ({"jobs": ["shop.fech"]}, UnknownJob, "matches 'shop.fech', did you mean 'shop.fetch'?"),
+        ({"jobs": ["shop", "nothing.*"]}, UnknownJob, "matches 'nothing.*'"),
         ({"pools": ["image"]}, UnknownJob, "pool 'image', did you mean 'images'?"),
-        ({"states": ["runing"]}, BadCall, "no job is ever 'runing', did you mean 'running'?"),
+        ({"states": ["runing"]}, BadCall, "unknown state 'runing', did you mean 'running'?"),
     ],
 )
 def test_what_nothing_is_like_is_said(asked, error, words):

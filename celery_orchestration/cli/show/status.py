@@ -20,18 +20,18 @@ from celery_orchestration.operate.models import (
 )
 from celery_orchestration.operate.status.urgency import is_disabled, is_failing, wrong
 
-#: Rows of a section where there is no window whose height would say so; and where all are wanted.
+#: Rows of a section if no window limits them; and if all are wanted.
 ROWS, ALL = 20, 10**9
 
-#: Seconds that a death is shown, and how many of them.
+#: For how many seconds a death is shown, and how many deaths are.
 SHOW_DEATHS, MOST_DEATHS = 3600, 5
 
-#: Problems that are shown, and lines that each may take.
+#: How many problems are shown, and how many lines each may take.
 MOST_PROBLEMS, PROBLEM_LINES = 10, 3
 
 
 def print_status(status: Status, file: IO[str], everything: bool = False) -> None:
-    """In a terminal it fits into the window."""
+    """Prints a status. In a terminal it fits into the window."""
     console = console_to(file)
     height = console.height - 1 if file.isatty() and not everything else None
     console.print(View(status, ALL if everything else ROWS, height))
@@ -43,8 +43,8 @@ def render(status: Status, rows: int = ROWS) -> View:
 
 @dataclass(frozen=True)
 class View:
-    """As wide as the window is when it is drawn. `height`: that of the window, which shall do for all of it. `live`: it
-    must do, and progress is drawn. `note`: instead of that all is well."""
+    """Takes the width of the window when it is drawn. `height`: of the window, if the view should fit into it. `live`:
+    it must fit, and progress is drawn as bars. `note`: replaces the sentence that everything is all right."""
 
     status: Status
     rows: int = ROWS
@@ -74,11 +74,11 @@ class View:
 
     def _head(self, width: int) -> list[Text]:
         status = self.status
-        said = [f"{status.running} running", f"{status.waiting} waiting"]
-        said += [f"{status.later} not due yet"] if status.later else []
-        said += [many(status.dead_letters, "dead letter")] if status.dead_letters else []
-        said += [f"at most {status.max_running} at once"] if status.max_running is not None else []
-        head = plain(f"{status.namespace}: {', '.join(said)}", "bold")
+        texts = [f"{status.running} running", f"{status.waiting} waiting"]
+        texts += [f"{status.later} not due yet"] if status.later else []
+        texts += [many(status.dead_letters, "dead letter")] if status.dead_letters else []
+        texts += [f"at most {status.max_running} at once"] if status.max_running is not None else []
+        head = plain(f"{status.namespace}: {', '.join(texts)}", "bold")
         if self.note:
             head = Text(": ").join([head, plain(self.note, "bold red")])
         elif not wrong(status):
@@ -98,13 +98,13 @@ class View:
 
 
 def _observing(status: Status, width: int) -> list[Text]:
-    """In that mode nothing waits: whoever looks has to know."""
+    """Says that workers are in observe mode: nothing waits for them."""
     alive = [one for one in status.workers if one.state != "dead"]
     observing = sum(one.mode == "observe" for one in alive)
     if not observing:
         return []
     who = "observe mode" if observing == len(alive) else f"observe mode on {observing} of {len(alive)} workers"
-    line = f"{who}: everything starts at once; what would have waited is counted"
+    line = f"{who}: everything starts at once; runs that would have waited are counted"
     return wrapped(plain(line, "yellow"), width, 0)
 
 
@@ -121,15 +121,15 @@ def _problem(problem: str, width: int) -> list[Text]:
 
 
 def _scheduler(scheduler: SchedulerStatus, now: datetime, width: int) -> list[Text]:
-    said = []
+    texts = []
     if scheduler.leader is not None and scheduler.since is not None:
-        said.append(f"{scheduler.leader} has led for {lasting((now - scheduler.since).total_seconds())}")
-    said += [f"{one.leader} leads {one.service}" for one in scheduler.others]
+        texts.append(f"{scheduler.leader} has led for {lasting((now - scheduler.since).total_seconds())}")
+    texts += [f"{one.leader} leads {one.service}" for one in scheduler.others]
     if scheduler.standbys:
-        said.append(many(len(scheduler.standbys), "stands by", "stand by"))
+        texts.append(many(len(scheduler.standbys), "stands by", "stand by"))
     if scheduler.entries:
-        said.append(many(scheduler.entries, "entry", "entries"))
-    return wrapped(plain(f"scheduler: {', '.join(said)}"), width, 0) if said else []
+        texts.append(many(scheduler.entries, "entry", "entries"))
+    return wrapped(plain(f"scheduler: {', '.join(texts)}"), width, 0) if texts else []
 
 
 def _deaths(status: Status, most: int) -> list[Text]:

@@ -37,7 +37,7 @@ def _section(
     below: Callable[[T], list[Text]] = lambda _: [],
     total: int | None = None,
 ) -> Section:
-    """Of the first ones as many rows as there may be lines."""
+    """A section with the first rows, not more than `most`."""
     shown = found[:most]
     head, *lines = grid(columns, [row(one) for one in shown], width)
     blocks = [[line, *below(one)] for line, one in zip(lines, shown, strict=True)]
@@ -92,24 +92,24 @@ def _next(job: JobStatus, now: datetime) -> Text:
 
 
 def _about(job: JobStatus, now: datetime, width: int) -> list[Text]:
-    """Where there is something to tell."""
-    said = []
+    """Lines below a job: why it is disabled, overdue or failing."""
+    parts = []
     if job.disabled is not None:
         by = "" if job.disabled.by == "failures" else f" ({job.disabled.by})"
         why = f"disabled {ago(now, job.disabled.at)}: {job.disabled.why or 'no reason given'}{by}"
-        probe = "" if job.next_probe is None else f", tried again in {lasting(max(0, _seconds(job.next_probe, now)))}"
-        said.append(plain(why + probe, "red"))
+        probe = "" if job.next_probe is None else f", retried in {lasting(max(0, _seconds(job.next_probe, now)))}"
+        parts.append(plain(why + probe, "red"))
     if job.overdue:
         last = "it never succeeded" if job.last_success is None else f"last success {ago(now, job.last_success)}"
-        said.append(plain(f"overdue: {last}", "red"))
-    told = job.disabled is not None and job.last_error is not None and job.last_error in job.disabled.why
-    if job.last_error and is_failing(job) and not told:
-        said.append(plain(f"last error: {job.last_error}", "red"))
-    said += [
+        parts.append(plain(f"overdue: {last}", "red"))
+    shown_already = job.disabled is not None and job.last_error is not None and job.last_error in job.disabled.why
+    if job.last_error and is_failing(job) and not shown_already:
+        parts.append(plain(f"last error: {job.last_error}", "red"))
+    parts += [
         plain(f"would have waited {many(count, 'time')} for {reason}")
         for reason, count in sorted(job.would_have_waited.items())
     ]
-    return [line for one in said for line in wrapped(one, width, 4)]
+    return [line for one in parts for line in wrapped(one, width, 4)]
 
 
 def _seconds(later: datetime, earlier: datetime) -> float:
@@ -117,7 +117,7 @@ def _seconds(later: datetime, earlier: datetime) -> float:
 
 
 def pools(status: Status, width: int, most: int) -> Section:
-    """Those that lack workers first; of a single one also why it has as many as it has."""
+    """Pools that lack workers first. A single pool is shown with its reason and its last changes."""
     order = sorted(status.pools, key=lambda pool: (pool.live >= pool.wanted, pool.name))
     about = _about_pool(status, width)
     return _section(pool_views.COLUMNS, order, lambda pool: pool_views.pool_row(pool, {}), width, most, about)
@@ -149,12 +149,12 @@ _WAIT_COLUMNS = (
     Column("why"),
 )
 
-#: Characters of a bar, and of one in a window of fewer columns than that.
+#: Width of a bar; of a bar in a narrow window; and the columns of a window that is not narrow.
 BAR, SHORT_BAR, WIDE = 20, 10, 100
 
 
 def runs(status: Status, width: int, most: int, bars: bool) -> Section:
-    """Those that have taken longest first."""
+    """The longest runs first."""
     size = BAR if width >= WIDE else SHORT_BAR
     far = partial(_bar, size=size) if bars else progress_text
     order = sorted(status.runs, key=lambda run: (run.timed_out is None, -run.seconds))
@@ -173,7 +173,7 @@ def _run(run: RunStatus, far: Callable[[Progress | None], str]) -> Sequence[Text
 
 
 def waits(status: Status, width: int, most: int) -> Section:
-    """The reason beside the run where it fits, else below it."""
+    """The reason stands beside the run if it fits, else below it."""
     shown = status.waits[:most]
     total = max(status.waiting + status.later, len(status.waits))
     beside = [(*_wait(run), plain(run.reason or "")) for run in shown]
@@ -190,7 +190,7 @@ def _wait(run: RunStatus) -> tuple[Text, Text, Text]:
     return plain(run.id[:8]), plain(run.job), Text(lasting(run.seconds))
 
 
-#: Up to so many, "3/10" says more than "30 %"; characters of a note that fit into a table.
+#: Up to this total progress is shown as "3/10", then as "30 %"; and the most characters of a note.
 _COUNTED, _NOTE = 100, 60
 
 
@@ -214,7 +214,7 @@ def _note(progress: Progress) -> str:
 
 
 def _bar(progress: Progress | None, size: int) -> str:
-    """The number first, as the end may be cut. Without a total there is nothing to draw."""
+    """The number comes first, as the end may be cut. Without a total there is no bar."""
     if progress is None or progress.total is None:
         return progress_text(progress)
     share = min(1.0, max(0.0, progress.done / progress.total)) if progress.total else 1.0
@@ -245,11 +245,11 @@ _WORKER_STATES: tuple[Literal["dead", "draining", "busy", "idle"], ...] = ("dead
 
 
 def queues(status: Status, width: int, most: int) -> Section:
-    """Those that nobody serves first, then those with something in them."""
+    """Queues without a worker first, then those with messages."""
     order = sorted(status.queues, key=lambda one: (one.slots > 0, not (one.depth or one.under_way), one.name))
     section = _section(_QUEUE_COLUMNS, order, _queue, width, most)
     unserved = sum(not one.slots for one in order)
-    served = f"{unserved} that nobody serves" if unserved else "all served"
+    served = f"{unserved} without a worker" if unserved else "all served"
     depth = "?" if any(one.depth is None for one in order) else str(sum(one.depth or 0 for one in order))
     section.brief = [Text(), *wrapped(Text(f"queues: {len(order)}, {served}; messages: {depth}"), width, 0)]
     return section
@@ -270,9 +270,9 @@ def workers(status: Status, width: int, most: int) -> Section:
     section = _section(_WORKER_COLUMNS, order, _worker, width, most)
     counts = Counter(one.state for one in order)
     alive = [one for one in order if one.state != "dead"]
-    said = [Text(f"{counts[one]} ") + state(one) for one in reversed(_WORKER_STATES)]
+    parts = [Text(f"{counts[one]} ") + state(one) for one in reversed(_WORKER_STATES)]
     slots = f"; {sum(one.running for one in alive)} of {sum(one.slots for one in alive)} slots at work"
-    line = Text.assemble("workers: ", Text(", ").join(said), slots)
+    line = Text.assemble("workers: ", Text(", ").join(parts), slots)
     section.brief = [Text(), *wrapped(line, width, 0)]
     section.head = [*section.brief, section.head[-1]]
     return section

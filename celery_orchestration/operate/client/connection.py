@@ -1,4 +1,4 @@
-"""What every part of the client uses: the app, its ledger and its broker."""
+"""The part that all others of the client use: the app, its ledger and its broker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Connection:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """What fires when, and how people change that."""
+        """The schedule: lists its entries, and adds, changes, pauses and removes them."""
         from celery_orchestration.operate.schedule import Schedule  # noqa: PLC0415
 
         return Schedule(self._app, self._settings, self._ledger, self._ask)
@@ -61,14 +61,14 @@ class Connection:
         return Names.in_app(self._app, self._settings.namespace)
 
     def _fetched(self) -> dict[str, tuple[str, str]]:
-        """Runs that wait for a slot in the worker that has fetched them: the ledger has not heard of them."""
+        """Runs that a worker has fetched and that wait for a slot there: the ledger does not know them yet."""
         from celery_orchestration.operate import broker  # noqa: PLC0415
 
         workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
         return broker.held(self._app, "fetched", workers)
 
     def _broker(self) -> str:
-        """Where messages go, without secrets."""
+        """The address of the broker, without secrets."""
         return f"the broker at {self._app.connection_for_write().as_uri()}"
 
     def _ask(self, call: Callable[[], T]) -> T:
@@ -79,14 +79,14 @@ class Connection:
             raise LedgerUnavailable(f"the ledger at {self._ledger.address} does not answer: {exc}") from exc
 
     def _ask_about(self, call: Callable[[], T | None]) -> T | None:
-        """None if the ledger does not know a job, or none can have such a name."""
+        """As :meth:`_ask`; None if the ledger does not know the job, or no job can have such a name."""
         try:
             return self._ask(call)
         except ConfigurationError:
             return None
 
     def _hand_over(self, grants: Sequence[Grant]) -> None:
-        """Publishes them. What does not get published is, by the next sweep of a worker."""
+        """Publishes these runs. If that fails, the next sweep of a worker publishes them."""
         if not grants:
             return
         try:
@@ -94,7 +94,7 @@ class Connection:
             self._publish([(one[0], Envelope.unpack(one[1]), grant.number) for one, grant in found if one is not None])
             self._ledger.published(grants)
         except UNREACHABLE as exc:
-            logger.warning("%d runs are left to the workers to hand over: %s", len(grants), exc)
+            logger.warning("%d runs could not be published; a worker does so with its next sweep: %s", len(grants), exc)
 
     def _publish(self, messages: Sequence[tuple[str, Envelope, str]]) -> None:
         with self._app.producer_or_acquire() as producer:

@@ -15,9 +15,9 @@ from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.policy import show, suggest
 from celery_orchestration.ledger import keys
 from celery_orchestration.operate import app_jobs
+from celery_orchestration.operate.acting_user import current_user
 from celery_orchestration.operate.client.connection import PART
 from celery_orchestration.operate.client.queries import Queries
-from celery_orchestration.operate.hints import me
 from celery_orchestration.operate.history.records import read_dead_letter, read_letter
 from celery_orchestration.operate.models import (
     DeadLetter,
@@ -27,7 +27,7 @@ from celery_orchestration.operate.models import (
 )
 
 _NOT_REQUEUED = {
-    "none": "it is no dead letter any more",
+    "none": "it is no longer a dead letter",
     "unknown": "no worker has its job",
     "exists": "a run of that id has not ended",
     "protocol": "its message is of Celery's protocol 1",
@@ -58,11 +58,11 @@ class DeadLetters(Queries):
         everything: bool = False,
         as_job: str | None = None,
     ) -> Requeued:
-        """One dead letter, those of a job, or all become runs again, from the beginning: without their retries so far,
-        their `expires` and `eta`. They keep their ids, but for those that were revoked.
+        """Makes one dead letter, those of a job, or all of them runs again. They begin anew: without their retries so
+        far, `expires` and `eta`. They keep their ids, unless these were revoked.
 
-        `as_job`: they become runs of that job. So do runs that wait, if one is named, or their job: for one that was
-        renamed or removed."""
+        `as_job`: they become runs of this other job. Then waiting runs can be named, too: for a job that was renamed
+        or removed."""
         ids = self._chosen(run_id, job, everything)
         if as_job is not None and job is not None:
             ids += self._unstarted(job, "waiting")
@@ -72,7 +72,7 @@ class DeadLetters(Queries):
         return found
 
     def requeue_letters(self, run_ids: Sequence[str], as_job: str | None = None) -> Requeued:
-        """These dead letters, in this order; those that are gone meanwhile are left."""
+        """Makes these dead letters runs again, in this order. Those that no longer exist are reported as left."""
         queue = None if as_job is None else self._queue_of(as_job)
         runs, left = {}, {}
         for id in run_ids:
@@ -84,22 +84,22 @@ class DeadLetters(Queries):
         return Requeued(runs=runs, left=left)
 
     def purge(self, run_id: str | None = None, *, job: str | None = None, everything: bool = False) -> Purged:
-        """One dead letter, those of a job, or all go."""
+        """Removes one dead letter, those of a job, or all of them."""
         found = self.purge_letters(self._chosen(run_id, job, everything))
         if run_id is not None and not found.count:
             raise UnknownRun(f"there is no dead letter {show(run_id)}")
         return found
 
     def purge_letters(self, run_ids: Sequence[str]) -> Purged:
-        """These dead letters, as far as they are still there."""
+        """Removes those of these dead letters that still exist."""
         parts = [run_ids[i : i + PART] for i in range(0, len(run_ids), PART)]
-        count = sum(self._ask(lambda part=part: self._ledger.purge(me(), part)) for part in parts)  # type: ignore[misc]
+        count = sum(self._ask(lambda part=part: self._ledger.purge(current_user(), part)) for part in parts)  # type: ignore[misc]
         return Purged(count=count)
 
     def _chosen(self, run_id: str | None, job: str | None, everything: bool) -> list[str]:
-        """The ids of those that are meant, the oldest first."""
+        """The ids of the chosen dead letters, the oldest first."""
         if sum((run_id is not None, job is not None, everything)) != 1:
-            raise BadCall("name one run, or a job, or say that all are meant")
+            raise BadCall("give one of: a run, a job, everything")
         if run_id is not None:
             return [run_id]
         found: list[str] = []
@@ -116,7 +116,7 @@ class DeadLetters(Queries):
         envelope = Envelope.unpack(message)
         envelope = envelope.again(new if revoked else envelope.headers.get("id") or id)
         attempt = keys.attempt(envelope.headers.get("replaced_task_nesting") or 0, 0)
-        what, grants = self._ask(lambda: self._ledger.requeue(me(), id, new, attempt, envelope.pack()))
+        what, grants = self._ask(lambda: self._ledger.requeue(current_user(), id, new, attempt, envelope.pack()))
         self._hand_over(grants)
         return what, new
 
@@ -135,7 +135,7 @@ class DeadLetters(Queries):
         headers = envelope.headers
         attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)
         other = job, queue, queues.granted_queue_for(queue, self._app.conf.task_default_queue)
-        what, grants = self._ask(lambda: self._ledger.requeue(me(), id, new, attempt, envelope.pack(), other))
+        what, grants = self._ask(lambda: self._ledger.requeue(current_user(), id, new, attempt, envelope.pack(), other))
         self._hand_over(grants)
         return what, new
 
@@ -145,5 +145,5 @@ class DeadLetters(Queries):
             raise UnknownJob(f"there is no job {show(job)} in this app{suggest(job, jobs)}")
         found = queues.destinations(self._app, [job])
         if not found:
-            raise BadCall(f"job {show(job)} is sent to no queue by name")
+            raise BadCall(f"job {show(job)} has no queue of a fixed name")
         return next(iter(found))

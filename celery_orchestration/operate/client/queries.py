@@ -47,21 +47,20 @@ if TYPE_CHECKING:  # imported where they are used: a status needs none of them
     from celery_orchestration.operate.pools.status import Pools
     from celery_orchestration.pools.figures import PoolLook
 
-#: How far a forecast goes at most.
+#: The longest forecast.
 MOST_FORECAST_HOURS = 7 * 24
 #: How many runs a status lists at most.
 MOST_RUNNING, MOST_WAITING = 1000, 100
-#: The beginning of a run's id is looked for among so many that wait or are dead; of those that it may mean so many are
-#: named.
+#: How many waiting or dead runs are searched for the beginning of an id, and how many matches an error names.
 MOST_FOUND, NAMED = 1000, 5
-#: Where runs that have not started are, by the state that people name.
+#: The indexes of the ledger that hold runs that have not started, by state.
 UNSTARTED = {"waiting": ("wait", "later"), "queued": ("gr",)}
-#: How many runs are looked at in one call.
+#: How many runs one call looks at.
 LOOKED_AT = 1000
 
 
 class Queries(Connection):
-    """Everything that reads and changes nothing."""
+    """All methods that read and change nothing."""
 
     def status(
         self,
@@ -71,17 +70,17 @@ class Queries(Connection):
         pools: Collection[str] = (),
         depths: bool = True,
     ) -> Status:
-        """Jobs, runs, workers and queues, as one script saw them; of very many jobs, as several did.
+        """Jobs, runs, workers and queues at one moment; with very many jobs, at several moments shortly after another.
 
-        `jobs` (patterns, or parts of names), `states` and `pools` narrow it to jobs of which all that is given holds.
-        `depths`: whether the broker is asked how much is in the queues.
+        `jobs` (patterns, or parts of names), `states` and `pools` narrow it to the jobs that match all of them.
+        `depths`: whether to ask the broker how many messages the queues have.
         """
         whole, sent = self._status()
         found = narrowed(whole, jobs, states, pools, sent)
         return self._with_pools(self._with_depths(found), pools, bool(jobs or states)) if depths else found
 
     def _with_pools(self, status: Status, names: Collection[str], narrowed: bool) -> Status:
-        """`narrowed`: only pools of jobs that are shown."""
+        """`narrowed`: show only pools of the jobs that are shown."""
         table = self._settings.pools
         if not table:
             return status
@@ -95,7 +94,7 @@ class Queries(Connection):
         return status.model_copy(update={"pools": found.pools, "problems": problems})
 
     def pools(self, *names: str) -> PoolsStatus:
-        """The pools of orchestration_pools: what they have to do, their workers, and how their number changed."""
+        """The pools of orchestration_pools: their work, their workers, and how the number of workers changed."""
         from celery_orchestration.operate.pools.status import pools_status  # noqa: PLC0415
 
         status, _ = self._status()
@@ -104,7 +103,7 @@ class Queries(Connection):
         return found.model_copy(update={"problems": list(dict.fromkeys(problems))})
 
     def desired(self) -> Desired:
-        """How many workers each pool is to have, for what scales elsewhere. Needs no supervisor."""
+        """How many workers each pool should have, for autoscalers such as KEDA. Needs no supervisor."""
         return self._pools.desired()
 
     def pool_looks(self, names: Collection[str] = ()) -> dict[str, PoolLook]:
@@ -122,23 +121,25 @@ class Queries(Connection):
     def _with_depths(self, status: Status) -> Status:
         from celery_orchestration.operate import broker  # noqa: PLC0415
 
-        told = broker.depths(self._app, [queue.name for queue in status.queues], self._store_names())
-        counted = [queue.model_copy(update={"depth": told.messages[queue.name]}) for queue in status.queues]
-        fetched = told.fetched if broker.kind(self._app) == "redis" else self._count_fetched(status)
+        answer = broker.depths(self._app, [queue.name for queue in status.queues], self._store_names())
+        counted = [queue.model_copy(update={"depth": answer.messages[queue.name]}) for queue in status.queues]
+        fetched = answer.fetched if broker.kind(self._app) == "redis" else self._count_fetched(status)
         workers = [one.model_copy(update={"fetched": fetched.get(one.name)}) for one in status.workers]
-        problems = [*status.problems, *([told.problem] if told.problem else [])]
+        problems = [*status.problems, *([answer.problem] if answer.problem else [])]
         return status.model_copy(update={"queues": counted, "workers": workers, "problems": problems})
 
     def _count_fetched(self, status: Status) -> dict[str, int]:
-        """Where the broker does not tell what workers have fetched, they do."""
+        """Asks the workers how many messages they have fetched, where the broker cannot say."""
         from celery_orchestration.operate import broker  # noqa: PLC0415
 
-        told = broker.answers(self._app, commands.INSPECT, [one.name for one in status.workers if one.state != "dead"])
-        answered = {name: reply for name, reply in told.replies.items() if isinstance(reply, Mapping)}
+        answer = broker.answers(
+            self._app, commands.INSPECT, [one.name for one in status.workers if one.state != "dead"]
+        )
+        answered = {name: reply for name, reply in answer.replies.items() if isinstance(reply, Mapping)}
         return {name: len(reply["fetched"]) for name, reply in answered.items() if "fetched" in reply}
 
     def _status(self) -> tuple[Status, dict[str, list[str]]]:
-        """And the queues that jobs are sent to, each with its jobs."""
+        """Returns the status, and the queues that jobs are sent to, each with its jobs."""
         found = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
         jobs, mistakes = app_jobs.valid_jobs(self._app)
         sent = queues.destinations(self._app, jobs)
@@ -151,23 +152,25 @@ class Queries(Connection):
         return self.schedule.is_ours() and bool(entries or self.schedule.has_code())
 
     def explain(self, job_or_run: str, *, ask_workers: bool = True) -> Explanation:
-        """Why a job or a run does not run, down to the root; or what it is doing, did last, and when it runs next.
+        """Why a job or a run does not run, down to the root cause; or what it does now, did last and when it runs next.
 
-        `ask_workers`: whether they are asked, too, where the ledger knows of nothing; that takes a second."""
+        `ask_workers`: whether to ask the workers where the ledger knows no reason; that takes a second."""
         from celery_orchestration.operate.explain.explainer import Explainer  # noqa: PLC0415
 
         return Explainer(self._app, self._ledger, self._ask, self.schedule, ask_workers).explain(job_or_run)
 
     def doctor(self) -> Diagnosis:
-        """What bites, or could: each with why it matters and the line that fixes it. Asks ledger, broker and workers,
-        and takes a second or two. Raises nothing about them: what does not answer is a finding."""
+        """Checks for common problems: each finding says why it matters and how to fix it. Asks the ledger, the broker
+        and the workers, which takes a second or two. One that does not answer is a finding, not an error."""
         from celery_orchestration.operate.doctor.diagnose import diagnose  # noqa: PLC0415
 
         return diagnose(self._app, self._settings, self._ledger, self.schedule)
 
     def health(self, worker: str | None = None, scheduler: bool = False) -> Health:
-        """Does the ledger answer, and may runs start? Of a worker (its name as given with ``-n``): does its lease
-        hold? Of schedulers: does one lead? In one round trip."""
+        """Does the ledger answer, and may runs start? In one round trip.
+
+        `worker`: also, does the lease of this worker (its name as given with ``-n``) hold? `scheduler`: also, does a
+        scheduler lead?"""
         from celery_orchestration.operate.doctor import health  # noqa: PLC0415
 
         name = None if worker is None else keys.text(host_format(default_nodename(worker)))
@@ -182,8 +185,10 @@ class Queries(Connection):
         return health.health(found, address, namespace, name, scheduler, beat)
 
     def find_run(self, id_or_prefix: str, *, dead: bool = False, ended: bool = False) -> str:
-        """The id of a run that has not ended, or of a dead letter, for people: by its beginning, too, if a status lists
-        the run or it is one of the latest dead letters. `ended`: or one that has, if a history has it."""
+        """The full id of a run that has not ended. The beginning of the id is enough if a status lists the run.
+
+        `dead`: of a dead letter instead, by its beginning if it is one of the latest. `ended`: also look for ended
+        runs in the histories of all jobs."""
         word = keys.text(id_or_prefix)
         found = self._ask(lambda: self._ledger.find(word, dead, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
         if ended and len(word) >= SHORTEST_ID and found != [word]:
@@ -194,7 +199,7 @@ class Queries(Connection):
             raise UnknownRun(
                 f"there is no dead letter {show(id_or_prefix)}"
                 if dead
-                else f"there is no run {show(id_or_prefix)}, or it is over"
+                else f"there is no run {show(id_or_prefix)}, or it has ended"
             )
         if len(found) > 1:
             shown = ", ".join(show(one) for one in sorted(found)[:NAMED])
@@ -210,7 +215,7 @@ class Queries(Connection):
         return [*letters, *(id for id in ids if id.startswith(beginning))]
 
     def graph(self, job: str | None = None) -> Picture:
-        """Which jobs wait for which, and which never run together; of one job, what it has to do with."""
+        """Which jobs wait for which, and which never run together. `job`: only the jobs related to this one."""
         from celery_orchestration.operate.graph.dependency_graph import about, picture  # noqa: PLC0415
 
         found = picture(self._settings.namespace, self._ask(self._ledger.graph), app_jobs.jobs(self._app))
@@ -222,9 +227,9 @@ class Queries(Connection):
         return about(found, job)
 
     def history(self, job: str, count: int = 100, outcomes: Collection[str] = ()) -> list[Ended]:
-        """How the last runs of a job ended, the latest first; `outcomes`: only those that ended so."""
+        """How the last runs of a job ended, the latest first. `outcomes`: only runs with one of these outcomes."""
         if unknown := [one for one in outcomes if one not in OUTCOMES]:
-            raise BadCall(f"no run ends as {show(unknown[0])}{suggest(unknown[0], OUTCOMES)}: {', '.join(OUTCOMES)}")
+            raise BadCall(f"unknown outcome {show(unknown[0])}{suggest(unknown[0], OUTCOMES)}: {', '.join(OUTCOMES)}")
         found = self._ask_about(lambda: self._ledger.history(job, MOST_HISTORY if outcomes else count))
         if found is None:
             raise self._unknown_job(job)
@@ -232,20 +237,20 @@ class Queries(Connection):
         return list(islice((run for run in runs if not outcomes or run.outcome in outcomes), count))
 
     def statistics(self, *jobs: str, by: Unit = "minute", hours: float | None = None) -> Statistics:
-        """What these jobs did over time, all if none is named: by the minute for up to 24 hours, by the hour for up to
-        30 days. Jobs that the ledger does not know did nothing."""
+        """What these jobs (all, if none is named) did over time: by the minute for up to 24 hours, by the hour for up
+        to 30 days. A job that the ledger does not know has no counts."""
         from celery_orchestration.operate.history.statistics import read  # noqa: PLC0415
 
         return self._ask(lambda: read(self._ledger, jobs or self._job_names(), by, hours))
 
     def totals(self, *jobs: str) -> Statistics:
-        """The same of all time, as far as the ledger goes back."""
+        """The same over all time that the ledger remembers."""
         from celery_orchestration.operate.history.statistics import read  # noqa: PLC0415
 
         return self._ask(lambda: read(self._ledger, jobs or self._job_names(), "all"))
 
     def measured(self) -> Measured | None:
-        """What metrics are made of, in bounded reads; None if the ledger does not answer."""
+        """The figures for metrics, in bounded reads; None if the ledger does not answer."""
         from celery_orchestration.operate.measurements import measure  # noqa: PLC0415
 
         try:
@@ -254,8 +259,9 @@ class Queries(Connection):
             return None
 
     def forecast(self, hours: float = 24) -> Forecast:
-        """When each job of this app will run, what will wait for what, and what cannot end in time: the coming due
-        times, put through the gate's rules, with runs that take as long as usual and succeed."""
+        """When each job of this app will run, what will wait for what, and what cannot end in time.
+
+        Simulates the coming due times with the gate's rules. Each run takes as long as usual, and succeeds."""
         from celery_orchestration.operate.forecast import planner  # noqa: PLC0415
         from celery_orchestration.operate.forecast.report import forecast  # noqa: PLC0415
 
@@ -271,8 +277,8 @@ class Queries(Connection):
         return [read_change(one) for one in self._ask(lambda: self._ledger.audit(count))]
 
     def unstarted(self, job: str, state: str | None = None) -> list[str]:
-        """Ids of the runs of a job that have not started. `state`: only those that wait (``waiting``), or only those
-        that were handed over to a queue (``queued``)."""
+        """Ids of the runs of a job that have not started. `state`: only the ``waiting`` ones, or only those that were
+        handed over to a queue (``queued``)."""
         if state is not None and state not in UNSTARTED:
             raise BadCall(f"unknown state {show(state)}{suggest(state, UNSTARTED)}: {', '.join(UNSTARTED)}")
         if self._ask_about(lambda: self._ledger.history(job, 0)) is None:
@@ -293,4 +299,4 @@ class Queries(Connection):
 
     def _unknown_job(self, job: str) -> UnknownJob:
         known = [one.name for one in self.status(depths=False).jobs]
-        return UnknownJob(f"no worker has brought a job {show(job)} yet{suggest(job, known)}")
+        return UnknownJob(f"no worker has registered a job {show(job)} yet{suggest(job, known)}")

@@ -1,7 +1,7 @@
-"""The doctor: gathers the facts about an app's ledger, workers, broker and code, and has them examined (``checks``).
+"""The doctor: gathers facts about an app's ledger, workers, broker and code, and runs the ``checks`` on them.
 
-It goes on where others stop: code that no worker would start with is a finding, and so is a broker that does not
-answer. Only without the ledger is there nothing more to say.
+It continues where other commands fail: invalid code is a finding, and so is a broker that does not answer. Only if the
+ledger does not answer, that is its one finding.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.status.problems import limits_served
 from celery_orchestration.operate.status.reader import read_status
 
-#: How many runs a status has to list for that: reasons to wait are not looked at.
+#: How many runs the status lists: no check looks at them.
 _MOST_RUNNING, _MOST_WAITING = 1, 1
 
 
-def unreadable(problem: ConfigurationError) -> Diagnosis:
-    """The settings of an app are wrong: there is no ledger to ask."""
+def diagnose_invalid_settings(problem: ConfigurationError) -> Diagnosis:
+    """The diagnosis of an app with invalid settings: its ledger is unknown."""
     lines = str(problem).splitlines()
     return _diagnosis([CODE.problem(line, "change it in the app's configuration") for line in lines])
 
@@ -49,7 +49,7 @@ def diagnose(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule
         return _diagnosis([REDIS.problem(str(exc), "app.conf.orchestration_namespace = '…'")])
     except LedgerError as exc:
         found = f"the ledger at {ledger.address} does not answer: {exc}"
-        fix = "start it, or say where it is: app.conf.orchestration_redis_url = '…'"
+        fix = "start it, or set its address: app.conf.orchestration_redis_url = '…'"
         return _diagnosis([REDIS.problem(found, fix)])
     return _diagnosis(checks.examine(facts), facts.status.at)
 
@@ -66,9 +66,9 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     ahead += (before + time.time()) / 2
     jobs, mistakes = app_jobs.valid_jobs(app)
     sent = queues.destinations(app, jobs)
-    # The workers first: one that is just starting answers before it is in the ledger.
+    # Ask the workers first: a worker that is just starting answers before it is in the ledger.
     answers = broker.answers(app, "active_queues")
-    told = broker.answers(app, commands.INSPECT, answers.replies)
+    inspected = broker.answers(app, commands.INSPECT, answers.replies)
     found = ledger.status(_MOST_RUNNING, _MOST_WAITING)
     scheduled = partial(_is_scheduled, schedule, found["entries"])
     limits = limits_of(app)
@@ -80,7 +80,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     plain = [name for name in limits if name not in jobs]
     members = ledger.members()
     known = {member.name for member in members.members}
-    # Jobs of a module that cannot be imported would seem misnamed wherever others name them.
+    # If a module cannot be imported, the names of its jobs would seem wrong wherever other jobs name them.
     misnamed, cycles = ([], []) if app_jobs.load(app) else _names(app, jobs)
     return Facts(
         status=status,
@@ -100,8 +100,8 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         broker_problem=answers.problem,
         broker_is_redis=broker.kind(app) == "redis",
         broker_is_amqp=broker.kind(app) == "amqp",
-        strangers=broker.unknown(answers, told, known, sent.keys(), settings.namespace),
-        replies=told,
+        strangers=broker.unknown(answers, inspected, known, sent.keys(), settings.namespace),
+        replies=inspected,
         kept=broker.kept(app, Names.in_app(app, settings.namespace)),
         prefetch=app.conf.worker_prefetch_multiplier,
         visibility=float((app.conf.broker_transport_options or {}).get("visibility_timeout") or 3600),
@@ -113,13 +113,13 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
 
 
 def _names(app: Celery, jobs: Mapping[str, Policy]) -> tuple[list[str], list[str]]:
-    """What is wrong with the names of jobs that jobs have; and cycles."""
+    """Wrong names of jobs in the options of other jobs; and dependency cycles."""
     others = [name for name in app.tasks if name not in jobs]
-    # A job that cannot be read is not unknown: its own mistake says it.
+    # A job with invalid options is known: its own error is reported.
     unread = [name for name in others if getattr(app.tasks[name], "mistake", None) is not None]
     try:
         return list(graph.misnamed(jobs, known=unread, plain=others)), list(graph.circular(jobs))
-    except ConfigurationError as exc:  # one names what is no task
+    except ConfigurationError as exc:  # a job names something that is no task
         return str(exc).splitlines(), []
 
 
@@ -127,7 +127,7 @@ def _entries(schedule: Schedule) -> list[Any]:
     try:
         return schedule.list()
     except ConfigurationError:
-        return []  # the code cannot be read: that is told
+        return []  # the code is invalid, which is a finding of its own
 
 
 def _is_scheduled(schedule: Schedule, entries: int) -> bool:

@@ -1,4 +1,4 @@
-"""Is it alive? For probes, which ask often and want one answer: from what ``lua/health.lua`` tells."""
+"""Health for probes, from the answer of ``lua/health.lua``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from celery_orchestration.operate.status.redis_problems import FULL
 def health(
     found: Mapping[str, Any], ledger: str, namespace: str, worker: str | None, scheduler: bool, beat: str | None = None
 ) -> Health:
-    """`worker`: whose lease is to hold, if one was asked about. `scheduler`: whether one has to lead. `beat`: this
-    app's scheduler, if it is not ours."""
+    """`worker`: the worker whose lease must hold, if given. `scheduler`: whether a scheduler must lead. `beat`: the
+    class of this app's scheduler, if it is not this extension's."""
     problems = list(_problems(found, worker, scheduler, beat))
     return Health(
         ok=not problems,
@@ -39,13 +39,13 @@ def no_answer(problem: str, ledger: str, namespace: str, worker: str | None) -> 
 
 def _problems(found: Mapping[str, Any], worker: str | None, scheduler: bool, beat: str | None) -> Iterator[str]:
     epoch = found["epoch"]
-    # These are no fault of a worker or a scheduler: nobody should restart them for it.
+    # A probe of a worker or a scheduler ignores these: restarting it would not help.
     if found["replica"] and worker is None and not scheduler:
         yield "the ledger's Redis is a replica, and takes no writes"
     if found["full"] and worker is None and not scheduler:
         yield FULL
     if epoch["left"] > 0 and worker is None and not scheduler:
-        forgotten = FORGOTTEN.get(epoch.get("why") or "", "may have forgotten something")
+        forgotten = FORGOTTEN.get(epoch.get("why") or "", "may have lost data")
         yield f"the ledger {forgotten}; nothing starts for {epoch['left'] / 1000:.0f} s"
     if worker is not None and not found.get("worker"):
         yield f"the ledger has no worker {show(worker)}: it has not registered, or its lease ran out"
@@ -53,11 +53,11 @@ def _problems(found: Mapping[str, Any], worker: str | None, scheduler: bool, bea
         silent = found["worker"]["silent"] / 1000
         yield f"the lease of worker {show(worker)} has run out: no heartbeat for {silent:.0f} s"
     if scheduler and not found.get("lead"):
-        # Another beat may be well, and fire everything: the ledger does not know.
-        yield NO_LEADER if beat is None else f"this app's beat is {beat}: only that one knows whether it is alive"
+        # The ledger does not know whether another kind of beat works.
+        yield NO_LEADER if beat is None else f"this app's beat is {beat}: the ledger does not know whether it is alive"
 
 
 def _left(found: Mapping[str, Any]) -> float:
-    """Seconds of its lease; by the ledger clock, or, as that stands still while nobody sweeps, by its silence."""
+    """Seconds that the lease still holds. The ledger clock stops while nobody sweeps, so silence counts, too."""
     one = found.get("worker")
     return min(one["left"], one["lease"] - one["silent"]) / 1000 if one else 0.0

@@ -1,4 +1,4 @@
-"""What ``doctor`` and ``health`` say, as pydantic models."""
+"""The results of ``doctor`` and ``health`` as pydantic models."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ CheckState = Literal["fine", "problem", "unknown"]
 
 
 class Check(Model):
-    """One thing that was looked at."""
+    """The result of one check."""
 
-    name: str = Field(description="what was looked at; several checks may be about the same")
-    state: CheckState = Field(description="'unknown': it could not be asked")
-    found: str = Field(description="what it is like")
+    name: str = Field(description="the subject; several checks may have the same")
+    state: CheckState = Field(description="'unknown': it could not be found out")
+    found: str = Field(description="the result, in words")
     why: str = Field(description="why it matters")
     fix: str | None = Field(
-        default=None, description="a command or a line of configuration that fixes it; of what is fine: that betters it"
+        default=None, description="a command or a setting that fixes it; if the check passed: an optional improvement"
     )
 
 
 class Diagnosis(Model):
-    """What bites, or could."""
+    """The results of all checks."""
 
     at: datetime = Field(description="Redis's time; this machine's, if Redis does not answer")
-    checks: list[Check] = Field(description="all that were made")
-    ok: bool = Field(description="nothing is a problem")
+    checks: list[Check] = Field(description="the result of each check")
+    ok: bool = Field(description="no check found a problem")
 
 
 class Health(Model):
-    """For probes: from one question to the ledger."""
+    """For probes. The ledger is asked once."""
 
     ok: bool = Field(description="nothing is wrong")
     problem: str | None = Field(description="what is wrong")
-    ledger: str = Field(description="where it is")
+    ledger: str = Field(description="its address")
     namespace: str = Field(description="of the ledger")
-    at: datetime | None = Field(default=None, description="by Redis's clock; None, as the rest: it does not answer")
-    workers: int | None = Field(default=None, description="how many live")
+    at: datetime | None = Field(default=None, description="Redis's time; None, like all below: Redis does not answer")
+    workers: int | None = Field(default=None, description="how many are alive")
     leader: str | None = Field(default=None, description="the scheduler that leads")
-    opens_in_seconds: float | None = Field(default=None, description="in a new epoch, until runs may start; else 0")
-    worker: str | None = Field(default=None, description="the one that was asked about")
-    lease_seconds: float | None = Field(default=None, description="for how long its lease holds on")
+    opens_in_seconds: float | None = Field(default=None, description="how long the gate stays closed; else 0")
+    worker: str | None = Field(default=None, description="the worker that was asked about")
+    lease_seconds: float | None = Field(default=None, description="how long its lease still holds")

@@ -1,4 +1,4 @@
-"""The chain from what was asked about down to the root (``lua/explain.lua``): each link waits for the next. Pure."""
+"""The chain of waits (``lua/explain.lua``): from the job or run in question down to the root cause. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from celery_orchestration.operate.status.runs import reason_words, run_status
 
 @dataclass(frozen=True)
 class Step:
-    """A link. Without a run, nobody has asked for one, and `words` say what one would wait for."""
+    """A link of the chain: it waits for the next one. Without a run, `words` say why a new run would wait."""
 
     job: str
     run: RunStatus | None
-    #: Of the gate: why it waits; none if it does not.
+    #: The gate's reason (``job/reasons.py``); empty if the run does not wait.
     words: list[str]
     found: Mapping[str, Any]
 
@@ -48,7 +48,7 @@ def links(chain: Sequence[Step]) -> list[Link]:
 
 def _text(step: Step) -> str:
     if step.rule == "unknown":
-        return "no worker has brought this job yet"
+        return "no worker has registered this job yet"
     waits = reasons.sentence(step.words, lambda _: "") if step.words else ""
     if step.run is None:
         return f"nobody has asked for a run; one would not start: {waits}" if waits else "nobody has asked for a run"
@@ -56,7 +56,7 @@ def _text(step: Step) -> str:
 
 
 def doing(run: RunStatus) -> str:
-    """What a run does that does not wait."""
+    """The activity of a run that does not wait."""
     since = lasting(run.seconds)
     past = ", past its time limit" if run.timed_out else ""
     return {
@@ -64,13 +64,13 @@ def doing(run: RunStatus) -> str:
         "granted": f"has been about to be handed over to queue {run.queue} for {since}",
         "queued": f"was handed over to queue {run.queue} {since} ago, and has not started",
         "retrying": f"failed {since} ago, and is to be tried again",
-        "ending": "is about to end: a worker tells Celery",
-        "released": "is being published past the gate",
+        "ending": "is about to end: a worker is reporting that to Celery",
+        "released": "is being published without the gate",
     }.get(run.state, f"is {run.state}")
 
 
 def summary(about: str, chain: Sequence[Step], cause: Cause) -> str:
-    """In one sentence: whom it waits for, one after the other, then the root."""
+    """One sentence: the jobs of the chain in order, then the root cause."""
     jobs = list(dict.fromkeys(step.job for step in chain))
     if jobs[1:]:
         return f"{about} waits for {', which waits for '.join(jobs[1:])}: {cause.text}"

@@ -1,4 +1,4 @@
-"""Explains: gathers what the ledger, the code and the broker tell about a job or a run."""
+"""Explains a job or a run: gathers facts from the ledger, the code and the broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.status.redis_problems import FULL
 from celery_orchestration.pools.table import queues_of
 
-#: Where the ledger knows of nothing that keeps a run from running.
+#: Root causes by which the ledger knows nothing that holds the run back: a worker may.
 _MAY_BE_LIMITED = ("handed_over", "not_asked_for", "running", "scheduled")
 _MAY_BE_FETCHED = ("not_asked_for", "scheduled")
 
@@ -43,8 +43,8 @@ class Explainer:
         schedule: Schedule,
         ask_workers: bool = True,
     ) -> None:
-        """`ask` calls the ledger, with its errors in words. `ask_workers`: whether they are asked what they hold back,
-        and whether there are some that the ledger does not know; that takes a second."""
+        """`ask` calls the ledger and puts its errors into words. `ask_workers`: whether to ask the workers which runs
+        they hold back, and to look for workers that the ledger does not know; that takes a second."""
         self._ask_workers = ask_workers
         self._app = app
         self._ledger = ledger
@@ -53,7 +53,7 @@ class Explainer:
         self._jobs = app_jobs.jobs(app)
 
     def explain(self, about: str) -> Explanation:
-        if text(about) != about:  # nothing that Redis takes
+        if text(about) != about:  # Redis cannot store such a name
             raise UnknownJob(f"there is no job {show(about)}, and no run")
         found = self._look("job", about)
         if found is not None:
@@ -97,7 +97,7 @@ class Explainer:
     def _surroundings(self, found: Mapping[str, Any]) -> Surroundings:
         ours, asked = self._schedule.is_ours(), self._schedule.asked_for()
         continuous = {name for name, policy in self._jobs.items() if policy.mode == "continuous"}
-        scheduled = frozenset(asked if ours else asked & continuous)  # another beat does not know what that is
+        scheduled = frozenset(asked if ours else asked & continuous)  # another beat does not know continuous jobs
         return Surroundings(
             address=str(self._ledger.address),
             queue_of=self._queue_of,
@@ -112,7 +112,7 @@ class Explainer:
 
     @cached_property
     def _supervised(self) -> dict[str, tuple[str, int]]:
-        """Queues of the pools that a live supervisor runs: the pool, and how many workers it is to have."""
+        """The queues of pools that a live supervisor runs: the pool, and how many workers it should have."""
         pools = {name: queues_of(self._app, name) for name in read_settings(self._app).pools}
         found = self._ask(lambda: self._ledger.pools(pools)) if pools else {}
         run = {name for one in found.get("supervisors") or () for name in json.loads(one["tables"])}
@@ -131,7 +131,7 @@ class Explainer:
     def _cycles(self) -> list[list[str]]:
         try:
             return graph.cycles({name: policy.document() for name, policy in self._jobs.items()})
-        except ConfigurationError:  # it names what is no task: a worker says so
+        except ConfigurationError:  # it names something that is no task, which a worker reports
             return []
 
     @lru_cache(maxsize=1)  # noqa: B019  (an explainer explains once)
@@ -153,9 +153,9 @@ class Explainer:
             waiting=sum(link.get("queue") == name for link in found["chain"]),
         )
 
-    def _options(self, job: str, told: Mapping[str, Any]) -> list[OptionValue]:
+    def _options(self, job: str, record: Mapping[str, Any]) -> list[OptionValue]:
         policy = self._jobs.get(job)
-        return options.of_job(self._app.tasks[job], policy, told or None) if policy else []
+        return options.of_job(self._app.tasks[job], policy, record or None) if policy else []
 
     def _limited(self, job: str) -> str | None:
         return getattr(self._app.tasks.get(job), "rate_limit", None)
@@ -169,14 +169,14 @@ class Explainer:
 
     @cached_property
     def _fetched(self) -> dict[str, tuple[str, str]]:
-        """Runs that wait for a slot in the worker that has fetched them: job and worker of each."""
+        """Runs that a worker has fetched and that wait for a slot there: job and worker of each."""
         if not self._ask_workers:
             return {}
         workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
         return broker.held(self._app, "fetched", workers)
 
     def _slot_there(self, job: str, run: str | None = None) -> Cause | None:
-        """If workers have fetched the run, or runs of the job, and have no free slot."""
+        """The cause if workers have fetched the run, or runs of the job, and have no free slot."""
         found = [id for id, (of, _) in self._fetched.items() if of == job and run in (None, id)]
         if not found:
             return None
@@ -186,7 +186,7 @@ class Explainer:
         return Cause(code="fetched", job=job, text=text)
 
     def _rate_limit(self, job: str, run: str | None = None) -> Cause | None:
-        """If Celery's rate limit holds the run back, or runs of the job."""
+        """The cause if Celery's rate limit holds the run back, or runs of the job."""
         if not self._limited(job):
             return None
         held = [id for id, (of, _) in self._held.items() if of == job]
@@ -203,7 +203,7 @@ class Explainer:
         return [read_ended(job, one) for one in self._ask(lambda: self._ledger.history(job, count)) or ()]
 
     def _ended(self, about: str) -> Explanation:
-        """A run that is over, if anybody remembers it."""
+        """Explains a run that has ended, if a history or a dead letter has it."""
         graph = self._ask(self._ledger.graph)
         known = sorted(decode_job(job["name"]) for job in graph["jobs"])
         ended = self._ask(lambda: self._find_ended(known, about))
@@ -214,7 +214,7 @@ class Explainer:
             names = {*known, *self._jobs}
             full = self._ask(lambda: self._ledger.health(owner_of(self._app)))["full"]
             raise UnknownJob(
-                f"there is no job {show(about)}, and no run that a worker has heard of{suggest(about, names)}"
+                f"there is no job {show(about)}, and no known run{suggest(about, names)}"
                 + (f". {FULL}" if full else "")
             )
         job = ended.job if ended else read_letter(*letter).job
@@ -234,7 +234,7 @@ class Explainer:
         )
 
     def _one_held(self, about: str) -> str | None:
-        """By the beginning of its id, too."""
+        """The id of a run that a worker holds; the beginning of the id is enough."""
         held = (*self._held, *self._fetched)
         found = [id for id in held if id == about or (len(about) >= SHORTEST_ID and id.startswith(about))]
         return found[0] if len(found) == 1 or about in found[:1] else None

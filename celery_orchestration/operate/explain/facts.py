@@ -1,4 +1,4 @@
-"""The facts that a root cause follows from."""
+"""The facts from which root causes follow."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from celery_orchestration.operate.status import overdue
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the ledger does not know."""
+    """Facts that the ledger does not know."""
 
-    #: Where jobs of this app's code are sent.
+    #: The queues of this app's jobs.
     queue_of: Mapping[str, str] = field(default_factory=dict)
-    #: Jobs that the code has a schedule for that our scheduler fires, and those that another beat does.
+    #: Jobs with a schedule in the code: those that this extension's scheduler fires, and those that another beat fires.
     scheduled: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
-    #: How our scheduler is started.
+    #: The command that starts this extension's scheduler.
     beat: str = command(program="beat")
-    #: Dependency cycles of the code.
+    #: Dependency cycles in the code.
     cycles: Sequence[Sequence[str]] = ()
-    #: Where the ledger is.
+    #: The address of the ledger.
     address: str = ""
-    #: Whether workers start though Redis may evict keys.
+    #: Whether workers start although Redis may evict keys.
     allow_eviction: bool = False
-    #: Workers on a queue that the ledger does not know. They are asked: that takes a second.
+    #: Workers on a queue that the ledger does not know. To ask them takes a second.
     strangers: Callable[[str], Sequence[Stranger]] = lambda queue: ()
-    #: The pool of a queue, and how many workers it is to have, if a live supervisor runs that pool.
+    #: The pool of a queue, and how many workers it should have, if a live supervisor runs that pool.
     supervised: Callable[[str], tuple[str, int] | None] = lambda queue: None
 
 
@@ -60,5 +60,5 @@ class Facts:
         return f"{lasting(max(0.0, self.found['now'] / 1000 - at))} ago"
 
 
-def _by_job(told: Mapping[str, Any] | None, job: str, none: Any) -> Any:
-    return next((one for name, one in (told or {}).items() if decode_job(name) == job), none)
+def _by_job(records: Mapping[str, Any] | None, job: str, none: Any) -> Any:
+    return next((one for name, one in (records or {}).items() if decode_job(name) == job), none)

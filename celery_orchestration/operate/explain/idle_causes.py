@@ -1,4 +1,4 @@
-"""Root causes of a job of which nobody has asked for a run, though one could start. Pure."""
+"""Root causes of an idle job: a run could start, but none was asked for. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celery_orchestration.operate.status import overdue, redis_problems
 
 
 class IdleCauses(QueueCauses):
-    """The job is idle, or disabled, or lacks something that its dependents wait for."""
+    """The job is idle or disabled, or it lacks something that its dependents wait for."""
 
     def idle(self, job: str) -> Cause:
         queue = self.around.queue_of.get(job)
@@ -42,11 +42,11 @@ class IdleCauses(QueueCauses):
         return Cause(code=code, job=job, text=f"{text}; {asked.text}", wrong=code == "failed" or not comes, fix=fix)
 
     def _never_heard_of(self, job: str) -> Cause | None:
-        """It has never ended, as far as the ledger knows."""
+        """The cause if the job has never ended, and workers that the ledger does not know serve its queue."""
         return None if "ended" in self.job_record(job) else self.unknown_worker(job, self.around.queue_of.get(job))
 
     def asked_for(self, job: str) -> Cause:
-        """By whom, and when."""
+        """When and by whom the next run will be asked for."""
         entries = self.entries(job)
         following = overdue.next_fire(entries)
         resting = [entry for entry in entries if entry["paused"]]
@@ -60,43 +60,43 @@ class IdleCauses(QueueCauses):
             soon = "" if following is None else f" in {lasting(max(0, following - self.found['now']) / 1000)}"
             return Cause(code="scheduled", job=job, text=f"its next run is due{soon or ' when its last one ended'}")
         if job in self.around.scheduled:
-            text = f"the code has a schedule for {job}, but the scheduler that leads does not: it has other code"
+            text = f"the code has a schedule for {job}, but the leading scheduler's code does not"
             fix = f"{self.around.beat}  # restart it with this code"
             return Cause(code="entry_missing", job=job, text=text, wrong=True, fix=fix)
         if job in self.around.elsewhere:
-            text = "it is fired by a beat that is not ours: the ledger does not know when"
+            text = "another beat fires it: the ledger does not know when"
             return Cause(code="scheduled", job=job, text=text)
         text = "it has no schedule: it runs when somebody calls it"
         return Cause(code="not_asked_for", job=job, text=text, fix=self._trigger(job))
 
     def _trigger(self, job: str) -> str:
-        """A job of another app is not this one's to call."""
+        """How to ask for a run. Only the app that has the job can call it."""
         return command("trigger", job) if job in self.around.queue_of else f"call {show(job)} from the app that has it"
 
     def _redis_full(self, job: str) -> Cause | None:
-        """Runs that were asked for stay in their queues, unknown to the ledger."""
+        """The cause if Redis is full: messages of new runs then stay in their queues, unknown to the ledger."""
         if not self.found.get("full"):
             return None
-        fix = f"{command('doctor')}  # says how to give it more memory"
+        fix = f"{command('doctor')}  # shows how to give it more memory"
         return Cause(code="redis_full", job=job, text=redis_problems.FULL, wrong=True, fix=fix)
 
     def disabled(self, job: str) -> Cause:
-        told = self.job_record(job)
-        off = json.loads(told["off"])
+        record = self.job_record(job)
+        off = json.loads(record["off"])
         by_failures = off["by"] == "failures"
         by = "" if by_failures else f" by {off['by']}"
         text = f"{job} was disabled{by} {self.ago(off['at'] / 1000)}" + (f": {off['why']}" if off["why"] else "")
-        if told.get("cools"):
-            text += f"; it is tried again in {lasting(max(0, told['cools'] - self.found['now']) / 1000)}"
-        elif told.get("probe"):
-            text += f"; run {told['probe']} tries whether it works again"
+        if record.get("cools"):
+            text += f"; a run tries it again in {lasting(max(0, record['cools'] - self.found['now']) / 1000)}"
+        elif record.get("probe"):
+            text += f"; run {record['probe']} tests whether it works again"
         elif self._may_probe(job):
-            text += f"; its next run tries whether it works again: {self.asked_for(job).text}"
+            text += f"; its next run tests whether it works again: {self.asked_for(job).text}"
         code: RootCause = "disabled_by_failures" if by_failures else "disabled_by_person"
         return Cause(code=code, job=job, text=text, wrong=True, fix=command("enable", job))
 
     def _may_probe(self, job: str) -> bool:
-        """It is disabled, and the gate lets one run pass all the same."""
+        """Whether the job is disabled, but the gate lets one run pass to test it."""
         return "off" in self.job_record(job) and self.job_record(job).get("probe") == ""
 
 

@@ -1,4 +1,4 @@
-"""Why something does not run, as pydantic models."""
+"""An explanation as pydantic models."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
 
 
 class Link(Model):
-    """One step from what was asked about to the root."""
+    """One link of the chain from the job or run in question to the root cause."""
 
     job: str = Field(description="which one")
-    run: RunStatus | None = Field(description="None: nobody has asked for a run of that job")
-    text: str = Field(description="what it waits for, or is doing")
+    run: RunStatus | None = Field(description="None: no run of that job was asked for")
+    text: str = Field(description="why it waits, or what it is doing")
 
 
 class Cause(Model):
-    """The root: what to change so that it runs."""
+    """The root cause, and how to fix it."""
 
-    code: RootCause = Field(description="what it is, for scripts")
-    job: str = Field(description="the job that it is about")
-    text: str = Field(description="the same for people")
-    wrong: bool = Field(default=False, description="somebody should see to it; else it is as it should be")
+    code: RootCause = Field(description="the kind of cause, for scripts")
+    job: str = Field(description="the job that causes it")
+    text: str = Field(description="the cause in words")
+    wrong: bool = Field(default=False, description="somebody should do something; else it is normal")
     fix: str | None = Field(default=None, description="a command, or what to do")
 
 
@@ -37,24 +37,24 @@ class OptionValue(Model):
     name: str = Field(description="of the option")
     value: str = Field(description="as this app's code has it")
     source: Literal[Source, "Celery's"] = Field(
-        description="where that comes from; the name of an option or a setting: that implies it"
+        description="where the value comes from; the name of an option or setting: it follows from that"
     )
     in_force: str | None = Field(
-        default=None, description="what holds instead, because workers of several releases are live: the stricter one"
+        default=None, description="the value that holds instead: the strictest of the releases that are live"
     )
 
 
 class Explanation(Model):
-    """Why a job or a run does not run; or what it is doing, did last, and when it runs next."""
+    """Why a job or a run does not run; or what it does now, did last and when it runs next."""
 
-    about: str = Field(description="as it was asked")
-    job: str = Field(description="that, or the job of that run")
-    run: str | None = Field(description="id of the run, if a run was asked about")
+    about: str = Field(description="the job or run, as given")
+    job: str = Field(description="that job, or the job of that run")
+    run: str | None = Field(description="id of the run, if a run was given")
     at: datetime = Field(description="Redis's time")
-    summary: str = Field(description="all of it in one sentence")
-    root: Cause = Field(description="why, in the end")
-    chain: list[Link] = Field(description="from what was asked about to the root")
+    summary: str = Field(description="the whole explanation in one sentence")
+    root: Cause = Field(description="the root cause")
+    chain: list[Link] = Field(description="from the job or run to the root cause")
     last: Ended | None = Field(description="the last run of the job that ended, or the run itself")
-    next_fire: datetime | None = Field(description="when the schedule asks for it next")
-    queue: QueueStatus | None = Field(description="where it is sent; None: this app's code does not say")
-    options: list[OptionValue] = Field(description="of this app's code; none if it has no such job")
+    next_fire: datetime | None = Field(description="its next due time")
+    queue: QueueStatus | None = Field(description="its queue; None: this app's code does not have the job")
+    options: list[OptionValue] = Field(description="as in this app's code; empty if it has no such job")

@@ -1,4 +1,4 @@
-"""What the options of a job come to, and where each value comes from."""
+"""The options of a job: their values, and where each value comes from."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from celery_orchestration.job.policy import Dependency, Policy, Priority, show
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate.explain.models import OptionValue
 
-#: Celery's own that an operator asks about.
+#: Options of Celery that matter to an operator.
 _CELERY = ("max_retries", "autoretry_for", "retry_backoff", "default_retry_delay", "acks_late", "rate_limit")
 _LIMITS = ("soft_time_limit", "time_limit")
 
 
 def of_job(task: Task, policy: Policy, holds: Mapping[str, Any] | None) -> list[OptionValue]:
-    """`holds`: what the ledger says of the job; None if it does not know it."""
+    """`holds`: the ledger's record of the job; None if it does not know the job."""
     in_force = _in_force(policy, holds) if holds else {}
     ours = [
         OptionValue(name=name, value=_shown(_value(policy, name)), source=source, in_force=in_force.get(name))
@@ -36,7 +36,7 @@ def _of_celery(task: Task, policy: Policy, name: str) -> OptionValue:
 
 
 def _in_force(policy: Policy, holds: Mapping[str, Any]) -> dict[str, str]:
-    """Options of which the ledger has another value than the code."""
+    """Options that have another value in the ledger than in the code."""
     written, found = policy.document(), {}
     pairs = {
         "max_running": (written["cap"], holds.get("cap")),

@@ -1,4 +1,4 @@
-"""Root causes of a queue from which nobody takes anything. Pure."""
+"""Root causes of a queue that no worker serves, or the wrong workers. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from celery_orchestration.operate.hints import command, redis_cli, worker_for
 
 
 class QueueCauses(Facts):
-    """Each method returns a cause, or None if that is not it."""
+    """Each method returns a cause, or None if it does not apply."""
 
     def unserved_queue(self, job: str, queue: str | None) -> Cause | None:
-        # Those of workers that died are counted until somebody sweeps.
+        # The slots of dead workers count until somebody sweeps.
         if queue is None or (self.found["live"] and (self.found.get("slots") or {}).get(queue)):
             return None
         return (
@@ -32,14 +32,14 @@ class QueueCauses(Facts):
         )
 
     def supervised_pool(self, job: str, queue: str) -> Cause | None:
-        """A supervisor starts the workers of this queue."""
+        """The cause if a supervisor starts the workers of this queue."""
         pool, wanted = self.around.supervised(queue) or ("", 0)
         if not pool:
             return None
         if not wanted:
             text = f"pool {pool} has no worker now: its supervisor starts one when runs are ready"
             return Cause(code="pool_at_rest", job=job, text=text)
-        text = f"pool {pool} has no live worker now, and is to have {wanted}: its supervisor starts them"
+        text = f"pool {pool} has no live worker now, and should have {wanted}: its supervisor starts them"
         fix = command("explain", f"pool:{pool}")
         return Cause(code="unserved_queue", job=job, text=text, wrong=True, fix=fix)
 
@@ -67,18 +67,18 @@ class QueueCauses(Facts):
             return Cause(
                 code="worker_of_another_app",
                 job=job,
-                text=f"queue {queue} is served by {names} of namespace {found[0].namespace}, too: what that "
-                "takes is lost to this app",
+                text=f"queue {queue} is served by {names} of namespace {found[0].namespace}, too: "
+                "messages that it takes are lost to this app",
                 wrong=True,
                 fix="give each app a broker of its own: another database of Redis, another virtual host of RabbitMQ",
             )
         return Cause(
             code="worker_without_extension",
             job=job,
-            text=f"queue {queue} is served by {names} without the extension: what is taken from there "
-            "passes no gate, and the ledger does not hear how it ended",
+            text=f"queue {queue} is served by {names} without the extension: messages that "
+            "it takes do not pass the gate, and the ledger does not know how they end",
             wrong=True,
-            fix="install celery_orchestration there (and no orchestration_mode off), or keep it from that queue: -Q",
+            fix="install celery_orchestration there (without orchestration_mode off), or give it other queues: -Q",
         )
 
     def cycle_of_code(self, job: str) -> Cause | None:

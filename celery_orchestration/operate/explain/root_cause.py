@@ -35,10 +35,10 @@ class RootCauseFinder(IdleCauses):
             return self._has_a_run(last, last.run, before)
         return self.idle(last.job) if before is None else self.lacks_something(last.job, before)
 
-    # -- the last link waits for something that is no run
+    # -- the last link waits, but not for another run
 
     def _waits(self, last: Step) -> Cause:
-        """Most reasons are told by the table (``job/reasons.py``); these have more to say."""
+        """The table (``job/reasons.py``) has a sentence and a fix for every reason; these reasons have more to say."""
         more: dict[str, Callable[[Step], Cause]] = {
             "epoch": self._epoch,
             "paused": self._paused,
@@ -54,7 +54,7 @@ class RootCauseFinder(IdleCauses):
         return more.get(last.rule, self._held)(last)
 
     def _held(self, last: Step) -> Cause:
-        """The table says it all."""
+        """The cause as the table of reasons has it."""
         reason, name, condition = reasons.REASONS[last.rule], *(*last.words[1:], "", "")[:2]
         code = reasons.CONDITIONS[condition].root_cause if last.rule == "depends" else reason.root_cause
         return Cause(
@@ -67,7 +67,7 @@ class RootCauseFinder(IdleCauses):
 
     def _epoch(self, last: Step) -> Cause:
         left = lasting(self.found["clock_left"] / 1000)
-        text = f"the ledger may have forgotten something: nothing starts for {left}"
+        text = f"the ledger may have lost data: nothing starts for {left}"
         return Cause(code="epoch", job=last.job, text=text, wrong=True)
 
     def _paused(self, last: Step) -> Cause:
@@ -86,7 +86,7 @@ class RootCauseFinder(IdleCauses):
             or Cause(
                 code="unknown_job",
                 job=job,
-                text=f"no worker has brought a job {job} yet",
+                text=f"no worker has registered a job {job} yet",
                 wrong=True,
                 fix="start a worker whose code has it, or correct the name in depends_on",
             )
@@ -108,16 +108,16 @@ class RootCauseFinder(IdleCauses):
 
     def _due(self, last: Step) -> Cause:
         error = self.job_record(last.job).get("err") if last.run is not None and last.run.retries else None
-        text = f"{last.job} is not to start before {last.words[1]}"
-        text += f": it is tried again, after {error}" if error else ""
+        text = f"{last.job} is not due before {last.words[1]}"
+        text += f": it is retried, after {error}" if error else ""
         return Cause(code="due_later", job=last.job, text=text)
 
     def _alone(self, last: Step) -> Cause:
-        text = "its workers died: it is tried alone, when one has nothing else to do"
+        text = "its workers died: it is retried alone, when a worker has nothing else to do"
         return Cause(code="alone", job=last.job, text=text)
 
     def _astray(self, last: Step) -> Cause:
-        text = f"{last.job} came to a worker whose release lacks the job: a worker that has it takes it within seconds"
+        text = f"{last.job} came to a worker whose release lacks the job: another worker takes it within seconds"
         return Cause(code="astray", job=last.job, text=text)
 
     def _slot(self, last: Step) -> Cause:
@@ -142,7 +142,7 @@ class RootCauseFinder(IdleCauses):
         text = f"{job} {doing(run)}"
         fix: str | None
         if run.timed_out:
-            fix = "its code cannot be interrupted: restart its worker, and have the code end in time"
+            fix = "its code cannot be interrupted: restart its worker, and make the code end in time"
             return self._died(last) or Cause(code="past_time_limit", job=job, text=text, wrong=True, fix=fix)
         held = reasons.REASONS.get(before.rule) if before else None
         code: RootCause = held.root_cause if held is not None and held.names_job else "running"
@@ -155,15 +155,15 @@ class RootCauseFinder(IdleCauses):
 
     def _is_retrying(self, last: Step) -> Cause:
         error = self.job_record(last.job).get("err")
-        text = f"{last.job} is to be tried again" + (f", after {error}" if error else "")
+        text = f"{last.job} will be retried" + (f", after {error}" if error else "")
         return Cause(code="retrying", job=last.job, text=text)
 
     def _is_ending(self, last: Step) -> Cause:
-        text = f"{last.job} is about to end: a worker tells Celery"
+        text = f"{last.job} is about to end: a worker is reporting that to Celery"
         return self.no_worker(last.job) or Cause(code="ending", job=last.job, text=text)
 
     def _died(self, last: Step) -> Cause | None:
-        """The worker of a running run, as far as one can tell: its lease may not be over yet."""
+        """The cause if the worker of the run is silent. Its lease may still hold."""
         worker = (self.found.get("workers") or {}).get(last.found["run"]["worker"])
         if worker is None or not worker["silent"]:
             return None

@@ -1,4 +1,4 @@
-"""What a forecast starts from: the schedule, the jobs' options and usual durations, and what runs and waits now."""
+"""Gathers the plan of a forecast: the schedule, the jobs' options and usual durations, running and waiting runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from celery_orchestration.operate.schedule import PART
 from celery_orchestration.scheduler.documents import as_entry, written
 from celery_orchestration.scheduler.entries import Entry, from_code
 
-#: Hours of the statistics that say what a run usually takes.
+#: Hours of statistics from which usual durations are taken.
 USUAL_HOURS = 7 * 24
 
 
@@ -33,7 +33,7 @@ def plan(
     known: Mapping[str, Mapping[str, str]],
     hours: float,
 ) -> Plan:
-    """`known`: entries of the schedule as the ledger has them, by their keys."""
+    """`known`: the ledger's entries of the schedule, by their keys."""
     now_ms = round(status.at.timestamp() * 1000)
     graph = Graph.build(jobs, plain=[name for name in app.tasks if name not in jobs])
     durations = _durations(status, usual)
@@ -68,7 +68,7 @@ def plan(
 
 
 def entries_of(ledger: Ledger) -> dict[str, dict[str, str]]:
-    """Of this service, by their keys."""
+    """The ledger's entries of this service, by their keys."""
     found: dict[str, dict[str, str]] = {}
     skip = 0
     while part := ledger.entries(skip, PART):
@@ -78,7 +78,7 @@ def entries_of(ledger: Ledger) -> dict[str, dict[str, str]]:
 
 
 def _durations(status: Status, usual: Statistics) -> dict[str, tuple[int, Source]]:
-    """What a run of a job takes on average, by the statistics; if there are none, what the last one took."""
+    """The average duration of each job's runs by the statistics; if there are none, the duration of the last run."""
     found: dict[str, tuple[int, Source]] = {
         one.name: (round(one.last_seconds * 1000), "last run") for one in status.jobs if one.last_seconds is not None
     }
@@ -108,7 +108,7 @@ def _entries(
 
 
 def _of_people(app: Celery, jobs: Mapping[str, Policy], known: Mapping[str, Mapping[str, str]]) -> Iterator[Entry]:
-    """Those that cannot be read are shown by ``schedule list``."""
+    """Skips broken entries: ``schedule list`` shows them."""
     for key, found in known.items():
         if found.get("src") == "people":
             try:
@@ -118,7 +118,7 @@ def _of_people(app: Celery, jobs: Mapping[str, Policy], known: Mapping[str, Mapp
 
 
 def _key(app: Celery, entry: Entry) -> str:
-    """The room key of its runs; '' if the job has none, or the call no such arguments: then its runs fail."""
+    """The room key of the entry's runs; '' if the job has none, or the arguments lack it: then the runs fail."""
     policy = entry.policy
     if policy is None or policy.key is None:
         return ""
@@ -141,7 +141,7 @@ def _priority(label: str) -> int:
 
 
 def _slots(app: Celery, status: Status) -> dict[str, int]:
-    """Of each pool, as far as live workers serve it."""
+    """The slots of each pool that live workers serve."""
     found: Counter[str] = Counter()
     for worker in status.workers:
         if worker.state in ("idle", "busy"):

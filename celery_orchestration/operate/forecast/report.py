@@ -1,7 +1,7 @@
-"""What will run when: the coming due times, put through the gate's rules with typical durations.
+"""The forecast: what will run when, by the coming due times, the gate's rules and typical durations.
 
-``planner.py`` gathers the plan from the code and the ledger, ``simulation.py`` plays it through, and :func:`forecast`
-says what is to be expected, what waits for what, and what cannot end in time. Pure.
+``planner.py`` gathers the plan from the code and the ledger, ``simulation.py`` simulates it, and :func:`forecast` sums
+up what will run, what will wait for what, and what cannot end in time. Pure.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from celery_orchestration.operate.forecast.simulation import MOST_RUNS, Plan, Si
 
 
 class ForecastRun(Model):
-    """A run that is to be expected."""
+    """An expected run."""
 
     job: str = Field(description="its job")
-    entry: str | None = Field(description="of the schedule; None: it is there already")
-    due: datetime = Field(description="when it is asked for; of one that is there already: now")
-    starts: datetime | None = Field(description="None: nothing that is to be expected lets it start")
-    ends: datetime | None = Field(description="if it takes what runs of its job usually take")
+    entry: str | None = Field(description="its entry of the schedule; None: the run exists already")
+    due: datetime = Field(description="its due time; if it exists already: now")
+    starts: datetime | None = Field(description="None: it cannot start within the forecast")
+    ends: datetime | None = Field(description="if it takes as long as usual")
     waited_seconds: float = Field(description="from its due time to its start, or to the end of the forecast")
-    rule: str | None = Field(default=None, description="of the gate, that it waits for first; `slot`: all are busy")
+    rule: str | None = Field(
+        default=None, description="the first rule of the gate that makes it wait; `slot`: all slots are busy"
+    )
     waits_for: str | None = Field(default=None, description="the job that it waits for first, if it is one")
-    next_due: datetime | None = Field(default=None, description="when its entry asks for the next run")
+    next_due: datetime | None = Field(default=None, description="the next due time of its entry")
 
 
 class Collision(Model):
-    """A job that has to wait, again and again, for the same reason."""
+    """Waits of a job that have the same reason."""
 
     job: str = Field(description="that waits")
-    rule: str = Field(description="of the gate: room, blocked, depends, behind … or slot")
+    rule: str = Field(description="rule of the gate: room, blocked, depends, behind … or slot")
     waits_for: str | None = Field(description="the job that it waits for, if it is one")
     runs: int = Field(description="how many wait")
-    longest_seconds: float = Field(description="the longest wait of them, as far as the forecast goes")
-    never: int = Field(description="how many of them do not start by then")
+    longest_seconds: float = Field(description="the longest of these waits within the forecast")
+    never: int = Field(description="how many of them do not start within the forecast")
     first: datetime = Field(description="due time of the first of them")
 
 
 class Overrun(Model):
-    """A job that will not have ended when it is due again."""
+    """A job whose runs do not end before they are due again."""
 
     job: str = Field(description="which one")
     entry: str = Field(description="of the schedule")
@@ -56,33 +58,33 @@ class Overrun(Model):
 
 class JobForecast(Model):
     job: str = Field(description="full name of the task")
-    typical_seconds: float | None = Field(description="what a run is taken for; None: nobody knows, and it is 0")
+    typical_seconds: float | None = Field(description="the assumed duration of a run; None: unknown, 0 is assumed")
     source: Source = Field(description="where that comes from")
-    runs: int = Field(description="runs that start within this time")
+    runs: int = Field(description="runs that start within the forecast")
     next_start: datetime | None = Field(description="of the first of them")
     skipped: int = Field(description="fires that make no run")
     waits: int = Field(description="runs that have to wait")
     waited_seconds: float = Field(description="all waits together")
-    never: int = Field(description="runs that nothing lets start that is to be expected by then")
+    never: int = Field(description="runs that cannot start within the forecast")
     why_never: str | None = Field(default=None, description="the rule that keeps the first of them from starting")
 
 
 class Forecast(Model):
-    """What is to be expected, if runs take as long as usual and succeed."""
+    """The expected runs, if they take as long as usual and succeed."""
 
     at: datetime = Field(description="Redis's time")
-    until: datetime = Field(description="how far it goes")
+    until: datetime = Field(description="the end of the forecast")
     complete: bool = Field(description=f"False: it ends early, because there would be more than {MOST_RUNS:,} runs")
-    jobs: list[JobForecast] = Field(description="by name; those that have something to do")
+    jobs: list[JobForecast] = Field(description="by name; only jobs with runs or skipped fires")
     collisions: list[Collision] = Field(description="what waits for what, the longest first")
     overruns: list[Overrun] = Field(description="what cannot end before it is due again")
-    unpredictable: list[str] = Field(description="entries whose schedule cannot be asked about the future")
+    unpredictable: list[str] = Field(description="entries with a custom schedule whose future is unknown")
     runs: list[ForecastRun] = Field(description="in the order of their due times")
 
 
 def forecast(plan: Plan) -> Forecast:
     simulation = Simulation(plan)
-    simulation.go()
+    simulation.run()
     end_ms = simulation.reached_ms
     runs = sorted(
         (run for run in simulation.runs if run.due_ms <= end_ms), key=lambda run: (run.due_ms, run.run.arrival)

@@ -1,6 +1,6 @@
-"""A day of the gate in a moment: due times, runs that start, wait and end, over plain values.
+"""Simulates the gate: due times come, runs wait, start and end. Pure: the same plan gives the same runs.
 
-Pure: the same plan gives the same runs. Every run takes as long as its job usually does, and succeeds.
+Every run takes as long as its job usually does, and succeeds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from celery_orchestration.job import reasons, rules
 from celery_orchestration.scheduler.times import Asked, Times
 
-#: Runs that are made at most: then it ends before its time.
+#: After this many runs the simulation ends early.
 MOST_RUNS = 20_000
 
 Source = Literal["statistics", "last run", "unknown"]
@@ -26,10 +26,10 @@ class PlannedJob:
     rules: rules.Job
     priority: int = 1
     pool: str = "default"
-    #: What a run of it usually takes; 0 if nobody knows.
+    #: The usual duration of a run; 0 if unknown.
     typical_ms: int = 0
     source: Source = "unknown"
-    #: Runs asked for while it is disabled are dropped.
+    #: Whether fires are dropped while the job is disabled.
     drops: bool = False
 
 
@@ -37,7 +37,7 @@ class PlannedJob:
 class PlannedEntry:
     name: str
     job: str
-    #: None: a continuous job's, the next run of which comes `gap_ms` after the last one ended.
+    #: None: the entry of a continuous job, whose next run comes `gap_ms` after the last one ended.
     times: Times | None
     last_ms: int
     overlap: str = "skip"
@@ -48,7 +48,7 @@ class PlannedEntry:
 
 @dataclass(frozen=True)
 class Present:
-    """A run that is there already: it runs since then, or waits."""
+    """A run that exists already: it has run since `since_ms`, or waits if that is None."""
 
     job: str
     key: str = ""
@@ -62,20 +62,20 @@ class Plan:
     until_ms: int
     jobs: Mapping[str, PlannedJob]
     entries: Sequence[PlannedEntry] = ()
-    #: Those that wait in the order in which they came.
+    #: The waiting ones in the order of their arrival.
     present: Sequence[Present] = ()
     ended: Mapping[str, rules.Last | None] = field(default_factory=dict)
     started: Mapping[str, float] = field(default_factory=dict)
     disabled: Mapping[str, str] = field(default_factory=dict)
     paused: bool = False
     max_running: int | None = None
-    #: Slots of the workers of a pool; of a pool that is not there nobody knows: as many as are needed.
+    #: The slots of each pool's workers. A pool that is not listed has as many as needed.
     slots: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Simulated:
-    """A run, and what became of it."""
+    """A simulated run and its times."""
 
     run: rules.Run
     due_ms: int
@@ -122,8 +122,8 @@ class Simulation:
         self._events: list[tuple[int, int, Simulated | PlannedEntry]] = []
         self._number = 0
 
-    def go(self) -> None:
-        self._bring_in_what_is_there()
+    def run(self) -> None:
+        self._add_existing_runs()
         for entry in self.plan.entries:
             self._plan_next(entry, entry.last_ms)
         while self._events:
@@ -134,8 +134,8 @@ class Simulation:
             self._moment()
 
     def _moment(self) -> None:
-        """All that happens at one time: runs end, room is handed over, entries fire; not after the time that was asked
-        for, when only what waits goes on."""
+        """Everything that happens at one time: runs end, room is handed over, entries fire. After the end of the plan
+        no entry fires, but runs still start and end."""
         ends: list[Simulated] = []
         fires: list[PlannedEntry] = []
         while self._events and self._events[0][0] == self.now_ms:
@@ -154,13 +154,13 @@ class Simulation:
                 self._try(new)
 
     def _order_of(self, entry: PlannedEntry) -> tuple[int, int, str]:
-        """Of entries that are due at the same time: dependencies first, then by priority."""
+        """The order of entries that are due at the same time: dependencies first, then by priority."""
         return self.levels[entry.job], -self._priority(entry), entry.name
 
     def _priority(self, entry: PlannedEntry) -> int:
         return self.plan.jobs[entry.job].priority if entry.priority is None else entry.priority
 
-    def _bring_in_what_is_there(self) -> None:
+    def _add_existing_runs(self) -> None:
         self.gate.now = self.now_ms / 1000
         there = [(one, Simulated(self._new(one.job, one.priority, one.key), self.now_ms)) for one in self.plan.present]
         for one, run in there:
@@ -179,7 +179,7 @@ class Simulation:
 
     def _plan_next(self, entry: PlannedEntry, last_ms: int) -> None:
         if entry.times is None:
-            # A run of it that is there goes on by itself; if there is none, it begins now.
+            # An existing run is followed by the next one; if there is none, the first run begins now.
             if not any(one.job == entry.job for one in self.plan.present):
                 self._at(self.now_ms, entry)
             return
@@ -250,11 +250,11 @@ class Simulation:
         self.gate.ended[run.run.job] = rules.Last(True, self.now_ms / 1000)
         self.busy[self.plan.jobs[run.run.job].pool] -= 1
         for entry in self.continuous.get(run.run.job, ()):
-            # At least a millisecond: a job that takes no time would never let the clock go on.
+            # At least a millisecond: the clock would stand still for a job that takes no time.
             self._at(self.now_ms + max(1, entry.gap_ms), entry)
 
     def _hand_over(self, ended: set[str]) -> None:
-        """In rank order; but those that depend on a job that has just ended go before its own next runs."""
+        """Starts waiting runs in rank order; but dependents of a job that has just ended go before its next runs."""
         favoured = {name for job in ended for name in self.dependents.get(job, ())}
         heads = [run.run.rank for run in self.waiting if run.run.job in ended]
 
@@ -268,7 +268,7 @@ class Simulation:
 
 
 def _due_after(times: Times, last_ms: int, now_ms: int) -> int | None:
-    """The first due time after now; None if the schedule cannot say."""
+    """The first due time after now; None if the schedule does not know it."""
     if isinstance(times, Asked):
         return None
     try:
@@ -279,7 +279,7 @@ def _due_after(times: Times, last_ms: int, now_ms: int) -> int | None:
 
 
 def _levels(jobs: Mapping[str, PlannedJob]) -> dict[str, int]:
-    """Of each job, how many others have to go before it, one after the other: as the scheduler orders fires."""
+    """The length of each job's longest chain of dependencies, by which the scheduler orders fires."""
     needs = {name: [one.job for one in job.rules.dependencies if one.job in jobs] for name, job in jobs.items()}
     found: dict[str, int] = {}
     for name in TopologicalSorter(needs).static_order():

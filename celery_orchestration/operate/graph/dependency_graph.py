@@ -1,7 +1,7 @@
-"""How jobs hang together, as a picture: who waits for whom, who never runs beside whom, and how each is doing.
+"""The graph of jobs: which job waits for which, which never run together, and the state of each.
 
-Pure: from what ``lua/graph.lua`` tells and the policies of the app's code. Nothing recurses, and cycles are allowed:
-releases that are live together may form one.
+Pure: built from the answer of ``lua/graph.lua`` and the policies of the app's code. Nothing recurses, and cycles are
+allowed: releases that are live together may form one.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from celery_orchestration.operate.clock import when
 
 
 class Drawn(Model):
-    """A job in the picture."""
+    """A job in the graph."""
 
     name: str = Field(description="its full name")
     state: Literal["idle", "running", "waiting", "disabled", "unknown"] = Field(
-        description="'unknown': the ledger does not know it, as no worker has brought it yet"
+        description="'unknown': the ledger does not know it, as no worker has registered it yet"
     )
     running: int = Field(default=0, description="runs that hold room")
-    waiting: int = Field(default=0, description="those that are not due yet included")
-    failed: bool = Field(default=False, description="its last run did")
+    waiting: int = Field(default=0, description="waiting runs, and those that are not due yet")
+    failed: bool = Field(default=False, description="its last run failed")
 
 
 class Needs(Model):
-    """A dependency. Releases that are live together may bring several of one pair: all of them hold."""
+    """A dependency. Different releases may have several between the same two jobs: all of them hold."""
 
     job: str = Field(description="the job that waits")
     needs: str = Field(description="the job that it waits for")
-    on: Literal["success", "finish", "idle"] = Field(description="what its last run must have come to")
-    max_age_seconds: float | None = Field(default=None, description="and it ended not longer ago than that")
+    on: Literal["success", "finish", "idle"] = Field(description="the outcome that its last run must have")
+    max_age_seconds: float | None = Field(default=None, description="and the longest time since it ended")
     fresh: bool = Field(default=False, description="and it ended after the last start of the job that waits")
 
     @property
     def condition(self) -> str:
-        """In words, '' for the usual one: that its last run succeeded."""
-        said: list[str] = [] if self.on == "success" else [self.on]
+        """The condition in words; '' for the default: the last run succeeded."""
+        parts: list[str] = [] if self.on == "success" else [self.on]
         if self.max_age_seconds is not None:
-            said.append(f"at most {self.max_age_seconds:g} s old")
-        return ", ".join([*said, "fresh"] if self.fresh else said)
+            parts.append(f"at most {self.max_age_seconds:g} s old")
+        return ", ".join([*parts, "fresh"] if self.fresh else parts)
 
 
 class Conflict(Model):
-    """Two jobs that never run at the same time. Each pair is there once."""
+    """Two jobs that never run at the same time. Each pair is listed once."""
 
     one: str = Field(description="a job")
     other: str = Field(description="and another one")
@@ -59,18 +59,18 @@ class Conflict(Model):
 class Exclusive(Model):
     """Jobs of which no two run at the same time."""
 
-    name: str | None = Field(description="as `exclusive` names the group; null: of jobs that all block each other")
+    name: str | None = Field(description="the name given by `exclusive`; null: jobs that all block each other")
     jobs: list[str] = Field(description="by name, two or more")
 
 
 class Picture(Model):
-    """All jobs and their relations, or those that have to do with one job."""
+    """All jobs and their relations, or those related to one job."""
 
     namespace: str = Field(description="of the ledger")
     at: datetime = Field(description="when that was, by Redis's clock")
     jobs: list[Drawn] = Field(description="by name")
-    dependencies: list[Needs] = Field(description="who waits for whom")
-    conflicts: list[Conflict] = Field(description="who never runs beside whom, but for those of one group")
+    dependencies: list[Needs] = Field(description="which job waits for which")
+    conflicts: list[Conflict] = Field(description="jobs that never run together, without those of one group")
     groups: list[Exclusive] = Field(description="groups of jobs that never run at the same time")
     cycles: list[list[str]] = Field(
         description="jobs that wait for each other in a circle, for as long as the releases that bring it are live "
@@ -78,22 +78,22 @@ class Picture(Model):
     )
 
     def conditions(self) -> dict[tuple[str, str], str]:
-        """Of each pair, who is waited for first: what is asked that is not the usual. Of several all hold."""
+        """The conditions of each pair (dependency, job) that are not the default, in words. All of them hold."""
         found: dict[tuple[str, str], list[str]] = {}
         for one in self.dependencies:
             found.setdefault((one.needs, one.job), []).append(one.condition)
-        return {pair: "; ".join(filter(None, said)) for pair, said in found.items()}
+        return {pair: "; ".join(filter(None, parts)) for pair, parts in found.items()}
 
 
 def picture(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Policy]) -> Picture:
-    """`found`: what the ledger tells; `policies`: of the app's jobs, of which the ledger may not know some."""
-    told = found["jobs"] or ()
-    names = [decode_job(one["name"]) for one in told]
-    drawn = {name: _drawn(name, one) for name, one in zip(names, told, strict=True)}
-    needs = [_needs(name, dep) for name, one in zip(names, told, strict=True) for dep in one["deps"] or ()]
-    pairs = {(name, decode_job(other)) for name, one in zip(names, told, strict=True) for other in one["conf"] or ()}
+    """`found`: the ledger's answer; `policies`: of the app's jobs, some of which the ledger may not know."""
+    records = found["jobs"] or ()
+    names = [decode_job(one["name"]) for one in records]
+    drawn = {name: _drawn(name, one) for name, one in zip(names, records, strict=True)}
+    needs = [_needs(name, dep) for name, one in zip(names, records, strict=True) for dep in one["deps"] or ()]
+    pairs = {(name, decode_job(other)) for name, one in zip(names, records, strict=True) for other in one["conf"] or ()}
     groups: dict[str, set[str]] = {}
-    for name, one in zip(names, told, strict=True):
+    for name, one in zip(names, records, strict=True):
         for group in one.get("groups") or ():
             groups.setdefault(group, set()).add(name)
     for name, policy in policies.items():
@@ -110,7 +110,7 @@ def picture(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Pol
 
 
 def about(whole: Picture, job: str) -> Picture:
-    """What one job has to do with: what it waits for in the end, what waits for it, and whom it conflicts with."""
+    """Keeps the jobs related to one job: all that it depends on, all that depend on it, and its conflicts."""
     up = edges((one.job, one.needs) for one in whole.dependencies)
     down = edges((one.needs, one.job) for one in whole.dependencies)
     kept = {*_reached(up, job), *_reached(down, job)}
@@ -173,7 +173,7 @@ def _needs(job: str, dep: Mapping[str, Any], decode: bool = True) -> Needs:
 
 
 def edges(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Each once, in their order."""
+    """Without repetitions, in the same order."""
     found: dict[str, dict[str, None]] = {}
     for start, end in pairs:
         found.setdefault(start, {})[end] = None

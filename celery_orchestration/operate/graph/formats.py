@@ -1,7 +1,7 @@
-"""A picture for other programs: as Mermaid, and for Graphviz. Pure text.
+"""The graph as text for Mermaid and Graphviz. Pure.
 
-Names come from users: nodes are numbered, and a name is only ever a label, in which every character that the language
-could take for its own is escaped.
+Names come from users: nodes are numbered, and a name is only a label, in which every special character of the language
+is escaped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from celery_orchestration.job.policy import printable
 from celery_orchestration.operate.graph.dependency_graph import Exclusive, Picture
 
-#: Of each state: how it is filled, and its border.
+#: The fill and border colours of each state.
 COLOURS = {
     "idle": ("#f4f4f5", "#71717a"),
     "running": ("#bbf7d0", "#15803d"),
@@ -35,8 +35,8 @@ def _mermaid(picture: Picture) -> Iterator[str]:
     yield "flowchart TD"
     for one in picture.jobs:
         yield f'    {number[one.name]}["{_mermaid_text(one.name)}"]:::{one.state}'
-    for (needs, job), said in picture.conditions().items():
-        label = f'|"{_mermaid_text(said)}"|' if said else ""
+    for (needs, job), parts in picture.conditions().items():
+        label = f'|"{_mermaid_text(parts)}"|' if parts else ""
         yield f"    {number[needs]} -->{label} {number[job]}"
     for pair in picture.conflicts:
         yield f"    {number[pair.one]} -.- {number[pair.other]}"
@@ -48,12 +48,12 @@ def _mermaid(picture: Picture) -> Iterator[str]:
         yield f"    classDef {state} fill:{fill},stroke:{border},color:#18181b{dashed}"
 
 
-#: Within a word or between two, dots, underscores and spaces are only that: at its edge they could be Markdown.
+#: Dots, underscores and spaces inside or between words are harmless; at the edge of a word they could be Markdown.
 _PLAIN = re.compile(r"(?<=[^\W_])[._ ](?=[^\W_])|[^\W\d_]|(?<!^)\d")
 
 
 def _mermaid_text(text: str) -> str:
-    """Mermaid reads labels for entities, Markdown and HTML: all but letters and digits is told by number."""
+    """Mermaid interprets entities, Markdown and HTML in labels: all but letters and digits is written as a number."""
     text = printable(text)
     return "".join(c if _PLAIN.match(text, at) else f"#{ord(c)};" for at, c in enumerate(text))
 
@@ -72,8 +72,8 @@ def _dot(picture: Picture) -> Iterator[str]:
         style = ', style="rounded,dashed"' if one.state == "unknown" else ""
         look = f'class="{one.state}", fillcolor="{fill}", color="{border}"{style}'
         yield f'    {number[one.name]} [label="{_dot_text(one.name)}", {look}];'
-    for (needs, job), said in picture.conditions().items():
-        label = f' [label="{_dot_text(said)}"]' if said else ""
+    for (needs, job), parts in picture.conditions().items():
+        label = f' [label="{_dot_text(parts)}"]' if parts else ""
         yield f"    {number[needs]} -> {number[job]}{label};"
     for pair in picture.conflicts:
         yield f"    {number[pair.one]} -> {number[pair.other]} [dir=none, style=dashed, constraint=false];"
@@ -84,5 +84,5 @@ def _dot(picture: Picture) -> Iterator[str]:
 
 
 def _dot_text(text: str) -> str:
-    """Within quotes. Graphviz reads labels for entities and escapes, too."""
+    """For use within quotes. Graphviz interprets entities and escapes in labels, too."""
     return printable(text).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')

@@ -1,4 +1,4 @@
-"""A picture as lines of a tree. Pure, and bounded: 10,000 jobs in a row, or in a circle, are fine."""
+"""The graph as lines of a tree. Pure, and bounded: 10,000 jobs in a row, or in a cycle, are fine."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ DEEPEST = 12
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A job below one that it waits for, or at the head of a tree."""
+    """A line: a job below one that it waits for, or at the head of a tree."""
 
     job: str
-    #: The job that it is below; None: it heads a tree.
+    #: The job above it; None: it heads a tree.
     under: str | None
-    #: Of each level down to this one, whether it is the last below its job.
+    #: For each level down to this one: whether it is the last below its job.
     lasts: tuple[bool, ...]
-    #: Where what waits for it is drawn.
+    #: Where the jobs that wait for it are drawn.
     drawn: Literal["here", "above", "below"]
 
 
 def tree(picture: Picture, deepest: int = DEEPEST) -> list[Line]:
-    """From what depends on nothing down to what depends on it: each dependency is one line, and so is each head.
+    """Trees from the jobs without dependencies down to their dependents. Each dependency is one line, and so is each
+    head.
 
-    A job with several dependencies is drawn where it comes first, and only named elsewhere. What lies deeper than
-    `deepest` is drawn as a tree of its own further down. Where all wait for each other the first by name is a head.
+    A job with several dependencies is drawn where it comes first, and only named elsewhere. Jobs deeper than `deepest`
+    are drawn as a tree of their own further down. In a cycle the first job by name is the head.
     """
     waits = {one.job for one in picture.dependencies}
     free = [one.name for one in picture.jobs if one.name not in waits]

@@ -19,7 +19,7 @@ from celery_orchestration.operate.status.runs import past_reason
 
 
 def read_change(text: str) -> Change:
-    """What is done to a run names it, and its job as the reason; ids and names of entries are not encoded."""
+    """A change of a run has the run's id as `about` and its job as `why`. Only names of jobs are encoded."""
     found = json.loads(text)
     found["at"] = optional_time(found["at"])
     if not found["what"].endswith(" entry"):
@@ -29,12 +29,12 @@ def read_change(text: str) -> Change:
 
 
 def run_id_of(text: str) -> str:
-    """Of a run, as a record of the history has it."""
+    """The id of the run in a record of the history."""
     return str(json.loads(text)[0])
 
 
 def read_ended(job: str, text: str) -> Ended:
-    """Records of an older version end with the room key; that of fires that made no run says how many."""
+    """A record without its last fields ends with the room key. A record of fires that made no run has their number."""
     fields = json.loads(text)
     id, attempt, outcome, arrived, started, over, worker, fence, recoveries, waited_for, error, key = fields[:12]
     entry, due, *fires = fields[12:] or (None, None)

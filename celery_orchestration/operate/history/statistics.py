@@ -1,4 +1,4 @@
-"""What jobs did over time: counts by outcome, and how long runs waited and ran, in fixed buckets.
+"""Statistics of jobs over time: counts by outcome, and how long runs waited and ran, in fixed buckets.
 
 The ledger keeps them by the minute for 24 hours and by the hour for 30 days (``lua/lib/statistics.lua``). Pure, but for
 :func:`read`, which asks the ledger.
@@ -16,9 +16,9 @@ from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.operate.base_model import Model
 from celery_orchestration.operate.clock import when
 
-#: How far back each goes, in hours.
+#: How many hours each unit is kept.
 KEPT = {"minute": 24, "hour": 30 * 24}
-#: Counters of ``lua/lib/statistics.lua``, by what they are about.
+#: The counters of ``lua/lib/statistics.lua``, by subject.
 ENDS = (
     *("succeeded", "failed", "crashed", "revoked", "expired", "rejected", "ignored", "requeued", "released", "skipped"),
 )
@@ -30,10 +30,10 @@ Unit = Literal["minute", "hour"]
 
 
 class Durations(Model):
-    """How long something took, of many: how many in each bucket."""
+    """A histogram of durations."""
 
     count: int = Field(default=0, description="how many")
-    seconds: float = Field(default=0.0, description="all of them together")
+    seconds: float = Field(default=0.0, description="the sum of all durations")
     buckets: list[int] = Field(default=[], description="how many in each bucket; see `limits`")
 
     @property
@@ -41,8 +41,8 @@ class Durations(Model):
         return self.seconds / self.count if self.count else None
 
     def quantile(self, share: float, limits: Sequence[float]) -> float | None:
-        """Seconds that a share of them did not exceed, read between the ends of a bucket; None if there are none. What
-        is longer than the last limit counts as that."""
+        """The duration that this share of them did not exceed, interpolated within a bucket; None if there are none.
+        Durations beyond the last limit count as that limit."""
         if not self.count:
             return None
         wanted, passed = share * self.count, 0
@@ -56,12 +56,12 @@ class Durations(Model):
 
 
 class Counts(Model):
-    """What a job did in a minute, in an hour, or in all."""
+    """The counts of a job in a minute, in an hour, or in all."""
 
-    at: datetime | None = Field(default=None, description="when the minute or hour began; None: of all time")
+    at: datetime | None = Field(default=None, description="when the minute or hour began; None: all time")
     counters: dict[str, int] = Field(
         default={},
-        description=f"how often, if it happened: {', '.join(COUNTERS)}; `waited`: runs that the gate held back",
+        description=f"how often, without zeros: {', '.join(COUNTERS)}; `waited`: runs that the gate held back",
     )
     run: Durations = Field(default=Durations(), description="how long its code ran")
     queue: Durations = Field(
@@ -71,7 +71,7 @@ class Counts(Model):
     hand_over: Durations = Field(default=Durations(), description="from being handed over until it started")
     lateness: Durations = Field(default=Durations(), description="from a due time of the schedule until it was fired")
     gate: dict[str, Durations] = Field(
-        default={}, description="waits at the gate, by what they were for first: blocked, depends, room …"
+        default={}, description="waits at the gate, by their first reason: blocked, depends, room …"
     )
 
     @property
@@ -81,20 +81,20 @@ class Counts(Model):
 
 class JobStatistics(Model):
     job: str = Field(description="full name of the task")
-    counts: list[Counts] = Field(description="in order of time; where nothing happened there are none")
+    counts: list[Counts] = Field(description="in order of time; times without counts are left out")
 
 
 class Statistics(Model):
-    """What jobs did over time."""
+    """Statistics of several jobs."""
 
     at: datetime = Field(description="Redis's time")
-    unit: Literal["minute", "hour", "all"] = Field(description="what each of the counts is about")
-    limits: list[float] = Field(description="upper ends of the buckets, in seconds; what is longer is in one more")
-    jobs: list[JobStatistics] = Field(description="as they were asked for")
+    unit: Literal["minute", "hour", "all"] = Field(description="the unit of time of each count")
+    limits: list[float] = Field(description="upper ends of the buckets, in seconds; one more bucket has the rest")
+    jobs: list[JobStatistics] = Field(description="in the order of the question")
 
 
 def added(durations: Iterable[Durations]) -> Durations:
-    """All of them together."""
+    """The sum of several histograms."""
     found = list(durations)
     longest = max((len(one.buckets) for one in found), default=0)
     buckets = [sum(one.buckets[i] if i < len(one.buckets) else 0 for one in found) for i in range(longest)]
@@ -102,7 +102,7 @@ def added(durations: Iterable[Durations]) -> Durations:
 
 
 def summed(counts: Iterable[Counts]) -> Counts:
-    """What happened in all of these times together."""
+    """The sum of several counts."""
     found = list(counts)
     counters: dict[str, int] = {}
     for one in found:
@@ -118,7 +118,7 @@ def summed(counts: Iterable[Counts]) -> Counts:
 
 
 def read(ledger: Ledger, jobs: Sequence[str], unit: Unit | Literal["all"], hours: float | None = None) -> Statistics:
-    """`hours`: how far back; None: as far as they are kept."""
+    """`hours`: how far back; None: as far as the ledger keeps them."""
     encoded = [keys.encode_job(job) for job in jobs]
     if unit == "all":
         return statistics(ledger.statistics("all", encoded), "all")
@@ -129,7 +129,7 @@ def read(ledger: Ledger, jobs: Sequence[str], unit: Unit | Literal["all"], hours
 
 
 def statistics(found: Mapping[str, Any], unit: Unit | Literal["all"]) -> Statistics:
-    """From what :meth:`Ledger.statistics` tells."""
+    """From the answer of :meth:`Ledger.statistics`."""
     limits = [ms / 1000 for ms in found.get("limits", ())]
     size = len(limits) + 1
     return Statistics.model_construct(
@@ -145,12 +145,12 @@ def statistics(found: Mapping[str, Any], unit: Unit | Literal["all"]) -> Statist
     )
 
 
-#: Shared: models are never changed.
+#: Shared, as models are immutable.
 _NONE = Durations()
 
 
 def _counts(sums: Mapping[str, Any], size: int) -> Counts:
-    """Without validating what the ledger has counted: there may be ten thousands of them."""
+    """Skips validation: there may be tens of thousands of counts."""
     durations: dict[str, Any] = {name: _durations(sums[name], size) if name in sums else _NONE for name in DURATIONS}
     return Counts.model_construct(
         at=when(sums["at"]) if sums["at"] else None,
@@ -163,6 +163,6 @@ def _counts(sums: Mapping[str, Any], size: int) -> Counts:
 def _durations(found: Mapping[str, int], size: int) -> Durations:
     buckets = [0] * size
     for number, count in found.items():
-        if number != "sum" and int(number) <= size:  # a later version may have more
+        if number != "sum" and int(number) <= size:  # a later version may have more counters
             buckets[int(number) - 1] = count
     return Durations.model_construct(count=sum(buckets), seconds=found.get("sum", 0) / 1000, buckets=buckets)

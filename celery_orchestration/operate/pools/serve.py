@@ -1,7 +1,7 @@
-"""How many workers pools need, over HTTP: for KEDA's ``metrics-api`` scaler and others.
+"""Serves the number of workers that pools need over HTTP: for KEDA's ``metrics-api`` scaler and others.
 
-``GET /`` answers with what ``pools --desired --json`` prints, ``GET /images`` with one pool of it, ``GET /health`` with
-200 while the ledger answers. The figures are read once a second, however many ask.
+``GET /`` answers with the output of ``pools --desired --json``, ``GET /images`` with one pool of it, ``GET /health``
+with 200 while the ledger answers. The figures are read once a second, however many clients ask.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery_orchestration.errors import BadCall
 from celery_orchestration.operate.client import Orchestration
 from celery_orchestration.operate.pools.models import Desired
 
-#: Seconds between two looks.
+#: Seconds between two reads.
 INTERVAL = 1.0
 
 
@@ -46,7 +46,7 @@ class Figures(threading.Thread):
     def look(self) -> None:
         try:
             self.latest, self.problem = self._client.desired(), ""
-        except Exception as exc:  # whatever it is: whoever asks hears of it
+        except Exception as exc:  # any error is passed on to clients
             self.problem = str(exc)
 
     def stop(self) -> None:
@@ -69,7 +69,7 @@ class Server:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: probes ask all the time."""
+                """Logs nothing: probes ask all the time."""
 
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
@@ -79,7 +79,7 @@ class Server:
         return int(self._server.server_address[1])
 
     def run(self) -> None:
-        """Until :meth:`stop`."""
+        """Serves until :meth:`stop`."""
         self.figures.start()
         self._server.serve_forever(poll_interval=0.2)
 

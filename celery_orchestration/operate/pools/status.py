@@ -1,4 +1,4 @@
-"""Pools, for people and for what scales elsewhere: what the ledger and the broker say, as models."""
+"""Reads pools from the ledger and the broker into models."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from celery_orchestration.pools.table import queues_of
 
 T = TypeVar("T")
 
-#: Changes that are told of each pool.
+#: How many changes of each pool are shown.
 MOST_CHANGES = 20
 
 
 class Pools:
-    """The pools of an app, seen from outside. `ask` calls the ledger, with its errors in words."""
+    """The pools of an app. `ask` calls the ledger and puts its errors into words."""
 
     def __init__(
         self, app: Celery, ledger: Ledger, ask: Callable[[Callable[[], Any]], Any], table: Mapping[str, Pool]
     ) -> None:
         self._app, self._ask, self._table = app, ask, table
         self._looker = Looker(ledger, {name: queues_of(app, name) for name in table})
-        #: Of each pool: workers wanted, when as many were needed last, and since when. For who asks again and again.
+        #: For each pool: the wanted workers, when that many were needed last, and since when. For repeated questions.
         self._decided: dict[str, tuple[int, float, float]] = {}
         self._lock = threading.Lock()
 
     def look(self, names: Collection[str] = (), changes: int = MOST_CHANGES) -> dict[str, PoolLook]:
-        """All of them if none is named. Raises :class:`UnknownJob` if there is none of that name."""
+        """All pools if none is named. Raises :class:`UnknownJob` for an unknown name."""
         for name in names:
             if name not in self._table:
                 raise UnknownJob(f"there is no pool {show(name)} in orchestration_pools{suggest(name, self._table)}")
@@ -59,8 +59,8 @@ class Pools:
         return found
 
     def desired(self) -> Desired:
-        """How many workers each pool is to have: as the supervisors decided, or, if none runs the pool, by the same
-        function. Asked again and again it remembers when workers were needed last."""
+        """How many workers each pool should have: as the supervisors decided, or, if none runs the pool, by the same
+        function. Between calls it remembers when workers were needed last."""
         with self._lock:
             looks = self.look(changes=0)
             pools = {name: self._desired(name, look) for name, look in looks.items()}
@@ -86,7 +86,7 @@ class Pools:
 
 
 def pools_status(looks: Mapping[str, PoolLook], status: Status | None = None) -> PoolsStatus:
-    """`status`: tells which runs workers have, and of dead letters."""
+    """`status`: for the runs of workers, and dead letters."""
     pools = [pool_status(look, status) for _, look in sorted(looks.items())]
     at = max((look.figures.now for look in looks.values()), default=0.0)
     problems = list(dict.fromkeys(problem for pool in pools for problem in pool.problems))
@@ -94,11 +94,11 @@ def pools_status(looks: Mapping[str, PoolLook], status: Status | None = None) ->
 
 
 def without_resting(problems: list[str], looks: Mapping[str, PoolLook]) -> list[str]:
-    """A pool that has no worker because it needs none is as it should be: its supervisor starts one in time."""
+    """Drops problems about pools that need no worker now: their supervisor starts one in time."""
     resting = [look for look in looks.values() if look.supervisors and look.wanted == 0]
-    told = tuple(f"no live worker serves queue {queue}," for look in resting for queue in look.queue_names)
+    reported = tuple(f"no live worker serves queue {queue}," for look in resting for queue in look.queue_names)
     all_rest = bool(looks) and len(resting) == len(looks)
-    return [one for one in problems if not one.startswith(told) and not (all_rest and one == "no worker is alive")]
+    return [one for one in problems if not one.startswith(reported) and not (all_rest and one == "no worker is alive")]
 
 
 def pool_status(look: PoolLook, status: Status | None = None) -> PoolStatus:
@@ -136,7 +136,7 @@ def _oldest(look: PoolLook) -> float:
 
 
 def _problems(look: PoolLook) -> list[str]:
-    """What supervisors say about this pool; what they say about all is told with each."""
+    """The problems that supervisors report about this pool, or about all pools."""
     return [
         f"{problem} (says supervisor {one.name})"
         for one in look.supervisors
@@ -146,7 +146,7 @@ def _problems(look: PoolLook) -> list[str]:
 
 
 def _workers(look: PoolLook, status: Status | None) -> list[PoolWorker]:
-    """Those on places first, in order; then those that somebody started by hand."""
+    """First the workers on places, in order; then those started by hand."""
     by_pid = {(worker.host, worker.pid): worker for worker in look.workers}
     placed = [(place, by_pid.get((place.info.get("host", ""), place.info.get("pid", -1)))) for place in look.places]
     known = {worker.name for _, worker in placed if worker is not None}
@@ -180,12 +180,12 @@ def _worker(look: PoolLook, place: HeldPlace | None, worker: Worker | None, stat
 
 
 def _state(place: HeldPlace | None, worker: Worker | None) -> Any:
-    told = place.info.get("state") if place else None
+    reported = place.info.get("state") if place else None
     if worker is None:
-        return {"running": "starting", "draining": "draining", "dying": "dying", None: "starting"}.get(told, "dead")
+        return {"running": "starting", "draining": "draining", "dying": "dying", None: "starting"}.get(reported, "dead")
     if worker.dead:
         return "dead"
-    if worker.draining or told == "draining" or (place and place.leaving):
+    if worker.draining or reported == "draining" or (place and place.leaving):
         return "draining"
     return "busy" if worker.running else "idle"
 

@@ -1,4 +1,4 @@
-"""A status narrowed to some jobs. Pure."""
+"""Narrows a status to some jobs. Pure."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def narrowed(
     pools: Collection[str] = (),
     sent: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Status:
-    """What concerns the jobs of which all holds that is asked for: their runs, the queues these and they themselves are
-    sent to, the workers that serve those queues; and counts of them alone. Problems are left as they are.
+    """Keeps the jobs that match every condition, with their runs, their queues, the workers of those queues, and counts
+    of these alone. Problems are not filtered.
 
     `jobs`: patterns such as ``shop.*``, or parts of names. `states`: see STATES. `sent`: queues, each with the jobs
     that are sent there.
     """
     if unknown := [state for state in states if state not in STATES]:
-        raise BadCall(f"no job is ever {show(unknown[0])}{suggest(unknown[0], STATES)}; states: {', '.join(STATES)}")
+        raise BadCall(f"unknown state {show(unknown[0])}{suggest(unknown[0], STATES)}; states: {', '.join(STATES)}")
     for pattern in jobs:
         if not any(matches(job.name, pattern) for job in status.jobs):
             hint = suggest(pattern, [job.name for job in status.jobs])
-            raise UnknownJob(f"no job that a worker has brought is like {show(pattern)}{hint}")
+            raise UnknownJob(f"no registered job matches {show(pattern)}{hint}")
     if pools and not any(job.pool in pools for job in status.jobs):
         known = {job.pool for job in status.jobs if job.pool is not None}
         wanted = sorted(pools)[0]
-        raise UnknownJob(f"no job of this app's code is of pool {show(wanted)}{suggest(wanted, known)}")
+        raise UnknownJob(f"no job of this app's code uses pool {show(wanted)}{suggest(wanted, known)}")
     if not (jobs or states or pools):
         return status
     kept = [job for job in status.jobs if _is_meant(job, jobs, states, pools)]
@@ -63,7 +63,7 @@ def narrowed(
 
 
 def matches(name: str, pattern: str) -> bool:
-    """By a part of it, in upper or lower case, or by a glob."""
+    """`pattern`: a glob, or a part of the name in upper or lower case."""
     return pattern.casefold() in name.casefold() or fnmatchcase(name, pattern)
 
 

@@ -1,7 +1,7 @@
-"""What is wrong, and why: each root cause once, with everything that waits because of it. Pure.
+"""The findings of a status: each root cause once, with all jobs that wait because of it. Pure.
 
-``explain`` follows one job or run down to its root. Here it is the other way round: from each root up to all that it
-holds back, for someone who does not know yet what to ask about.
+``explain`` follows one job or run down to its root cause. This goes the other way: from each root cause up to all jobs
+that it holds back, for somebody who does not know yet which job to ask about.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Finding:
     """A root cause, or something else that a person should know."""
 
     kind: Kind
-    #: In words; the name of the job it begins with is left out.
+    #: In words, without the name of the job with which the sentence begins.
     text: str
-    #: A person is needed; else it may pass by itself.
+    #: Somebody has to do something; else it may pass by itself.
     wrong: bool
     job: str | None = None
-    #: The error, or the reason that somebody gave.
+    #: The error, or the reason that a person gave.
     detail: str = ""
-    #: The run or worker that it is about.
+    #: The run or worker that causes it.
     target: str = ""
     since: datetime | None = None
-    #: Other jobs that wait because of it, and how many runs do, its own included.
+    #: Other jobs that wait because of it; and the number of waiting runs, its own included.
     jobs: tuple[str, ...] = ()
     runs: int = 0
 
@@ -49,7 +49,7 @@ class Finding:
 @dataclass(frozen=True)
 class Causes:
     findings: list[Finding]
-    #: Of jobs that wait because of another: from the job down to the root.
+    #: For each job that waits because of another: the jobs down to the root cause.
     chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -58,13 +58,13 @@ class Causes:
 
 
 def causes(status: Status, picture: Picture | None) -> Causes:
-    """`picture`: who depends on whom."""
+    """`picture`: the graph of dependencies."""
     known = {job.name: job for job in status.jobs}
     up = _held_back(status, picture)
     roots = {
         job.name: _Reach(job.name, known, up) for job in status.jobs if job.disabled is not None or is_failing(job)
     }
-    # One that failed while its own root is elsewhere is no root.
+    # A job that failed because of another root is no root.
     below = {name for root in roots.values() for name in root.parents if name != root.root}
     roots = {name: root for name, root in roots.items() if known[name].disabled is not None or name not in below}
     found = [*_paused(status, known), *_problems(status), *_roots(roots.values(), known)]
@@ -81,7 +81,7 @@ _ORDER: tuple[Kind, ...] = (
     *("paused", "disabled", "failing", "timed_out", "overdue", "problem"),
     *("dead_worker", "busy", "dead_letters"),
 )
-#: How problems begin because of which nothing runs: they come before all else.
+#: The beginnings of problems by which nothing runs: they come first.
 _FIRST = ("No worker", "No scheduler", "No live worker", "Redis", "The ledger", "The broker")
 
 
@@ -91,14 +91,14 @@ def _place(one: Finding) -> tuple[bool, int, int]:
 
 
 def _held_back(status: Status, picture: Picture | None) -> dict[str, list[str]]:
-    """Of each job, those that may wait for it."""
+    """For each job, the jobs that may wait for it."""
     pairs = [(one.needs, one.job) for one in picture.dependencies] if picture else []
     pairs += [(run.waits_for, run.job) for run in status.waits if run.waits_for]
     return edges(pair for pair in pairs if pair[0] != pair[1])
 
 
 class _Reach:
-    """What waits because of a job: those that need it, those that need these, and so on."""
+    """The jobs that wait because of a root: its dependents, their dependents, and so on."""
 
     def __init__(self, root: str, known: Mapping[str, JobStatus], up: Mapping[str, Sequence[str]]) -> None:
         self.root = root
@@ -108,7 +108,7 @@ class _Reach:
             name = todo.popleft()
             for other in up.get(name, ()):
                 job = known.get(other)
-                # One that has ended before and waits for nothing lets others pass.
+                # A job that has ended before and does not wait holds up nobody.
                 if other not in self.parents and job is not None and (job.waiting or job.last_end is None):
                     self.parents[other] = name
                     todo.append(other)
@@ -150,7 +150,7 @@ def _root(job: JobStatus, root: _Reach) -> Finding:
         why = job.last_error or job.disabled.failures or job.disabled.why
         return Finding("disabled", f"is disabled{times}", True, job.name, why, since=job.disabled.at)
     if job.disabled is not None:
-        # Whoever did it knows, but not what it holds back.
+        # The person who did it knows, but perhaps not which runs it holds back.
         text = f"was disabled by {job.disabled.by}"
         return Finding("disabled", text, bool(root.runs), job.name, job.disabled.why, since=job.disabled.at)
     times = f"failed {_many(job.failures, 'time')} in a row" if job.failures > 1 else "failed the last time it ran"
@@ -173,7 +173,7 @@ def _late(status: Status, explained: set[str]) -> Iterator[Finding]:
 def _past_limits(status: Status) -> Iterator[Finding]:
     for run in status.runs:
         if run.timed_out is not None:
-            text = f"is past its time limit on {run.worker or 'a worker that is gone'}, and still running"
+            text = f"has passed its time limit on {run.worker or 'a worker that is gone'}, and still running"
             yield Finding("timed_out", text, True, run.job, target=run.id, since=run.timed_out)
 
 
@@ -186,7 +186,7 @@ def _dead_workers(status: Status) -> Iterator[Finding]:
 
 
 def _busy(status: Status, known: Mapping[str, JobStatus]) -> Iterator[Finding]:
-    """Runs that have taken long while other jobs wait for theirs."""
+    """Long runs that other jobs wait for."""
     longest: dict[str, RunStatus] = {}
     for run in status.runs:
         if run.state == "running" and run.seconds > LONG and run.timed_out is None:

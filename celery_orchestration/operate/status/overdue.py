@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: A continuous job has this long on top of what its runs take.
+#: A continuous job may take this much longer than its runs.
 SLACK_MS = 60_000
 
 
 def next_fire(entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """When the schedule asks for a job next, of its entries as ``lua/status.lua`` tells them."""
+    """The next due time of a job's entries, as ``lua/status.lua`` lists them."""
     return min((entry["next"] for entry in entries if "next" in entry and not entry["paused"]), default=None)
 
 
@@ -19,9 +19,9 @@ def is_overdue(now: int, entries: Sequence[Mapping[str, Any]], succeeded: int | 
 
 
 def _is_late(now: int, entry: Mapping[str, Any], succeeded: int, took: int) -> bool:
-    """The fire before the last one has had a whole interval, and what a run takes, to succeed."""
+    """Whether the run of the fire before the last one has not succeeded, though it had an interval and its duration."""
     if "gap" in entry:
-        # It may have been resumed since it was fired.
+        # The entry may have been resumed after its last fire.
         asked = max(entry.get("last", 0), entry.get("at", 0))
         return bool("at" in entry and now - max(succeeded, asked) > 2 * (entry["gap"] + took) + SLACK_MS)
     due = passed(now, entry)
@@ -29,7 +29,7 @@ def _is_late(now: int, entry: Mapping[str, Any], succeeded: int, took: int) -> b
 
 
 def passed(now: int, entry: Mapping[str, Any]) -> list[int]:
-    """The last due times of an entry, as far as they are known; those since nobody fires are reckoned."""
+    """The last known due times of an entry. Those that no scheduler fired are computed from the interval."""
     fired = entry.get("last") if entry.get("last") == entry.get("at") else None
     due = [time for time in (entry.get("prev"), fired) if time is not None]
     following = entry.get("next")

@@ -1,4 +1,4 @@
-"""The sentences of a status that tell an operator what is wrong."""
+"""The problems of a status, in sentences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def current_problems(
 def limits_served(
     found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
 ) -> dict[str, dict[str, Limit]]:
-    """Limits of the tasks that live workers serve, by the kind of execution pool."""
+    """The time limits of the tasks that live workers serve, by the kind of execution pool."""
     served: dict[str, dict[str, Limit]] = {}
     for worker in found["workers"] or ():
         if not is_dead(worker, found["now"]):
@@ -44,7 +44,7 @@ def limits_served(
 
 
 def jobs_without_release(found: Mapping[str, Any]) -> list[str]:
-    """Jobs with runs that wait, and that no live worker has."""
+    """Jobs that have waiting runs, and that no live worker has."""
     jobs = {one["job"]: one["reason"][2] for one in found["waits"] or () if one["reason"][0] == "nobody"}
     jobs |= {one["name"]: one["gone"] for one in found["jobs"] or () if "gone" in one and one["waiting"] + one["later"]}
     return [f"{no_release(decode_job(job), last)}; its runs wait" for job, last in sorted(jobs.items())]
@@ -58,7 +58,7 @@ def unkept_limits(found: Mapping[str, Any], sent: Mapping[str, list[str]], limit
 def _unserved(queue: QueueStatus, jobs: list[str]) -> str:
     why = []
     if queue.waiting or queue.under_way:
-        why.append("runs are to be handed over")
+        why.append("runs wait to be handed over")
     if jobs:
         why.append(queues.sent_there(jobs))
     return f"no live worker serves queue {queue.name}, where {' and '.join(why)}"
@@ -68,5 +68,5 @@ def missing_scheduler(scheduler: SchedulerStatus, scheduled: Callable[[], bool])
     if scheduler.leader is not None or not scheduled():
         return []
     if scheduler.standbys:
-        return ["no scheduler leads at the moment: nothing is fired until one of those that stand by does"]
+        return ["no scheduler leads at the moment: nothing is fired until a standby takes over"]
     return [NO_LEADER]

@@ -42,10 +42,10 @@ def read_status(
     scheduled: Callable[[], bool] = lambda: False,
     policies: Mapping[str, Policy] = MappingProxyType({}),
 ) -> Status:
-    """The ledger's document as a model. Lua's empty tables come as {} where a list is meant.
+    """Lua's empty tables come as {} where a list is meant.
 
-    `sent`: the queues that jobs are sent to, each with its jobs. `limits`: of jobs, hard and soft. `scheduled`:
-    whether a scheduler of ours should fire something; asked if none leads. `policies`: of the app's jobs.
+    `sent`: the queues that jobs are sent to, each with its jobs. `limits`: the time limits of jobs. `scheduled`:
+    whether there is anything to fire; called if no scheduler leads. `policies`: of the app's jobs.
     """
     now = found["now"]
     members = found["workers"] or ()
@@ -64,7 +64,7 @@ def read_status(
             past = ", past its time limit" if run.timed_out else ""
             return f"running on {run.worker} for {lasting(run.seconds)}{past}"
         if run.state in ("retrying", "later"):
-            return f"to be tried again, for {lasting(run.seconds)}"
+            return f"waiting for its retry, for {lasting(run.seconds)}"
         if run.state == "ending":
             return "about to end"
         return f"about to start for {lasting(run.seconds)}"
@@ -74,11 +74,11 @@ def read_status(
     put_off = [run_status(one, now, workers) for one in retried]
     waits = []
     for wait in found["waits"] or ():
-        told = reason_words(wait["reason"])
-        if told[-1] == "disabled" and told[1] in off:
-            told.append(off[told[1]])
-        run = run_status(wait, now, workers, reasons.sentence(told, holder))
-        waits.append(run.model_copy(update={"rule": told[0], "waits_for": reasons.job_of(told)}))
+        words = reason_words(wait["reason"])
+        if words[-1] == "disabled" and words[1] in off:
+            words.append(off[words[1]])
+        run = run_status(wait, now, workers, reasons.sentence(words, holder))
+        waits.append(run.model_copy(update={"rule": words[0], "waits_for": reasons.job_of(words)}))
     slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
     to_queue = Counter(wait.queue for wait in waits)
     all_queues = [
@@ -145,7 +145,7 @@ def _job(
     policies: Mapping[str, Policy],
     listed: Mapping[str, datetime],
 ) -> JobStatus:
-    """`listed`: the earliest arrival of the waiting runs that are listed, by job."""
+    """`listed`: the earliest arrival among the listed waiting runs of each job."""
     name = decode_job(job["name"])
     policy = policies.get(name)
     state = "running" if job["running"] else "waiting" if job["waiting"] or job["later"] else "idle"

@@ -1,4 +1,4 @@
-"""Trouble with Redis, in words for people: from what ``lua/status.lua`` tells."""
+"""Problems with Redis in sentences, from the answer of ``lua/status.lua``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from celery_orchestration.ledger import FORGOTTEN
 from celery_orchestration.ledger.keys import decode_job
 from celery_orchestration.operate.clock import when
 
-FULL = "Redis is full: no new run is taken in, jobs stay in their queues; what runs and waits goes on"
-#: How many of a kind are named.
+FULL = "Redis is full: no new run is accepted, messages stay in their queues; running and waiting runs continue"
+#: How many names a sentence lists.
 _NAMED = 3
-#: How long a status mentions that the ledger may have forgotten something.
+#: How long a status mentions a loss of data.
 SHOW_MS = 24 * 3600 * 1000
 
 
@@ -24,7 +24,7 @@ def with_redis(found: Mapping[str, Any]) -> Iterator[str]:
     if policy.startswith("allkeys-"):
         yield f"Redis may drop parts of the ledger when it is full: its maxmemory-policy is {policy}"
     if epoch.get("why"):
-        began = int(epoch["name"]) // 1000  # named by the tick at which it began
+        began = int(epoch["name"]) // 1000  # an epoch is named by the tick at which it began
         at = when(began)
         what = f"the ledger {FORGOTTEN[epoch['why']]} (at {at:%Y-%m-%d %H:%M:%S} UTC)"
         restored = found.get("restored") or {}
@@ -38,18 +38,18 @@ def with_redis(found: Mapping[str, Any]) -> Iterator[str]:
         bad = json.loads(text)
         if found["now"] - bad["at"] < SHOW_MS:
             at = when(bad["at"])
-            yield f"the record {key} could not be read (at {at:%Y-%m-%d %H:%M:%S} UTC), and began anew: {bad['why']}"
+            yield f"the record {key} could not be read (at {at:%Y-%m-%d %H:%M:%S} UTC) and was replaced: {bad['why']}"
 
 
-def _restored(told: Mapping[str, Any]) -> str:
-    """What members knew of people's decisions."""
-    jobs, entries = map(decode_job, told.get("jobs") or ()), told.get("entries") or ()
-    found = ["the pause"] if told.get("pause") else []
-    found += [f"disabled: {_listed(jobs)}"] if told.get("jobs") else []
+def _restored(decisions: Mapping[str, Any]) -> str:
+    """The decisions of people that workers and schedulers remembered."""
+    jobs, entries = map(decode_job, decisions.get("jobs") or ()), decisions.get("entries") or ()
+    found = ["the pause"] if decisions.get("pause") else []
+    found += [f"disabled: {_listed(jobs)}"] if decisions.get("jobs") else []
     found += [f"entries: {_listed(entries)}"] if entries else []
-    left_out = told.get("left_out") or 0
+    left_out = decisions.get("left_out") or 0
     lost = f"; {left_out} more disabled jobs or entries are lost" if left_out else ""
-    return f"restored: {', '.join(found) or 'no decision of people was known'}{lost}"
+    return f"restored: {', '.join(found) or 'none was known'}{lost}"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -56,7 +56,7 @@ def reason_words(reason: Sequence[str]) -> list[str]:
 
 
 def past_reason(recorded: str) -> str:
-    """As the history and observe mode record a reason: its words with spaces between them."""
+    """Puts a reason into words as the history and observe mode record it: separated by spaces."""
     rule, *details = recorded.split(" ")
     return reasons.past([rule, *map(decode_job, details[:1])])
 

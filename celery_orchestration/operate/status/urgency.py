@@ -1,4 +1,4 @@
-"""What of a status an operator should look at first, and whether anything is wrong. Pure."""
+"""Orders jobs by urgency, and says whether anything is wrong. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from celery_orchestration.operate.models import JobStatus, Status
 
-#: How many are named.
+#: How many names a sentence lists.
 _NAMED = 3
 
 
 def wrong(status: Status) -> list[str]:
-    """What is not as it should be: problems, and jobs that do not do what they are there for."""
+    """All problems of a status, jobs that failures have disabled and overdue jobs included."""
     failed = [job.name for job in status.jobs if job.disabled is not None and by_failures(job)]
-    # Of one that a person has disabled, people know.
+    # A job that a person has disabled is overdue on purpose.
     late = [job.name for job in status.jobs if job.overdue and job.disabled is None]
     found = [*status.problems]
     if failed:
@@ -24,7 +24,7 @@ def wrong(status: Status) -> list[str]:
 
 
 def by_failures(job: JobStatus) -> bool:
-    """Not only because a person wants it so."""
+    """Whether failures have disabled the job, and not only a person."""
     return job.disabled is not None and (job.disabled.by == "failures" or job.disabled.failures is not None)
 
 

@@ -62,7 +62,7 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
 def headline(status: Status, causes: Causes) -> str:
     """The first thing that somebody reads."""
     if not status.jobs and not status.workers:
-        return "No worker has brought a job yet"
+        return "No worker has registered a job yet"
     count = len(causes.wrong)
     if count:
         return "One thing needs you" if count == 1 else f"{count} things need you"

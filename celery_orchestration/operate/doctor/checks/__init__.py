@@ -1,8 +1,7 @@
-"""What bites, one check each: what was found, why that matters, and the line that fixes it.
+"""The checks of the doctor, one function each: the result, why it matters, and how to fix it.
 
-Each takes the facts, which were gathered before (``doctor``), and gives its checks; none asks anybody. Sentences that
-``status`` has are taken from there: a check claims those that begin like its own, and what none has claimed is told
-as it is.
+Each function takes the facts that ``diagnose.py`` has gathered, and asks nobody. Some results are sentences of
+``status``: a check claims those with its own beginning, and sentences that no check has claimed are added at the end.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ CHECKS: tuple[Callable[[Facts], Iterator[Check]], ...] = (
 
 
 def examine(facts: Facts) -> list[Check]:
-    """All checks, and what ``status`` says that none of them has told."""
+    """Runs all checks, and adds the problems of ``status`` that none of them has reported."""
     found = [check for look in CHECKS for check in look(facts)]
-    told = {check.found for check in found}
+    reported = {check.found for check in found}
     about = About("status", "an operator should know")
-    rest = [sentence for sentence in facts.status.problems if sentence not in told]
+    rest = [sentence for sentence in facts.status.problems if sentence not in reported]
     return [*found, *(about.problem(sentence, command("status")) for sentence in rest)]

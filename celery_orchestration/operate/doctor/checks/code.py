@@ -1,4 +1,4 @@
-"""The code, and what of it is installed."""
+"""Checks of the app's code and of the releases that live workers have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_orchestration.operate.doctor.checks.facts import MOST, About, Facts,
 from celery_orchestration.operate.doctor.models import Check
 from celery_orchestration.operate.hints import command
 
-#: How long releases that differ may be live together.
+#: How long different releases may be live together.
 DEPLOYING = timedelta(hours=1)
 
 CODE = About("code", "a worker or scheduler with this code refuses to start")
@@ -27,11 +27,11 @@ def code(facts: Facts) -> Iterator[Check]:
     for line in (*facts.mistakes, *facts.misnamed):
         yield CODE.problem(line, "change it in the code")
     if not (facts.mistakes or facts.misnamed):
-        yield CODE.fine(f"{many(len(facts.jobs), 'job')}, every option and name is good")
+        yield CODE.fine(f"{many(len(facts.jobs), 'job')}, all options and names are valid")
 
 
 def external(facts: Facts) -> Iterator[Check]:
-    about = About("services", "a job waits for an external job that nobody has brought, and does not block it")
+    about = About("services", "a job waits for an external job that no service has registered, and does not block it")
     found = list(graph.absent(facts.jobs, [job.name for job in facts.status.jobs]))
     for line in found:
         yield about.problem(line, "start that service, or correct the name in the code")
@@ -41,7 +41,7 @@ def external(facts: Facts) -> Iterator[Check]:
 
 
 def cycles(facts: Facts) -> Iterator[Check]:
-    about = About("cycles", "jobs that depend on each other in a circle wait for ever")
+    about = About("cycles", "jobs that depend on each other in a cycle wait forever")
     for line in facts.cycles:
         yield about.problem(f"this code has a {line}", "take one of these out of depends_on")
     found = merged([text for text in facts.releases.values() if text]).cycles
@@ -53,7 +53,7 @@ def cycles(facts: Facts) -> Iterator[Check]:
 
 
 def _installed_cycle(facts: Facts, cycle: Sequence[str]) -> tuple[str, str]:
-    """What is found, and what fixes it: one release that brings a part of it has to go, the oldest."""
+    """The sentence and the fix: stop the oldest release that has a part of the cycle."""
     brought: dict[str, list[str]] = defaultdict(list)
     for release, text in facts.releases.items():
         jobs = json.loads(text)["jobs"] if text else {}
@@ -62,7 +62,7 @@ def _installed_cycle(facts: Facts, cycle: Sequence[str]) -> tuple[str, str]:
                 brought[release].append(f"{show(job)} depends on {show(on)}")
     by = [f"{', '.join(part)} in release {release} ({_at(facts, release)})" for release, part in brought.items()]
     circle = " → ".join(show(job)[1:-1] for job in cycle)
-    found = f"the releases that are live together have a cycle of dependencies: {circle}: {'; '.join(by)}"
+    found = f"the releases that are live together have a dependency cycle: {circle}: {'; '.join(by)}"
     return found, _end(facts, next(iter(brought), ""))
 
 
@@ -82,9 +82,9 @@ def _end(facts: Facts, release: str) -> str:
 
 
 def releases(facts: Facts) -> Iterator[Check]:
-    about = About("releases", "while releases that differ are live together, the stricter policy of each job holds")
+    about = About("releases", "while different releases are live together, the stricter policy of each job holds")
     if len(facts.releases) <= 1:
-        yield about.fine("all that is live brings the same jobs")
+        yield about.fine("all live workers and schedulers have the same jobs")
         return
     brought: dict[str, set[str]] = defaultdict(set)
     for text in facts.releases.values():
@@ -95,7 +95,7 @@ def releases(facts: Facts) -> Iterator[Check]:
     oldest, newest = next(iter(facts.releases)), list(facts.releases)[-1]
     since = min((one.since for one in facts.members.members if one.release == newest), default=0)
     if not differ:
-        yield about.fine(f"{live}, which agree about the jobs that they share")
+        yield about.fine(f"{live}, which agree on the jobs that they share")
     elif facts.status.at - when(since) < DEPLOYING:
         yield about.fine(f"{live}, which differ in {listed(differ)}: a deploy is under way", _end(facts, oldest))
     else:
@@ -104,7 +104,7 @@ def releases(facts: Facts) -> Iterator[Check]:
 
 
 def modes(facts: Facts) -> Iterator[Check]:
-    about = About("modes", "a worker that only observes starts everything at once, whatever others run")
+    about = About("modes", "a worker in observe mode starts everything at once, whatever other workers run")
     by: dict[str, list[str]] = defaultdict(list)
     for member in facts.members.members:
         by[member.mode].append(member.name)
@@ -115,6 +115,6 @@ def modes(facts: Facts) -> Iterator[Check]:
         fix = "app.conf.orchestration_mode = 'enforce'  # and restart; see CELERY_ORCHESTRATION_MODE, too"
         yield about.problem(f"workers and schedulers are in different modes: {found}", fix)
     elif by:
-        yield about.fine(f"all that is live is in mode {next(iter(by))}")
+        yield about.fine(f"all live workers and schedulers are in mode {next(iter(by))}")
     else:
         yield about.fine(f"this app is in mode {facts.settings.mode}")

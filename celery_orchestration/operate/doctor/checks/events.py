@@ -1,4 +1,4 @@
-"""The schedule, what people have switched off, and what happened lately."""
+"""Checks of the schedule, of pauses and disabled jobs, and of recent events."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from celery_orchestration.operate.doctor.models import Check
 from celery_orchestration.operate.hints import command
 from celery_orchestration.operate.status.urgency import by_failures
 
-#: How long a death is told.
+#: How long the death of a worker is reported.
 LATELY = timedelta(hours=1)
 
 
 def scheduler(facts: Facts) -> Iterator[Check]:
-    about = About("scheduler", "without one that leads nothing is fired")
+    about = About("scheduler", "nothing is fired unless a scheduler leads")
     found = claim(facts, "no scheduler leads")
     leader = facts.status.scheduler.leader
     for sentence in found:
@@ -28,10 +28,10 @@ def scheduler(facts: Facts) -> Iterator[Check]:
         others = "".join(f"; {one.leader} leads {one.service}" for one in facts.status.scheduler.others)
         yield about.fine(f"{leader} leads{others}")
     elif continuous and not facts.beat_is_ours:
-        only = f"no scheduler of ours leads, and no other beat keeps continuous jobs going: {listed(continuous)}"
+        only = f"no scheduler leads, and another beat does not fire continuous jobs: {listed(continuous)}"
         yield about.problem(only, command("-S", SCHEDULER, program="beat"))
     elif not found and recurring and not facts.beat_is_ours:
-        yield about.fine("a beat that is not ours fires the schedule: the ledger does not know when")
+        yield about.fine("another beat fires the schedule: the ledger does not know when")
     elif not found:
         yield about.fine("nothing is scheduled")
 
@@ -49,7 +49,7 @@ def entries(facts: Facts) -> Iterator[Check]:
 
 
 def records(facts: Facts) -> Iterator[Check]:
-    about = About("records", "what could not be read was set aside, and began anew: somebody else writes there")
+    about = About("records", "an unreadable record was replaced by a new one: another program writes there")
     found = claim(facts, "the record ")
     for sentence in found:
         yield about.problem(sentence, redis_url("of the ledger's own, or app.conf.orchestration_namespace = '…'"))
@@ -58,16 +58,16 @@ def records(facts: Facts) -> Iterator[Check]:
 
 
 def epoch(facts: Facts) -> Iterator[Check]:
-    about = About("epoch", "what Redis was told just before is forgotten: runs may be lost, or run twice")
+    about = About("epoch", "the last writes are lost: runs may be lost, or run twice")
     found = claim(facts, "the ledger ")
     for sentence in found:
         yield about.problem(sentence, f"{command('audit')}  # since when; see persistence")
     if not found:
-        yield about.fine("Redis has forgotten nothing lately")
+        yield about.fine("Redis has lost no data lately")
 
 
 def deaths(facts: Facts) -> Iterator[Check]:
-    about = About("deaths", "what it ran is recovered: it runs a second time, or is dead-lettered")
+    about = About("deaths", "its runs are recovered: they run a second time, or become dead letters")
     lately = [one for one in facts.status.died if facts.status.at - one.at < LATELY]
     for one in lately[:MOST]:
         found = f"worker {one.name} died at {one.at:%Y-%m-%d %H:%M:%S} UTC, with {many(one.runs, 'run')}"
@@ -78,7 +78,7 @@ def deaths(facts: Facts) -> Iterator[Check]:
 
 
 def disabled(facts: Facts) -> Iterator[Check]:
-    about = About("disabled", "no run of such a job starts, nor of those that depend on its success")
+    about = About("disabled", "no run of a disabled job starts, and no run of a job that depends on its success")
     off = [job for job in facts.status.jobs if job.disabled is not None]
     failed = [job for job in off if by_failures(job)]
     for job in failed[:MOST]:

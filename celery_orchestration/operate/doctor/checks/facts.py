@@ -1,4 +1,4 @@
-"""What the checks look at, and what they share."""
+"""The facts that the checks look at, and what the checks share."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from celery_orchestration.operate.doctor.models import Check, CheckState
 from celery_orchestration.operate.hints import command
 from celery_orchestration.operate.models import EntryStatus, Status
 
-#: How many of a kind are told one by one.
+#: How many results of a kind are listed one by one.
 MOST = 10
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the checks look at."""
+    """Everything that the checks look at, gathered before they run."""
 
     status: Status
     settings: Settings
     address: str
     members: Members
-    #: What Redis tells of itself; nothing: it may not be asked. save: None, likewise.
+    #: Redis's INFO, empty if that is not allowed; and its setting ``save``, None if that is not allowed.
     info: Mapping[str, str] = field(default_factory=dict)
     save: str | None = None
     #: Seconds by which this machine's clock is ahead of Redis's.
     ahead: float = 0.0
-    #: Of the code: jobs that can be read, what is wrong with others, with names, and cycles.
+    #: The code's valid jobs; errors of the others; wrong names; cycles.
     jobs: Mapping[str, Policy] = field(default_factory=dict)
     mistakes: Sequence[str] = ()
     misnamed: Sequence[str] = ()
@@ -38,16 +38,16 @@ class Facts:
     #: Releases of the live members, oldest first, with their policies (JSON).
     releases: Mapping[str, str] = field(default_factory=dict)
     entries: Sequence[EntryStatus] = ()
-    #: Whether this app's beat is our scheduler.
+    #: Whether this app's beat is this extension's scheduler.
     beat_is_ours: bool = True
-    #: What the broker tells.
+    #: About the broker.
     broker_problem: str | None = None
     broker_is_redis: bool = True
     broker_is_amqp: bool = False
     strangers: Sequence[Stranger] = ()
-    #: What the live workers answer to ``inspect orchestration``.
+    #: The live workers' replies to ``inspect orchestration``.
     replies: Answers = field(default_factory=Answers)
-    #: What workers have fetched from a Redis broker.
+    #: The messages that workers have fetched from a Redis broker.
     kept: Kept = field(default_factory=Kept)
     prefetch: int = 1
     visibility: float = 3600.0
@@ -56,13 +56,13 @@ class Facts:
     plain_limits: Mapping[str, Mapping[str, Limit]] = field(default_factory=dict)
     #: Jobs that are acknowledged when they end, and their hard limits.
     late: Mapping[str, float | None] = field(default_factory=dict)
-    #: What does not fit between orchestration_pools and the jobs.
+    #: Mismatches between orchestration_pools and the jobs.
     pool_problems: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class About:
-    """A thing to check."""
+    """The subject of a check, and why it matters."""
 
     name: str
     why: str
@@ -77,7 +77,7 @@ class About:
         return self._check("unknown", found, fix)
 
     def more(self, count: int, what: str, fix: str) -> list[Check]:
-        """Beyond those that were told one by one."""
+        """Counts the results beyond those that were listed one by one."""
         return [self.problem(f"{count - MOST} more {what}", fix)] if count > MOST else []
 
     def _check(self, state: CheckState, found: str, fix: str | None) -> Check:
@@ -97,8 +97,8 @@ def many(count: int, one: str, many: str | None = None) -> str:
 
 
 def end(workers: str) -> str:
-    """Celery says that nobody replied: those who shut down do not."""
-    return f"{command('shutdown', '-d', workers, program='control')}  # they end without a reply"
+    """A command that stops these workers. Celery then says that nobody replied: stopping workers do not reply."""
+    return f"{command('shutdown', '-d', workers, program='control')}  # they stop without a reply"
 
 
 def redis_url(where: str) -> str:

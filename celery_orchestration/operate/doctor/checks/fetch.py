@@ -1,4 +1,4 @@
-"""Fetching: is a message that a worker has taken safe, and does it come to whoever has a free slot?"""
+"""Checks of fetching: are fetched messages safe, and do they reach workers that have a free slot?"""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from celery_orchestration.operate.doctor.checks.facts import About, Facts, liste
 from celery_orchestration.operate.doctor.models import Check
 from celery_orchestration.operate.hints import command
 
-#: Seconds: of a limit that is that high, a run is long.
+#: Seconds: a time limit of this length means long runs.
 LONG = 600.0
 #: The oldest Redis that is supported.
 OLDEST_REDIS = (6, 2)
 
 
 def fetch(facts: Facts) -> Iterator[Check]:
-    about = About("fetch", "a worker that is killed must not lose or keep the messages it has fetched")
+    about = About("fetch", "a killed worker must neither lose nor keep the messages that it has fetched")
     if not facts.broker_is_redis:
-        yield about.fine("the broker is not Redis: it delivers again by itself what a lost worker had")
+        yield about.fine("the broker is not Redis: it redelivers the messages of a lost worker by itself")
         return
     version = _version(facts.kept.version)
     is_old = bool(version) and version < OLDEST_REDIS
@@ -36,20 +36,20 @@ def fetch(facts: Facts) -> Iterator[Check]:
     if polls:
         why = _replies(facts)[polls[0]]["fetch_polls_because"]
         yield about.problem(
-            f"Redis does not tell these workers when messages come ({why}), so they ask ten times a second: "
+            f"Redis does not notify these workers of messages ({why}), so they poll ten times a second: "
             f"{listed(polls)}",
             "ACL SETUSER … +hello +client|tracking +client|caching  # in redis-cli; and no proxy that lacks them",
         )
     if not stock and not polls and not is_old:
-        yield about.fine("workers keep what they have fetched in Redis until it is acknowledged")
+        yield about.fine("fetched messages stay in Redis until they are acknowledged")
 
 
 def stores(facts: Facts) -> Iterator[Check]:
-    about = About("stores", "messages of a worker that is gone go back to their queues with the next sweep")
+    about = About("stores", "messages of a lost worker go back to their queues with the next sweep")
     if not facts.broker_is_redis:
         return
     if facts.kept.problem:
-        yield about.unknown("the broker does not answer: nobody knows what workers have fetched")
+        yield about.unknown("the broker does not answer: it is unknown what workers have fetched")
         return
     alive = {one.name for one in facts.status.workers if one.state != "dead"}
     left: Counter[str] = Counter()
@@ -70,7 +70,7 @@ def stores(facts: Facts) -> Iterator[Check]:
 
 
 def reliable(facts: Facts) -> bool:
-    """Whether all workers fetch reliably, as far as is known."""
+    """Whether all workers that answer fetch reliably."""
     ways = _ways(facts)
     mine = facts.settings.fetch == "reliable"
     return facts.broker_is_redis and "celery" not in ways.values() and (mine or "reliable" in ways.values())
@@ -81,14 +81,14 @@ def _replies(facts: Facts) -> dict[str, Mapping[str, object]]:
 
 
 def _ways(facts: Facts) -> dict[str, object]:
-    """How each worker that answers fetches."""
+    """The way in which each worker that answers fetches."""
     return {name: reply["fetch"] for name, reply in _replies(facts).items() if "fetch" in reply}
 
 
 def _prefetching(facts: Facts) -> dict[str, object]:
     """Workers on RabbitMQ that prefetch as Celery does, and why."""
-    told = {name: reply.get("prefetches_because") for name, reply in _replies(facts).items()}
-    refused = {name: why for name, why in told.items() if why}
+    reasons = {name: reply.get("prefetches_because") for name, reply in _replies(facts).items()}
+    refused = {name: why for name, why in reasons.items() if why}
     chosen = facts.settings.fetch == "celery" and not facts.settings.strict_priority
     if facts.broker_is_amqp and chosen and not refused:
         return {"its workers": "orchestration_fetch is 'celery'"}
@@ -100,17 +100,17 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def prefetch(facts: Facts) -> Iterator[Check]:
-    about = About("prefetch", "what a worker has fetched stays with it, in the order in which it came")
+    about = About("prefetch", "fetched messages stay with their worker, in the order in which they came")
     multiplier, refused = facts.prefetch, _prefetching(facts)
     bounded = reliable(facts) or (facts.broker_is_amqp and not refused)
     if multiplier == 0 and not bounded:
         yield about.problem(
-            "worker_prefetch_multiplier is 0: the first worker fetches all there is, and keeps it in memory",
+            "worker_prefetch_multiplier is 0: the first worker fetches everything, and keeps it in memory",
             "app.conf.worker_prefetch_multiplier = 1",
         )
         return
     if facts.settings.strict_priority and not refused:
-        yield about.fine("under orchestration_strict_priority nothing is fetched that no slot is free for")
+        yield about.fine("under orchestration_strict_priority a worker fetches only for free slots")
         return
     if facts.settings.strict_priority:
         yield about.fine(
@@ -130,10 +130,10 @@ def prefetch(facts: Facts) -> Iterator[Check]:
     ahead = f"a worker fetches up to {multiplier} messages for each slot"
     if multiplier > 1 and any(len(found) > 1 for found in ranks.values()):
         fix = "app.conf.orchestration_strict_priority = True"
-        yield about.fine(f"{ahead}: a run of higher priority comes after those that are there already", fix)
+        yield about.fine(f"{ahead}: a run of higher priority comes after those that were fetched before", fix)
     elif multiplier > 1 and long:
         fix = "app.conf.worker_prefetch_multiplier = 1"
-        yield about.fine(f"{ahead}: they stand behind a long run ({listed(long)}) while others may be idle", fix)
+        yield about.fine(f"{ahead}: they wait behind a long run ({listed(long)}) while others may be idle", fix)
     else:
         yield about.fine(ahead if multiplier > 1 else "a worker fetches one message for each slot")
 
@@ -141,13 +141,13 @@ def prefetch(facts: Facts) -> Iterator[Check]:
 def visibility(facts: Facts) -> Iterator[Check]:
     about = About(
         "visibility_timeout",
-        "a message that is not acknowledged by then is delivered again; while the ledger knows its run it is dropped",
+        "a message that is not acknowledged by then is redelivered; it is dropped while the ledger knows its run",
     )
     if not facts.broker_is_redis:
-        yield about.fine("the broker is not Redis: it delivers again when a connection is lost, not after a time")
+        yield about.fine("the broker is not Redis: it redelivers when a connection is lost, not after a time")
         return
     if reliable(facts):
-        yield about.fine("it only counts for messages that workers without reliable fetch have taken")
+        yield about.fine("it applies only to messages of workers without reliable fetch")
         return
     has, lease = facts.visibility, facts.settings.lease_seconds
     late = {job: limit for job, limit in facts.late.items() if limit is not None and limit > has}

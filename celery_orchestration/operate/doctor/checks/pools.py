@@ -1,4 +1,4 @@
-"""Pools: do they have the workers that they are to have?"""
+"""Checks of pools: do they have the workers that they should have?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery_orchestration.operate.hints import command
 
 
 def pools(facts: Facts) -> Iterator[Check]:
-    about = About("pools", "runs of a pool without enough workers wait for longer than target_wait_seconds")
+    about = About("pools", "runs of a pool with too few workers wait longer than target_wait_seconds")
     if not facts.settings.pools:
         yield about.fine("orchestration_pools is not used: workers are started by hand")
         return

@@ -1,4 +1,4 @@
-"""Redis: does it keep what it is told?"""
+"""Checks of Redis: does it keep the ledger?"""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from celery_orchestration.operate.doctor.models import Check
 from celery_orchestration.operate.hints import redis_cli
 from celery_orchestration.operate.status.redis_problems import FULL
 
-#: Part of maxmemory that may be used.
+#: The share of maxmemory that may be used.
 MOST_MEMORY = 0.9
-#: Part of a machine's memory that one Redis may be given.
+#: The share of a machine's memory that one Redis may be given.
 MOST_OF_MACHINE = 0.7
-#: Of what is set while Redis runs.
-KEPT = "and in its configuration file: else it is forgotten when Redis is restarted"
+#: A note to settings that are changed while Redis runs.
+KEPT = "also in its configuration file, or a restart undoes it"
 OLDEST_REDIS = (6, 2)
 
 REDIS = About("redis", "the ledger is there: without it no run starts")
@@ -23,7 +23,7 @@ REDIS = About("redis", "the ledger is there: without it no run starts")
 def redis(facts: Facts) -> Iterator[Check]:
     if not facts.info:
         yield REDIS.unknown(
-            f"the ledger at {facts.address} answers, but does not say what it is (INFO is not allowed)",
+            f"the ledger at {facts.address} answers, but its version is unknown (INFO is not allowed)",
             "allow it: ACL SETUSER <user> +info",
         )
         return
@@ -33,7 +33,7 @@ def redis(facts: Facts) -> Iterator[Check]:
     if text and _version(text) < OLDEST_REDIS:
         yield REDIS.problem(f"{found}, which is too old", "upgrade it to Redis 6.2 or later, or Valkey")
     elif facts.info.get("role") == "slave":
-        yield REDIS.problem(f"{found}, but it is a replica, and takes no writes", redis_url("the primary"))
+        yield REDIS.problem(f"{found}, but it is a replica, and accepts no writes", redis_url("the primary"))
     else:
         yield REDIS.fine(found)
 
@@ -43,7 +43,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def eviction(facts: Facts) -> Iterator[Check]:
-    about = About("eviction", "a Redis that is full may drop keys to make room: waiting runs, leases, done-markers")
+    about = About("eviction", "a full Redis may drop keys to make room: waiting runs, leases, done-markers")
     policy = facts.info.get("maxmemory_policy", "")
     claimed = claim(facts, "Redis may drop parts of the ledger")
     fix = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'maxmemory-policy', 'noeviction')}  # {KEPT}"
@@ -58,11 +58,11 @@ def eviction(facts: Facts) -> Iterator[Check]:
     elif policy:
         yield about.fine(f"its maxmemory-policy is {policy}")
     else:
-        yield about.unknown("Redis does not tell its maxmemory-policy (INFO is not allowed)", fix)
+        yield about.unknown("Redis does not report its maxmemory-policy (INFO is not allowed)", fix)
 
 
 def persistence(facts: Facts) -> Iterator[Check]:
-    about = About("persistence", "a run that waits is in Redis alone: the broker's copy is acknowledged")
+    about = About("persistence", "a waiting run is in Redis alone: its message in the broker is acknowledged")
     fix = f"{redis_cli(facts.address, 'CONFIG', 'SET', 'appendonly', 'yes')}  # {KEPT}"
     failed = [
         name
@@ -70,18 +70,17 @@ def persistence(facts: Facts) -> Iterator[Check]:
         if facts.info.get(name) == "err"
     ]
     if not facts.info:
-        yield about.unknown("Redis does not tell whether it writes to disk (INFO is not allowed)", fix)
+        yield about.unknown("Redis does not report whether it writes to disk (INFO is not allowed)", fix)
     elif failed:
         yield about.problem(f"Redis could not write to disk: {', '.join(failed)} err", "see Redis's log, and its disk")
     elif facts.info.get("aof_enabled") == "1":
         yield about.fine("Redis appends every change to a file")
     elif facts.save:
-        found = f"Redis writes all to disk now and then ({_often(facts.save)}): a crash loses what came after that"
+        found = f"Redis saves to disk now and then ({_often(facts.save)}): a crash loses what came after that"
         yield about.fine(found, fix)
     elif facts.save is None:
         yield about.unknown(
-            "Redis keeps no file of changes, and does not tell whether it writes all to disk now and then "
-            "(CONFIG is not allowed)",
+            "Redis keeps no append-only file, and does not report whether it saves to disk (CONFIG is not allowed)",
             fix,
         )
     else:
@@ -89,19 +88,19 @@ def persistence(facts: Facts) -> Iterator[Check]:
 
 
 def _often(save: str) -> str:
-    """Redis's own words, '3600 1 300 100': after so many seconds if so many changes came."""
+    """Puts Redis's setting into words. '3600 1 300 100': after 3600 s if 1 key changed, after 300 s if 100 did."""
     words = save.split()
     return ", ".join(f"after {a} s if {b} keys changed" for a, b in zip(words[::2], words[1::2], strict=False))
 
 
 def memory(facts: Facts) -> Iterator[Check]:
-    about = About("memory", "a Redis that is full takes no more work")
+    about = About("memory", "a full Redis accepts no more runs")
     claimed = claim(facts, FULL)
     used, most = (int(facts.info.get(name) or 0) for name in ("used_memory", "maxmemory"))
     if claimed:
         yield about.problem(claimed[0], _more_memory(facts, used, most))
     elif not facts.info:
-        yield about.unknown("Redis does not tell how much memory it has (INFO is not allowed)")
+        yield about.unknown("Redis does not report its memory (INFO is not allowed)")
     elif not most:
         yield about.fine(f"Redis uses {_bytes(used)}, without a limit of its own")
     elif used >= most * MOST_MEMORY:

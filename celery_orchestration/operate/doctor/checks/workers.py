@@ -1,4 +1,4 @@
-"""Workers and the broker: does every run come to one that keeps to the gate?"""
+"""Checks of workers and the broker: does every run reach a worker that asks the gate?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_SKEW = 5.0
 
 
 def queues(facts: Facts) -> Iterator[Check]:
-    about = About("queues", "what is in a queue that nobody serves stays there")
+    about = About("queues", "messages of a queue that no worker serves stay there")
     found = claim(facts, "no worker is alive", "no live worker serves queue ")
     for sentence in found:
         queue = sentence.removeprefix("no live worker serves queue ").partition(",")[0]
@@ -42,15 +42,15 @@ def jobs(facts: Facts) -> Iterator[Check]:
 
 
 def broker(facts: Facts) -> Iterator[Check]:
-    about = About("broker", "runs come to workers through it")
+    about = About("broker", "messages reach workers through it")
     if facts.broker_problem:
-        yield about.problem(facts.broker_problem, "start it, or say where it is: app.conf.broker_url = '…'")
+        yield about.problem(facts.broker_problem, "start it, or set its address: app.conf.broker_url = '…'")
     else:
         yield about.fine("the broker answers")
 
 
 def strangers(facts: Facts) -> Iterator[Check]:
-    about = About("strangers", "what a worker takes that is not in the ledger runs past the gate, or not at all")
+    about = About("strangers", "messages that such a worker takes run without the gate, or not at all")
     for one in facts.strangers[:MOST]:
         found = f"worker {one.name} serves {listed(one.queues)} without orchestration: not installed there, or off"
         fix = f"{end(one.name)}; then start it with celery_orchestration installed"
@@ -66,7 +66,7 @@ def strangers(facts: Facts) -> Iterator[Check]:
 
 
 def limits(facts: Facts) -> Iterator[Check]:
-    about = About("time limits", "code that cannot be interrupted goes on, and keeps its room")
+    about = About("time limits", "code that cannot be interrupted continues, and keeps its room")
     prefork = command("-P", "prefork", program="worker")
     kinds = sorted({*facts.limits, *facts.plain_limits})
     kept = True
@@ -84,14 +84,14 @@ def limits(facts: Facts) -> Iterator[Check]:
 
 
 def clocks(facts: Facts) -> Iterator[Check]:
-    about = About("clocks", "countdown, eta and expires go by the clock of whoever calls, the ledger by Redis's")
+    about = About("clocks", "countdown, eta and expires use the caller's clock, the ledger uses Redis's")
     ntp = "timedatectl set-ntp true  # there"
     found = False
     ahead = {"this machine": facts.ahead}
     for name, reply in sorted(facts.replies.replies.items()):
-        told = reply.get("clock_ahead_seconds") if isinstance(reply, Mapping) else None
-        if told is not None:
-            ahead[name] = told
+        reported = reply.get("clock_ahead_seconds") if isinstance(reply, Mapping) else None
+        if reported is not None:
+            ahead[name] = reported
     for name, seconds in ahead.items():
         if abs(seconds) > MOST_SKEW:
             found = True
@@ -100,6 +100,6 @@ def clocks(facts: Facts) -> Iterator[Check]:
     silent = [one.name for one in facts.status.workers if one.state != "dead" and one.name not in ahead]
     if silent:
         fix = command("orchestration", program="inspect")
-        yield about.unknown(f"these workers do not tell the time: {listed(sorted(silent))}", fix)
+        yield about.unknown(f"these workers do not report their time: {listed(sorted(silent))}", fix)
     elif not found:
         yield about.fine(f"none is more than {MOST_SKEW:g} s from Redis's")
