@@ -19,7 +19,7 @@ def dlq() -> None:
     """Dead letters: runs that failed for good."""
 
 
-def _which(client: Orchestration, run_id: str | None, job: str | None, everything: bool) -> str | None:
+def _full_id(client: Orchestration, run_id: str | None, job: str | None, everything: bool) -> str | None:
     """The full id of the run, if one is given."""
     if sum((run_id is not None, job is not None, everything)) != 1:
         raise click.UsageError("give a run, --job JOB or --all")
@@ -67,7 +67,7 @@ def requeue(
     With --as they become runs of another job, and so do waiting runs: for a job that was renamed or removed.
     """
     try:
-        run_id = _which(client, run_id, job, everything)
+        run_id = _full_id(client, run_id, job, everything)
     except UnknownRun:
         if as_job is None or run_id is None:
             raise
@@ -88,7 +88,7 @@ def requeue(
 @click.confirmation_option("--yes", prompt="Remove them for good?")
 def purge(client: Orchestration, as_json: bool, run_id: str | None, job: str | None, everything: bool) -> None:
     """Remove a dead letter, those of a job, or all."""
-    run_id = _which(client, run_id, job, everything)
+    run_id = _full_id(client, run_id, job, everything)
     found = client.purge(run_id, job=job, everything=everything)
     print_result(found, as_json, f"{found.count} dead letter{'s were' if found.count != 1 else ' was'} removed")
 

@@ -60,7 +60,7 @@ def status(
 
     Problems come first. Exits with 1 if there is a problem, a job was disabled by failures, or a job is overdue.
     """
-    from celery_orchestration.operate.status.urgency import wrong  # noqa: PLC0415
+    from celery_orchestration.operate.status.urgency import problems_of  # noqa: PLC0415
 
     found = client.status(jobs=jobs, states=states, pools=pools)
     if as_json:
@@ -69,7 +69,7 @@ def status(
         from celery_orchestration.cli.show.status import print_status  # noqa: PLC0415
 
         print_status(found, sys.stdout, everything)
-    sys.exit(1 if wrong(found) else 0)
+    sys.exit(1 if problems_of(found) else 0)
 
 
 @command(orchestration)

@@ -22,7 +22,7 @@ def schedule() -> None:
 
 
 @contextmanager
-def _given() -> Iterator[None]:
+def _invalid_entry_is_wrong_use() -> Iterator[None]:
     """An invalid entry is a wrong use of the command, not of the configuration."""
     try:
         yield
@@ -60,7 +60,7 @@ def add_entry(
     """
     options = {} if queue is None else {"queue": queue}
     given = read_json("--args", args, list), read_json("--kwargs", kwargs, dict), options
-    with _given():
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.add(name, task, when, *given)
     print_result(found, as_json, f"entry {name!a} is added: {task!a} {found.every}")
 
@@ -83,7 +83,7 @@ def update_entry(
     queue: str | None,
 ) -> None:
     """Change the entry NAME; only what is given changes."""
-    with _given():
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.update(
             name,
             task=task,
@@ -99,7 +99,7 @@ def update_entry(
 @click.argument("name")
 def remove_entry(client: Orchestration, as_json: bool, name: str) -> None:
     """Remove the entry NAME; runs that it has made continue."""
-    with _given():
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.remove(name)
     print_result(found, as_json, f"entry {name!a} is removed")
 
@@ -109,7 +109,7 @@ def remove_entry(client: Orchestration, as_json: bool, name: str) -> None:
 @click.option("--reason", default="", help="Shown wherever the entry is shown.")
 def pause_entry(client: Orchestration, as_json: bool, name: str, reason: str) -> None:
     """Stop firing the entry NAME until it is resumed."""
-    with _given():
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.pause(name, reason)
     print_result(found, as_json, f"entry {name!a} is paused")
 
@@ -121,6 +121,6 @@ def resume_entry(client: Orchestration, as_json: bool, name: str) -> None:
 
     Fires that were due during the pause are not caught up.
     """
-    with _given():
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.resume(name)
     print_result(found, as_json, f"entry {name!a} is resumed")

@@ -33,7 +33,7 @@ class Change(Model):
 
 class Cancelled(Model):
     run_id: str = Field(description="the run")
-    called_off: bool = Field(description="it had not started, and ends as revoked")
+    cancelled: bool = Field(description="it had not started, and ends as revoked")
     terminated: bool = Field(description="it was running, and its worker was told to end it")
     state: RunState | Literal["fetched"] = Field(
         description="its state before; fetched: it waited for a slot in the worker that had fetched it"

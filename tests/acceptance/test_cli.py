@@ -311,7 +311,7 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
         (("dlq", "purge", "--job", "fetch", "--yes"), "did you mean 'shop.fetch'?"),
         (("history", "x"), "no worker has registered a job 'x' yet"),
         *(((*words, "\udcff"), "there is no ") for words in (("explain",), ("cancel",), ("dlq", "show"), ("graph",))),
-        *(((*words, "\udcff"), "brought a job") for words in (("history",), ("enable",), ("dlq", "list", "--job"))),
+        *(((*words, "\udcff"), "registered a job") for words in (("history",), ("enable",), ("dlq", "list", "--job"))),
         (("history", "x" * 300), "no worker has registered a job"),
         (("cancel", "nobody"), "there is no run 'nobody', or it has ended"),
         (("dlq", "show", "nobody"), "there is no dead letter 'nobody'"),
@@ -322,7 +322,7 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
         (("schedule", "resume", "a:c"), "there is no entry 'a:c' in the schedule"),
         (("schedule", "update", "a:c", "--when", "5"), "there is no entry 'a:c' in the schedule"),
         (("schedule", "list", "--job", "fetch"), "no entry fires 'fetch', did you mean 'shop.fetch'?"),
-        (("schedule", "update", "a:b"), "say what to change"),
+        (("schedule", "update", "a:b"), "give something to change"),
         (("schedule", "update", "a:b", "--when", "often"), "often"),
         (("schedule", "add", "new", "shop.proces", "5"), "there is no task 'shop.proces' in this app"),
         (("schedule", "add", "new", JOB, "sixty"), "a crontab has 5 fields, and this has 1"),
@@ -403,7 +403,7 @@ def test_a_run_is_found_by_the_beginning_of_its_id(site, client):
     assert json.loads(site.call("explain", "beefs", "--json").stdout)["run"] == "beefsteak"
     with pytest.raises(UnknownRun, match="there is no dead letter 'beefs'"):
         client.find_run("beefs", dead=True)
-    assert site.call("cancel", "beefst").stdout == "run beefsteak is called off\n"
+    assert site.call("cancel", "beefst").stdout == "run beefsteak is cancelled\n"
 
 
 def test_only_people_may_shorten_an_id(site, client):

@@ -134,7 +134,7 @@ def test_a_run_that_waits_is_called_off(site: Site) -> None:
     site.orchestration.pause()
     result = site.jobs.fragile.delay()
     until(lambda: site.orchestration.status().waiting == 1)
-    assert site.orchestration.cancel(result.id).called_off
+    assert site.orchestration.cancel(result.id).cancelled
     with pytest.raises(TaskRevokedError):
         result.get(timeout=30)
     until(lambda: not site.orchestration.status().runs)
@@ -347,7 +347,7 @@ def test_runs_are_cancelled_by_job_and_become_those_of_another(site: Site) -> No
     assert (asked.returncode, "have not started: 3" in asked.stderr) == (1, True)
     assert site.orchestration.unstarted(FRAGILE, "queued") == []
     done = site.celery("cancel", "--job", FRAGILE, "--state", "waiting", "--yes")
-    assert done.stdout.strip() == "3 runs are called off"
+    assert done.stdout.strip() == "3 runs are cancelled"
     assert site.orchestration.cancel_all(FRAGILE).count == 0
     site.orchestration.resume()
     until(lambda: {result.state for result in others} == {"REVOKED"})

@@ -107,7 +107,7 @@ def test_jobs_are_looked_at_from_all_sides(stage):
         (("graph", "--format", "svg"), "'svg' is not one of 'text', 'mermaid', 'dot'"),
         (("history", "shop.fetch", "--outcome", "lost"), "'lost' is not one of 'succeeded'"),
         (("watch", "--interval", "0.1"), "0.1 is not in the range x>=0.2"),
-        (("watch", "--job", "shop.fech"), "like 'shop.fech'"),
+        (("watch", "--job", "shop.fech"), "matches 'shop.fech'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -626,7 +626,7 @@ def test_history_tells_entry_and_due_time_and_counts_fires_that_made_no_run(clie
     assert (skipped.entry, skipped.error) == ("of\u202eten:", "the run before it has not started")
     assert skipped.due == at(begin + 4)
     assert skipped.waited_seconds == 0
-    assert client.cancel("run-1").called_off
+    assert client.cancel("run-1").cancelled
     ended = client.history("shop.fetch")[0]
     assert (ended.outcome, ended.entry, ended.fires, ended.made_run) == ("revoked", "of\u202eten:", 1, True)
     assert ended.due == at(begin + 1)

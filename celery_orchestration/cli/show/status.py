@@ -18,7 +18,7 @@ from celery_orchestration.operate.models import (
     SchedulerStatus,
     Status,
 )
-from celery_orchestration.operate.status.urgency import is_disabled, is_failing, wrong
+from celery_orchestration.operate.status.urgency import is_disabled, is_failing, problems_of
 
 #: Rows of a section if no window limits them; and if all are wanted.
 ROWS, ALL = 20, 10**9
@@ -81,7 +81,7 @@ class View:
         head = plain(f"{status.namespace}: {', '.join(texts)}", "bold")
         if self.note:
             head = Text(": ").join([head, plain(self.note, "bold red")])
-        elif not wrong(status):
+        elif not problems_of(status):
             counts = {"failing": sum(map(is_failing, status.jobs)), "disabled": sum(map(is_disabled, status.jobs))}
             unwell = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
             head += Text(f"; {unwell}", "yellow") if unwell else Text("; everything is all right", "green")
@@ -109,7 +109,7 @@ def _observing(status: Status, width: int) -> list[Text]:
 
 
 def _problems(status: Status, width: int, most: int) -> list[Text]:
-    found = wrong(status)
+    found = problems_of(status)
     lines = [line for one in found[:most] for line in _problem(one, width)]
     more = len(found) - most
     return [*lines, Text(f"… {more} more problems", "bold red")] if more > 0 else lines

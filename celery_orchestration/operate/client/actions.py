@@ -103,16 +103,16 @@ class Actions(Queries):
         self._hand_over(grants)
         if not state and run_id in self._fetched():
             self._revoke(run_id, "", terminate=False)
-            return Cancelled(run_id=run_id, called_off=True, terminated=False, state="fetched")
+            return Cancelled(run_id=run_id, cancelled=True, terminated=False, state="fetched")
         if not state:
             raise UnknownRun(f"there is no run {show(run_id)}, or it has ended")
-        called_off = state in ("waiting", "later", "granted", "queued")
-        if called_off:
+        cancelled = state in ("waiting", "later", "granted", "queued")
+        if cancelled:
             self._ask_for_sweep()
-        terminated = terminate and not called_off
+        terminated = terminate and not cancelled
         if terminated:
             self._revoke(run_id, "terminated", terminate=True)
-        return Cancelled(run_id=run_id, called_off=called_off, terminated=terminated, state=state)
+        return Cancelled(run_id=run_id, cancelled=cancelled, terminated=terminated, state=state)
 
     def _revoke(self, run_id: str, note: str, terminate: bool) -> None:
         self._ask(lambda: self._ledger.note(current_user(), "cancel", run_id, note))

@@ -84,13 +84,13 @@ class Queries(Connection):
         table = self._settings.pools
         if not table:
             return status
-        from celery_orchestration.operate.pools.status import pools_status, without_resting  # noqa: PLC0415
+        from celery_orchestration.operate.pools.status import pools_status, without_idle_pools  # noqa: PLC0415
 
         looks = self.pool_looks()
         shown = {job.pool for job in status.jobs} if narrowed else table.keys()
         wanted = {name: looks[name] for name in table if name in shown and (not names or name in names)}
         found = pools_status(wanted, status)
-        problems = [*without_resting(status.problems, looks), *found.problems]
+        problems = [*without_idle_pools(status.problems, looks), *found.problems]
         return status.model_copy(update={"pools": found.pools, "problems": problems})
 
     def pools(self, *names: str) -> PoolsStatus:

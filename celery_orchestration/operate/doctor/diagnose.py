@@ -27,7 +27,7 @@ from celery_orchestration.operate.doctor.checks.code import CODE
 from celery_orchestration.operate.doctor.checks.facts import Facts
 from celery_orchestration.operate.doctor.checks.redis import REDIS
 from celery_orchestration.operate.doctor.models import Check, Diagnosis
-from celery_orchestration.operate.pools.status import Pools, pools_status, without_resting
+from celery_orchestration.operate.pools.status import Pools, pools_status, without_idle_pools
 from celery_orchestration.operate.schedule import Schedule
 from celery_orchestration.operate.status.problems import limits_served
 from celery_orchestration.operate.status.reader import read_status
@@ -75,7 +75,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     status = read_status(settings.namespace, found, sent, limits, scheduled, jobs)
     looks = Pools(app, ledger, lambda call: call(), settings.pools).look()
     status = status.model_copy(
-        update={"pools": pools_status(looks, status).pools, "problems": without_resting(status.problems, looks)}
+        update={"pools": pools_status(looks, status).pools, "problems": without_idle_pools(status.problems, looks)}
     )
     plain = [name for name in limits if name not in jobs]
     members = ledger.members()

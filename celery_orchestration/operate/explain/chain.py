@@ -52,10 +52,10 @@ def _text(step: Step) -> str:
     waits = reasons.sentence(step.words, lambda _: "") if step.words else ""
     if step.run is None:
         return f"nobody has asked for a run; one would not start: {waits}" if waits else "nobody has asked for a run"
-    return waits or doing(step.run)
+    return waits or activity(step.run)
 
 
-def doing(run: RunStatus) -> str:
+def activity(run: RunStatus) -> str:
     """The activity of a run that does not wait."""
     since = lasting(run.seconds)
     past = ", past its time limit" if run.timed_out else ""

@@ -55,13 +55,13 @@ class Explainer:
     def explain(self, about: str) -> Explanation:
         if text(about) != about:  # Redis cannot store such a name
             raise UnknownJob(f"there is no job {show(about)}, and no run")
-        found = self._look("job", about)
+        found = self._ask_ledger("job", about)
         if found is not None:
             return self._explained(about, None, found)
-        found = self._look("run", about)
+        found = self._ask_ledger("run", about)
         return self._explained(f"run {about}", about, found) if found is not None else self._ended(about)
 
-    def _look(self, kind: str, name: str) -> dict[str, Any] | None:
+    def _ask_ledger(self, kind: str, name: str) -> dict[str, Any] | None:
         policy = self._jobs.get(name)
         priority = policy.priority if policy else Priority.NORMAL
         try:
@@ -77,7 +77,7 @@ class Explainer:
         if len(chain) == 1 and cause.code in _MAY_BE_LIMITED:
             cause = self._rate_limit(job, run) or cause
         if len(chain) == 1 and run is None and cause.code in _MAY_BE_FETCHED:
-            cause = self._slot_there(job) or cause
+            cause = self._waits_for_slot(job) or cause
         return Explanation(
             about=about,
             job=job,
@@ -157,13 +157,13 @@ class Explainer:
         policy = self._jobs.get(job)
         return options.of_job(self._app.tasks[job], policy, record or None) if policy else []
 
-    def _limited(self, job: str) -> str | None:
+    def _rate_limit_of(self, job: str) -> str | None:
         return getattr(self._app.tasks.get(job), "rate_limit", None)
 
     @cached_property
-    def _held(self) -> dict[str, tuple[str, str]]:
+    def _rate_limited(self) -> dict[str, tuple[str, str]]:
         """Runs that workers hold back by Celery's ``rate_limit``, in order: job and worker of each."""
-        if not self._ask_workers or not any(map(self._limited, self._jobs)):
+        if not self._ask_workers or not any(map(self._rate_limit_of, self._jobs)):
             return {}
         return broker.held(self._app, "rate_limited")
 
@@ -175,7 +175,7 @@ class Explainer:
         workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
         return broker.held(self._app, "fetched", workers)
 
-    def _slot_there(self, job: str, run: str | None = None) -> Cause | None:
+    def _waits_for_slot(self, job: str, run: str | None = None) -> Cause | None:
         """The cause if workers have fetched the run, or runs of the job, and have no free slot."""
         found = [id for id, (of, _) in self._fetched.items() if of == job and run in (None, id)]
         if not found:
@@ -187,14 +187,14 @@ class Explainer:
 
     def _rate_limit(self, job: str, run: str | None = None) -> Cause | None:
         """The cause if Celery's rate limit holds the run back, or runs of the job."""
-        if not self._limited(job):
+        if not self._rate_limit_of(job):
             return None
-        held = [id for id, (of, _) in self._held.items() if of == job]
+        held = [id for id, (of, _) in self._rate_limited.items() if of == job]
         if not held or run not in (None, *held):
             return None
         who = f"run {run}" if run else f"{len(held)} run{'s' if len(held) > 1 else ''}"
-        worker = self._held[run or held[0]][1]
-        text = f"{job} may start {self._limited(job)} (rate_limit): worker {worker} holds {who} back"
+        worker = self._rate_limited[run or held[0]][1]
+        text = f"{job} may start {self._rate_limit_of(job)} (rate_limit): worker {worker} holds {who} back"
         return Cause(code="rate_limit", job=job, text=text, fix=command("rate_limit", job, "0", program="control"))
 
     # -- what has ended -----------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Explainer:
         known = sorted(decode_job(job["name"]) for job in graph["jobs"])
         ended = self._ask(lambda: self._find_ended(known, about))
         letter = self._ask(lambda: self._ledger.letter(about))
-        if ended is None and letter is None and (held := self._one_held(about)) is not None:
+        if ended is None and letter is None and (held := self._find_held(about)) is not None:
             return self._explained_held(held, graph["now"])
         if ended is None and letter is None:
             names = {*known, *self._jobs}
@@ -218,7 +218,7 @@ class Explainer:
                 + (f". {FULL}" if full else "")
             )
         job = ended.job if ended else read_letter(*letter).job
-        cause = _over(about, job, ended, None if letter is None else read_letter(*letter))
+        cause = _cause_of_end(about, job, ended, None if letter is None else read_letter(*letter))
         return Explanation(
             about=f"run {about}",
             job=job,
@@ -233,15 +233,15 @@ class Explainer:
             options=self._options(job, {}),
         )
 
-    def _one_held(self, about: str) -> str | None:
+    def _find_held(self, about: str) -> str | None:
         """The id of a run that a worker holds; the beginning of the id is enough."""
-        held = (*self._held, *self._fetched)
+        held = (*self._rate_limited, *self._fetched)
         found = [id for id in held if id == about or (len(about) >= SHORTEST_ID and id.startswith(about))]
         return found[0] if len(found) == 1 or about in found[:1] else None
 
     def _explained_held(self, run: str, now: int) -> Explanation:
-        job, _ = self._held.get(run) or self._fetched[run]
-        cause = self._rate_limit(job, run) or self._slot_there(job, run)
+        job, _ = self._rate_limited.get(run) or self._fetched[run]
+        cause = self._rate_limit(job, run) or self._waits_for_slot(job, run)
         assert cause is not None
         return Explanation(
             about=f"run {run}",
@@ -265,7 +265,7 @@ class Explainer:
         return None
 
 
-def _over(run: str, job: str, ended: Ended | None, letter: Letter | None) -> Cause:
+def _cause_of_end(run: str, job: str, ended: Ended | None, letter: Letter | None) -> Cause:
     if letter is not None:
         text = f"{job} failed for good: {letter.error or 'nobody knows why'}"
         fix = command("dlq", "requeue", run)

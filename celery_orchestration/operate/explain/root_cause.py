@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from celery_orchestration.job import reasons
 from celery_orchestration.job.reasons import RootCause
 from celery_orchestration.operate.clock import lasting
-from celery_orchestration.operate.explain.chain import Step, doing
+from celery_orchestration.operate.explain.chain import Step, activity
 from celery_orchestration.operate.explain.idle_causes import IdleCauses
 from celery_orchestration.operate.explain.models import Cause
 from celery_orchestration.operate.explain.queue_causes import cycle
@@ -135,11 +135,11 @@ class RootCauseFinder(IdleCauses):
             return self._is_retrying(last)
         if run.state == "ending":
             return self._is_ending(last)
-        return Cause(code="released", job=last.job, text=f"{last.job} {doing(run)}")
+        return Cause(code="released", job=last.job, text=f"{last.job} {activity(run)}")
 
     def _is_running(self, last: Step, run: RunStatus, before: Step | None) -> Cause:
         job = last.job
-        text = f"{job} {doing(run)}"
+        text = f"{job} {activity(run)}"
         fix: str | None
         if run.timed_out:
             fix = "its code cannot be interrupted: restart its worker, and make the code end in time"
@@ -150,7 +150,7 @@ class RootCauseFinder(IdleCauses):
         return self._died(last) or Cause(code=code, job=job, text=text, fix=fix)
 
     def _is_queued(self, last: Step, run: RunStatus) -> Cause:
-        text = f"{last.job} {doing(run)}"
+        text = f"{last.job} {activity(run)}"
         return self.unserved_queue(last.job, last.found["queue"]) or Cause(code="handed_over", job=last.job, text=text)
 
     def _is_retrying(self, last: Step) -> Cause:

@@ -93,12 +93,12 @@ def pools_status(looks: Mapping[str, PoolLook], status: Status | None = None) ->
     return PoolsStatus(at=when(int(at * 1000)), pools=pools, problems=problems)
 
 
-def without_resting(problems: list[str], looks: Mapping[str, PoolLook]) -> list[str]:
+def without_idle_pools(problems: list[str], looks: Mapping[str, PoolLook]) -> list[str]:
     """Drops problems about pools that need no worker now: their supervisor starts one in time."""
-    resting = [look for look in looks.values() if look.supervisors and look.wanted == 0]
-    reported = tuple(f"no live worker serves queue {queue}," for look in resting for queue in look.queue_names)
-    all_rest = bool(looks) and len(resting) == len(looks)
-    return [one for one in problems if not one.startswith(reported) and not (all_rest and one == "no worker is alive")]
+    idle_pools = [look for look in looks.values() if look.supervisors and look.wanted == 0]
+    reported = tuple(f"no live worker serves queue {queue}," for look in idle_pools for queue in look.queue_names)
+    all_idle = bool(looks) and len(idle_pools) == len(looks)
+    return [one for one in problems if not one.startswith(reported) and not (all_idle and one == "no worker is alive")]
 
 
 def pool_status(look: PoolLook, status: Status | None = None) -> PoolStatus:

@@ -16,7 +16,7 @@ from celery_orchestration.job.reasons import REASONS
 from celery_orchestration.operate.explain.root_cause import LONG
 from celery_orchestration.operate.graph.dependency_graph import Picture, edges
 from celery_orchestration.operate.models import JobStatus, RunStatus, Status
-from celery_orchestration.operate.status.urgency import by_failures, is_failing
+from celery_orchestration.operate.status.urgency import is_disabled_by_failures, is_failing
 
 #: The problem of a status that has a finding of its own.
 PAUSED = REASONS["paused"].present
@@ -47,7 +47,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Causes:
+class Findings:
     findings: list[Finding]
     #: For each job that waits because of another: the jobs down to the root cause.
     chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Causes:
         return [one for one in self.findings if one.wrong]
 
 
-def causes(status: Status, picture: Picture | None) -> Causes:
+def find_root_causes(status: Status, picture: Picture | None) -> Findings:
     """`picture`: the graph of dependencies."""
     known = {job.name: job for job in status.jobs}
     up = _held_back(status, picture)
@@ -74,7 +74,7 @@ def causes(status: Status, picture: Picture | None) -> Causes:
     for root in roots.values():
         for name in root.waiting:
             chains.setdefault(name, root.chain(name))
-    return Causes(sorted(found, key=_place), chains)
+    return Findings(sorted(found, key=_place), chains)
 
 
 _ORDER: tuple[Kind, ...] = (
@@ -145,7 +145,7 @@ def _roots(roots: Iterable[_Reach], known: Mapping[str, JobStatus]) -> Iterator[
 
 
 def _root(job: JobStatus, root: _Reach) -> Finding:
-    if job.disabled is not None and by_failures(job):
+    if job.disabled is not None and is_disabled_by_failures(job):
         times = f" after {_many(job.failures, 'failure')}" if job.failures else " by failures"
         why = job.last_error or job.disabled.failures or job.disabled.why
         return Finding("disabled", f"is disabled{times}", True, job.name, why, since=job.disabled.at)

@@ -28,7 +28,7 @@ def current_problems(
         problems = [_unserved(queue, sent.get(queue.name, [])) for queue in all_queues if queue.slots == 0]
     if found["paused"]:
         problems.append(reasons.REASONS["paused"].present)
-    return [*problems, *redis_problems.with_redis(found)]
+    return [*problems, *redis_problems.problems(found)]
 
 
 def limits_served(

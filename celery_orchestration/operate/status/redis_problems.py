@@ -17,7 +17,7 @@ _NAMED = 3
 SHOW_MS = 24 * 3600 * 1000
 
 
-def with_redis(found: Mapping[str, Any]) -> Iterator[str]:
+def problems(found: Mapping[str, Any]) -> Iterator[str]:
     if found.get("full"):
         yield FULL
     policy, epoch = found.get("eviction") or "", found.get("epoch") or {}

@@ -10,9 +10,9 @@ from celery_orchestration.operate.models import JobStatus, Status
 _NAMED = 3
 
 
-def wrong(status: Status) -> list[str]:
+def problems_of(status: Status) -> list[str]:
     """All problems of a status, jobs that failures have disabled and overdue jobs included."""
-    failed = [job.name for job in status.jobs if job.disabled is not None and by_failures(job)]
+    failed = [job.name for job in status.jobs if job.disabled is not None and is_disabled_by_failures(job)]
     # A job that a person has disabled is overdue on purpose.
     late = [job.name for job in status.jobs if job.overdue and job.disabled is None]
     found = [*status.problems]
@@ -23,7 +23,7 @@ def wrong(status: Status) -> list[str]:
     return found
 
 
-def by_failures(job: JobStatus) -> bool:
+def is_disabled_by_failures(job: JobStatus) -> bool:
     """Whether failures have disabled the job, and not only a person."""
     return job.disabled is not None and (job.disabled.by == "failures" or job.disabled.failures is not None)
 

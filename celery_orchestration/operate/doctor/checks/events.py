@@ -10,7 +10,7 @@ from celery_orchestration.job.task import SCHEDULER
 from celery_orchestration.operate.doctor.checks.facts import MOST, About, Facts, claim, listed, many, redis_url
 from celery_orchestration.operate.doctor.models import Check
 from celery_orchestration.operate.hints import command
-from celery_orchestration.operate.status.urgency import by_failures
+from celery_orchestration.operate.status.urgency import is_disabled_by_failures
 
 #: How long the death of a worker is reported.
 LATELY = timedelta(hours=1)
@@ -80,7 +80,7 @@ def deaths(facts: Facts) -> Iterator[Check]:
 def disabled(facts: Facts) -> Iterator[Check]:
     about = About("disabled", "no run of a disabled job starts, and no run of a job that depends on its success")
     off = [job for job in facts.status.jobs if job.disabled is not None]
-    failed = [job for job in off if by_failures(job)]
+    failed = [job for job in off if is_disabled_by_failures(job)]
     for job in failed[:MOST]:
         why = (job.disabled.failures or job.disabled.why) if job.disabled else ""
         fix = command("enable", job.name)
