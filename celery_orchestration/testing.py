@@ -5,7 +5,7 @@
     decision = decide(app, job="shop.process_data", running=["shop.cleanup"])
     assert decision.reason == "waiting for shop.cleanup: running"
 
-Rules and words are those of the ledger (``rules.py``, ``lua/lib/gate.lua``, ``operate/reasons.py``).
+The rules are those of the ledger (``job/rules.py``), and so are the sentences (``job/reasons.py``).
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from celery.canvas import Signature
 from pydantic import Field, NonNegativeFloat
 
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job import reasons
 from celery_orchestration.job.app import read_settings, signature_of
 from celery_orchestration.job.graph import Graph
 from celery_orchestration.job.options import Priority
 from celery_orchestration.job.policy import Policy
-from celery_orchestration.job.rules import Job, Last, Run, Situation
+from celery_orchestration.job.rules import Job, Last, Rule, Run, Situation, reason_to_wait
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger.keys import room_key
-from celery_orchestration.operate import reasons
 from celery_orchestration.operate.base_model import Model
 
 __all__ = ["Decision", "Ended", "decide"]
-
-Rule = Literal["paused", "disabled", "room", "global", "blocked", "depends", "behind"]
 
 
 class Decision(Model):
@@ -88,10 +86,7 @@ def decide(
         raise ConfigurationError(f"decide: job names {show(asked.job)}, a job of another service")
     why = disabled if isinstance(disabled, Mapping) else dict.fromkeys(disabled, "by hand")
     now = Situation(
-        jobs={
-            name: Job(policy.max_running, policy.document()["deps"], graph.never_beside(name))
-            for name, policy in jobs.items()
-        },
+        jobs={name: Job.of(policy, graph.never_beside(name)) for name, policy in jobs.items()},
         max_running=read_settings(app).max_running,
         paused=paused,
         disabled={names.of("disabled", one): str(text) for one, text in why.items()},
@@ -103,12 +98,15 @@ def decide(
     waits = [names.run("waiting", one, _is_of(one, asked.job)) for one in waiting]
     for place, run in enumerate(waits):
         now.wait(replace(run, arrival=place))
-    words = now.closed(replace(asked, arrival=len(waits)))
+    words = reason_to_wait(now, replace(asked, arrival=len(waits)))
     if words is None:
         return Decision(starts=True)
-    rule, *rest = words
-    about = rest[0] if rule in ("room", "blocked", "depends", "behind") else None
-    return Decision(starts=False, reason=reasons.sentence(words, lambda _: "running"), rule=rule, waits_for=about)
+    return Decision(
+        starts=False,
+        reason=reasons.sentence(words, lambda _: "running"),
+        rule=words[0],
+        waits_for=reasons.job_of(words),
+    )
 
 
 class _Names:

@@ -1,6 +1,6 @@
 """``celery -A app orchestration …``
 
-This package is loaded with every celery command: what a command needs is imported when it runs.
+Every celery command loads this package, so each command imports what it needs when it runs.
 """
 
 from celery_orchestration.cli import (  # noqa: F401  (their commands)

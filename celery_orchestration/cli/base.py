@@ -1,4 +1,4 @@
-"""What all commands share: the groups, trouble as one line, JSON."""
+"""The base of all commands: the group, errors in one line, JSON."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @click.group(name="orchestration")
 def orchestration() -> None:
-    """See and steer jobs that wait for each other."""
-    forgiving(sys.stdout)
-    forgiving(sys.stderr)
+    """See and control jobs that wait for each other."""
+    escaping_unencodable(sys.stdout)
+    escaping_unencodable(sys.stderr)
 
 
 def command(
     group: click.Group, name: str | None = None, *, has_json: bool = True
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A command that gets the app's orchestration and whether to print JSON, if it can. Trouble is one line, no
-    traceback."""
+    """Makes a command. Its function gets the app's orchestration and, with `has_json`, whether to print JSON. An error
+    is shown in one line, without a traceback."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @click.pass_context
@@ -38,7 +38,7 @@ def command(
         def with_client(ctx: click.Context, **kwargs: Any) -> None:
             import gc  # noqa: PLC0415
 
-            gc.freeze()  # what is loaded by now stays: collections of what a command makes need not look at it
+            gc.freeze()  # modules stay loaded: garbage collections need not look at them
             from celery_orchestration.operate import Orchestration  # noqa: PLC0415
 
             try:
@@ -48,7 +48,7 @@ def command(
                 finally:
                     client.close()
             except OrchestrationError as exc:
-                raise _trouble(exc, ctx) from None
+                raise _command_error(exc, ctx) from None
 
         as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
         return group.command(name, cls=CeleryCommand)(as_json(with_client) if has_json else with_client)
@@ -56,14 +56,14 @@ def command(
     return decorate
 
 
-class _Trouble(click.ClickException):
+class _CommandError(click.ClickException):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc]
 
 
-def _trouble(error: OrchestrationError, ctx: click.Context) -> click.ClickException:
-    """In one line; mistakes in an app's configuration one each."""
+def _command_error(error: OrchestrationError, ctx: click.Context) -> click.ClickException:
+    """The error in one line; with several mistakes in the configuration, one line each."""
     from celery_orchestration.job.text import printable  # noqa: PLC0415
 
     root = ctx.find_root()
@@ -71,24 +71,24 @@ def _trouble(error: OrchestrationError, ctx: click.Context) -> click.ClickExcept
     if is_mistake and "app" in root.params and root.params["app"] is None:
         return click.UsageError("name the app: celery -A app orchestration …", ctx)
     lines = str(error).split("\n") if is_mistake else [str(error)]
-    return _Trouble("\n".join(map(printable, lines)), getattr(error, "exit_code", 1))
+    return _CommandError("\n".join(map(printable, lines)), getattr(error, "exit_code", 1))
 
 
 def print_json(found: BaseModel | Sequence[BaseModel]) -> None:
-    """In ASCII: names and errors may hold what a terminal would obey."""
+    """Prints ASCII: names and errors may contain control characters."""
     many = isinstance(found, Sequence)
     document = [one.model_dump(mode="json") for one in found] if many else found.model_dump(mode="json")  # type: ignore[union-attr]
     click.echo(json.dumps(document, indent=2))
 
 
-def forgiving(file: IO[str]) -> IO[str]:
-    """What the encoding of a terminal or a file does not have is written as an escape, in the C locale, too."""
+def escaping_unencodable(file: IO[str]) -> IO[str]:
+    """Writes characters that the file's encoding lacks as escapes, also in the C locale."""
     if isinstance(file, TextIOWrapper) and file.errors in ("strict", "surrogateescape"):
         file.reconfigure(errors="backslashreplace")
     return file
 
 
-def say(found: BaseModel, as_json: bool, text: str) -> None:
+def print_result(found: BaseModel, as_json: bool, text: str) -> None:
     from celery_orchestration.job.text import printable  # noqa: PLC0415
 
     if as_json:

@@ -1,4 +1,4 @@
-"""Checking: is it alive, and what bites?"""
+"""The commands ``doctor`` and ``health``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Look for what bites, and say how to mend it.
+    """Check for common problems and show how to fix them.
 
     Exits with 1 if there is a problem.
     """
     from celery_orchestration.operate import Orchestration  # noqa: PLC0415
-    from celery_orchestration.operate.doctor import unreadable  # noqa: PLC0415
+    from celery_orchestration.operate.doctor.diagnose import diagnose_invalid_settings  # noqa: PLC0415
 
     try:
         client = Orchestration(ctx.obj.app)
     except ConfigurationError as exc:
-        found = unreadable(exc)
+        found = diagnose_invalid_settings(exc)
     else:
         found = client.doctor()
         client.close()
@@ -44,12 +44,12 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 @command(orchestration)
-@click.option("--worker", metavar="NAME", help="Whether its lease holds; the name as given to it with -n.")
-@click.option("--scheduler", is_flag=True, help="Whether one leads.")
+@click.option("--worker", metavar="NAME", help="Check the lease of this worker; its name as given with -n.")
+@click.option("--scheduler", is_flag=True, help="Check that a scheduler leads.")
 def health(client: Orchestration, as_json: bool, worker: str | None, scheduler: bool) -> None:
-    """Say whether it is alive: for probes.
+    """Check the health of ledger, worker or scheduler: for probes.
 
-    Exits with 1 if not. Asks Redis one question, and the broker none.
+    Exits with 1 if something is wrong. Asks Redis once, and the broker never.
     """
     found = client.health(worker, scheduler)
     if as_json:

@@ -1,4 +1,4 @@
-"""``dashboard``: the same in a browser."""
+"""``dashboard``: serves the dashboard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEEDED = ("starlette", "uvicorn", "jinja2", "prometheus_client", "anyio", "mark
 
 
 def _hash_password(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Needs no app to be there."""
+    """Works without an app."""
     if wanted and not ctx.resilient_parsing:
         from celery_orchestration.web.auth import hash_password  # noqa: PLC0415
 
@@ -26,9 +26,9 @@ def _hash_password(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 
 
 @command(orchestration)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Others than loopback need credentials.")
-@click.option("--port", default=5577, show_default=True, type=click.IntRange(0, 65535), help="0: any free one.")
-@click.option("--read-only", is_flag=True, help="Nobody can change anything.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Other addresses than loopback need credentials.")
+@click.option("--port", default=5577, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option("--read-only", is_flag=True, help="Allow no changes.")
 @click.option("--credentials", type=click.Path(dir_okay=False), help="A file of lines name:role:hash.")
 @click.option("--certfile", type=click.Path(exists=True, dir_okay=False), help="Serve HTTPS with this certificate.")
 @click.option("--keyfile", type=click.Path(exists=True, dir_okay=False), help="The key of that certificate.")

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus."""
+"""The command ``metrics``, for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 
 @command(orchestration, has_json=False)
-@click.option("--port", type=click.IntRange(0, 65535), help="Serve /metrics and /health there; 0: on any free port.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Serve /metrics and /health on this port; 0: any free port."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 def metrics(client: Orchestration, port: int | None, host: str) -> None:
     """Print metrics in Prometheus's text format, or serve them.
 
-    Names of jobs and queues are in them, but no arguments, keys or hosts. Needs the extra [dashboard].
+    They contain names of jobs and queues, but no arguments, keys or hosts. Needs the extra [dashboard].
     """
     try:
         from celery_orchestration.web.exporter import Exporter  # noqa: PLC0415

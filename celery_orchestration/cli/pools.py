@@ -1,4 +1,4 @@
-"""``orchestration pools``: groups of workers, kept at the right size."""
+"""``pools``: runs groups of workers, and keeps their number right."""
 
 from __future__ import annotations
 
@@ -21,21 +21,29 @@ NO_POOLS = (
 
 
 @command(orchestration)
-@click.option("--watch", is_flag=True, help="Show pools and workers as they change; run none.")
-@click.option("--desired", is_flag=True, help="Say how many workers each pool needs; run none.")
-@click.option("--serve", metavar="HOST:PORT", help="With --desired: answer over HTTP, for KEDA. Loopback without HOST.")
-@click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(min=0.2), help="Of --watch, seconds.")
-@click.option("--count", type=click.IntRange(min=1), help="With --watch: end after so many looks.")
-@click.option("--name", help="Of this supervisor; by default the host's, and a number.")
+@click.option("--watch", is_flag=True, help="Show pools and workers as they change; start none.")
+@click.option("--desired", is_flag=True, help="Print how many workers each pool needs; start none.")
+@click.option(
+    "--serve", metavar="HOST:PORT", help="With --desired: serve it over HTTP, for KEDA. Without HOST: on loopback."
+)
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=0.2),
+    help="Seconds between updates of --watch.",
+)
+@click.option("--count", type=click.IntRange(min=1), help="With --watch: end after this number of updates.")
+@click.option("--name", help="Name of this supervisor; default: the host's name and a number.")
 @click.option(
     "--state",
     "state_directory",
     type=click.Path(file_okay=False, path_type=Path),
     default=".orchestration",
     show_default=True,
-    help="Directory that keeps the name.",
+    help="Directory in which the name is kept.",
 )
-@click.option("-l", "--loglevel", default="INFO", show_default=True, help="Of the workers.")
+@click.option("-l", "--loglevel", default="INFO", show_default=True, help="Log level of the workers.")
 @click.option("--table", "show_table", is_flag=True, hidden=True, help="Print the table as JSON.")
 @click.pass_context
 def pools(
@@ -54,8 +62,8 @@ def pools(
 ) -> None:
     """Run the workers of all pools on this machine.
 
-    Any number of machines may do so: they share the pools. SIGTERM and Ctrl-C drain the workers, a second one stops
-    them; SIGHUP reads the configuration again.
+    Any number of machines may do so: they share the pools. SIGTERM or Ctrl-C drains the workers, a second one stops
+    them. SIGHUP reads the configuration again.
     """
     from celery_orchestration.job.app import read_settings  # noqa: PLC0415
 
@@ -63,10 +71,10 @@ def pools(
     if not table:
         raise ConfigurationError(NO_POOLS)
     if show_table:
-        from celery_orchestration.operate import code  # noqa: PLC0415
+        from celery_orchestration.operate import app_jobs  # noqa: PLC0415
         from celery_orchestration.pools.run import table_as_json  # noqa: PLC0415
 
-        click.echo(table_as_json(table, code.jobs(ctx.obj.app)))
+        click.echo(table_as_json(table, app_jobs.jobs(ctx.obj.app)))
     elif watch:
         _watch(client, as_json, interval, count)
     elif serve is not None:
@@ -81,7 +89,7 @@ def pools(
 
 def _run(ctx: click.Context, name: str | None, state_directory: Path, loglevel: str) -> None:
     from celery_orchestration.job.app import read_settings  # noqa: PLC0415
-    from celery_orchestration.operate import code  # noqa: PLC0415
+    from celery_orchestration.operate import app_jobs  # noqa: PLC0415
     from celery_orchestration.pools import run  # noqa: PLC0415
     from celery_orchestration.pools.supervisor import Supervisor  # noqa: PLC0415
 
@@ -93,7 +101,7 @@ def _run(ctx: click.Context, name: str | None, state_directory: Path, loglevel: 
         app,
         app_name,
         read_settings(app).pools,
-        code.jobs(app),
+        app_jobs.jobs(app),
         output,
         name=name,
         state_directory=state_directory,
@@ -127,14 +135,14 @@ def _serve(client: Orchestration, where: str) -> None:
     import signal  # noqa: PLC0415
     import threading  # noqa: PLC0415
 
-    from celery_orchestration.operate.serve import Server, address_of  # noqa: PLC0415
+    from celery_orchestration.operate.pools.serve import Server, address_of  # noqa: PLC0415
 
     host, port = address_of(where)
     try:
         server = Server(client, host, port)
     except OSError as exc:
-        raise BadCall(f"{host}:{port} cannot be listened on: {exc.strerror or exc}") from None
-    # Not from the handler itself: the thread that serves has to be able to end.
+        raise BadCall(f"{host}:{port} is not available: {exc.strerror or exc}") from None
+    # In a thread: the handler runs in the thread that serves, which stop() waits for.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=server.stop, daemon=True).start())
     click.echo(f"serving http://{host}:{server.port}/", err=True)

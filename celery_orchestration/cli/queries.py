@@ -1,4 +1,4 @@
-"""Looking: nothing here changes anything."""
+"""The commands that read and change nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from celery_orchestration.errors import AmbiguousRun, UnknownJob, UnknownRun
 
 if TYPE_CHECKING:
     from celery_orchestration.operate import Orchestration
-    from celery_orchestration.operate.explanation import Explanation
+    from celery_orchestration.operate.explain.models import Explanation
 
-#: As operate/narrow.py and operate/models.py have them; those take long to import.
+#: The same as in operate/status/filter.py and operate/models.py, which take long to import.
 STATES = ("idle", "running", "waiting", "disabled", "overdue")
 OUTCOMES = (
     *("succeeded", "failed", "crashed", "revoked", "expired", "rejected", "ignored", "requeued", "released"),
@@ -24,14 +24,23 @@ OUTCOMES = (
 
 
 def filters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of what shows a status."""
+    """The options of commands that show a status."""
     for option in (
-        click.option("--all", "everything", is_flag=True, help="Show every row; a live window shows what fits."),
+        click.option("--all", "everything", is_flag=True, help="Show all rows; a live window shows as many as fit."),
         click.option("--pool", "pools", multiple=True, help="Only jobs of this pool; may be repeated."),
         click.option(
-            "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs like this; may be repeated."
+            "--state",
+            "states",
+            multiple=True,
+            type=click.Choice(STATES),
+            help="Only jobs in this state; may be repeated.",
         ),
-        click.option("--job", "jobs", multiple=True, help="Only jobs like this: a glob or a part; may be repeated."),
+        click.option(
+            "--job",
+            "jobs",
+            multiple=True,
+            help="Only jobs with such a name: a glob or a part of the name; may be repeated.",
+        ),
     ):
         function = option(function)
     return function
@@ -47,12 +56,11 @@ def status(
     pools: tuple[str, ...],
     everything: bool,
 ) -> None:
-    """Show jobs, what runs, what waits and why, queues and workers.
+    """Show jobs, running runs, waiting runs and their reasons, queues and workers.
 
-    What needs attention comes first. Exits with 1 if there is a problem, a job was disabled by failures, or one is
-    overdue.
+    Problems come first. Exits with 1 if there is a problem, a job was disabled by failures, or a job is overdue.
     """
-    from celery_orchestration.operate.attention import wrong  # noqa: PLC0415
+    from celery_orchestration.operate.status.urgency import problems_of  # noqa: PLC0415
 
     found = client.status(jobs=jobs, states=states, pools=pools)
     if as_json:
@@ -61,15 +69,15 @@ def status(
         from celery_orchestration.cli.show.status import print_status  # noqa: PLC0415
 
         print_status(found, sys.stdout, everything)
-    sys.exit(1 if wrong(found) else 0)
+    sys.exit(1 if problems_of(found) else 0)
 
 
 @command(orchestration)
 @filters
 @click.option(
-    "--interval", default=1.0, show_default=True, type=click.FloatRange(min=0.2), help="Seconds between two looks."
+    "--interval", default=1.0, show_default=True, type=click.FloatRange(min=0.2), help="Seconds between two updates."
 )
-@click.option("--count", type=click.IntRange(min=1), help="End after so many looks.")
+@click.option("--count", type=click.IntRange(min=1), help="End after this number of updates.")
 def watch(
     client: Orchestration,
     as_json: bool,
@@ -82,7 +90,7 @@ def watch(
 ) -> None:
     """Show the status as it changes; q or Ctrl-C ends it.
 
-    Without a terminal, or with --json, it is printed again and again: as JSON, one document a line.
+    Without a terminal, or with --json, prints the status repeatedly: as JSON, one document per line.
     """
     from celery_orchestration.cli.show.watch import follow, is_window, watch_live  # noqa: PLC0415
 
@@ -98,11 +106,11 @@ def watch(
 @command(orchestration)
 @click.argument("job_or_run", metavar="JOB|RUN_ID|pool:NAME")
 def explain(client: Orchestration, as_json: bool, job_or_run: str) -> None:
-    """Say why a job or a run does not run, and what mends it.
+    """Explain why a job or a run does not run, and how to fix it.
 
-    pool:NAME says why a pool has as many workers as it has. Of a job or a run:
-    down to the root cause; or what it is doing, what it did last and when it runs next; each option's value and where
-    it comes from. The beginning of a run's id will do. Exits with 1 if somebody should see to it.
+    Shows the root cause; or what the job or run does now, did last and when it runs next; and each option's value and
+    where it comes from. The beginning of a run's id is enough. With pool:NAME, explains the number of workers of that
+    pool. Exits with 1 if somebody should do something.
     """
     if job_or_run.startswith("pool:"):
         _explain_pool(client, job_or_run.removeprefix("pool:"), as_json)
@@ -119,7 +127,7 @@ def explain(client: Orchestration, as_json: bool, job_or_run: str) -> None:
 
 
 def _explain_pool(client: Orchestration, name: str, as_json: bool) -> None:
-    """Why a pool has as many workers as it has."""
+    """Explains the number of workers of a pool."""
     found = client.pools(name)
     (pool,) = found.pools
     if as_json:
@@ -133,7 +141,7 @@ def _explain_pool(client: Orchestration, name: str, as_json: bool) -> None:
 
 
 def _explained(client: Orchestration, about: str) -> Explanation:
-    """The beginning of a run's id will do."""
+    """`about`: a job, a run, or the beginning of a run's id."""
     try:
         return client.explain(about)
     except UnknownJob as unknown:
@@ -148,13 +156,13 @@ def _explained(client: Orchestration, about: str) -> Explanation:
 
 @command(orchestration)
 @click.argument("job")
-@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="The most rows.")
 @click.option(
     "--outcome",
     "outcomes",
     multiple=True,
     type=click.Choice(OUTCOMES),
-    help="Only what ended like this; may be repeated.",
+    help="Only runs with this outcome; may be repeated.",
 )
 def history(client: Orchestration, as_json: bool, job: str, count: int, outcomes: tuple[str, ...]) -> None:
     """Show how the last runs of JOB ended, the latest first."""
@@ -174,12 +182,12 @@ def history(client: Orchestration, as_json: bool, job: str, count: int, outcomes
     default="text",
     show_default=True,
     type=click.Choice(["text", "mermaid", "dot"]),
-    help="For a terminal, or for other programs.",
+    help="Text for a terminal, or input for other programs.",
 )
 def graph(client: Orchestration, as_json: bool, job: str | None, form: str) -> None:
     """Show which jobs wait for which, and which never run together.
 
-    With JOB: what that one waits for, what waits for it, and what it never runs together with.
+    With JOB, shows only the jobs related to it: its dependencies, its dependents, and jobs that it never runs with.
     """
     found = client.graph(job)
     if as_json:
@@ -188,16 +196,16 @@ def graph(client: Orchestration, as_json: bool, job: str | None, form: str) -> N
         from celery_orchestration.cli.show.graph import print_graph  # noqa: PLC0415
 
         return print_graph(found, sys.stdout)
-    from celery_orchestration.operate import formats  # noqa: PLC0415
+    from celery_orchestration.operate.graph import formats  # noqa: PLC0415
 
     text = formats.mermaid(found) if form == "mermaid" else formats.dot(found)
     return click.echo(text, nl=False)
 
 
 @command(orchestration)
-@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="The most rows.")
 def audit(client: Orchestration, as_json: bool, count: int) -> None:
-    """Show who changed what."""
+    """Show who changed what and when."""
     found = client.audit(count)
     if as_json:
         return print_json(found)
@@ -208,12 +216,16 @@ def audit(client: Orchestration, as_json: bool, count: int) -> None:
 
 @command(orchestration)
 @click.option(
-    "--hours", default=24.0, show_default=True, type=click.FloatRange(0, 168, min_open=True), help="How far ahead."
+    "--hours",
+    default=24.0,
+    show_default=True,
+    type=click.FloatRange(0, 168, min_open=True),
+    help="Length of the forecast.",
 )
 def forecast(client: Orchestration, as_json: bool, hours: float) -> None:
     """Show when each job will run, what will wait for what, and what cannot end in time.
 
-    The coming due times go through the gate's rules, with runs that take as long as usual and succeed. Exits with 1 if
+    Simulates the coming due times with the gate's rules. Each run takes as long as usual, and succeeds. Exits with 1 if
     a job cannot end before it is due again, or cannot start at all.
     """
     found = client.forecast(hours)

@@ -1,4 +1,4 @@
-"""``schedule …``: what fires when."""
+"""``schedule …``: the entries of the schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery_orchestration.cli.base import command, orchestration, print_json, read_json, say
+from celery_orchestration.cli.base import command, orchestration, print_json, print_result, read_json
 from celery_orchestration.errors import BadCall, ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @orchestration.group()
 def schedule() -> None:
-    """What fires when, by the code and by people."""
+    """Show and change the entries of the schedule."""
 
 
 @contextmanager
-def _given() -> Iterator[None]:
-    """What is wrong with an entry is wrong with the command."""
+def _invalid_entry_is_wrong_use() -> Iterator[None]:
+    """An invalid entry is a wrong use of the command, not of the configuration."""
     try:
         yield
     except ConfigurationError as exc:
@@ -31,9 +31,9 @@ def _given() -> Iterator[None]:
 
 
 @command(schedule, "list")
-@click.option("--job", help="Only those that fire this job or task.")
-@click.option("--name", default="", help="Only those with this in their names.")
-@click.option("--count", type=click.IntRange(min=1), help="How many at most; 200, as JSON all, if not given.")
+@click.option("--job", help="Only entries that fire this job or task.")
+@click.option("--name", default="", help="Only entries whose names contain this.")
+@click.option("--count", type=click.IntRange(min=1), help="The most rows; default: 200, with --json all.")
 def list_entries(client: Orchestration, as_json: bool, job: str | None, name: str, count: int | None) -> None:
     """List the entries of the schedule, by name."""
     found = client.schedule.list(job, name)
@@ -60,9 +60,9 @@ def add_entry(
     """
     options = {} if queue is None else {"queue": queue}
     given = read_json("--args", args, list), read_json("--kwargs", kwargs, dict), options
-    with _given():
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.add(name, task, when, *given)
-    say(found, as_json, f"entry {name!a} is added: {task!a} {found.every}")
+    print_result(found, as_json, f"entry {name!a} is added: {task!a} {found.every}")
 
 
 @command(schedule, "update")
@@ -82,8 +82,8 @@ def update_entry(
     kwargs: str | None,
     queue: str | None,
 ) -> None:
-    """Change the entry NAME; what is not given stays as it is."""
-    with _given():
+    """Change the entry NAME; only what is given changes."""
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.update(
             name,
             task=task,
@@ -92,26 +92,26 @@ def update_entry(
             kwargs=None if kwargs is None else read_json("--kwargs", kwargs, dict),
             options=None if queue is None else {**(client.schedule.get(name).options or {}), "queue": queue},
         )
-    say(found, as_json, f"entry {name!a} is changed: {found.task!a} {found.every}")
+    print_result(found, as_json, f"entry {name!a} is changed: {found.task!a} {found.every}")
 
 
 @command(schedule, "remove")
 @click.argument("name")
 def remove_entry(client: Orchestration, as_json: bool, name: str) -> None:
-    """Remove the entry NAME; runs that it has made go on."""
-    with _given():
+    """Remove the entry NAME; runs that it has made continue."""
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.remove(name)
-    say(found, as_json, f"entry {name!a} is removed")
+    print_result(found, as_json, f"entry {name!a} is removed")
 
 
 @command(schedule, "pause")
 @click.argument("name")
-@click.option("--reason", default="", help="Shown to whoever asks why it does not fire.")
+@click.option("--reason", default="", help="Shown wherever the entry is shown.")
 def pause_entry(client: Orchestration, as_json: bool, name: str, reason: str) -> None:
-    """Fire the entry NAME no more until it is resumed."""
-    with _given():
+    """Stop firing the entry NAME until it is resumed."""
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.pause(name, reason)
-    say(found, as_json, f"entry {name!a} is paused")
+    print_result(found, as_json, f"entry {name!a} is paused")
 
 
 @command(schedule, "resume")
@@ -119,8 +119,8 @@ def pause_entry(client: Orchestration, as_json: bool, name: str, reason: str) ->
 def resume_entry(client: Orchestration, as_json: bool, name: str) -> None:
     """Fire the entry NAME again.
 
-    What was due meanwhile is not made up for.
+    Fires that were due during the pause are not caught up.
     """
-    with _given():
+    with _invalid_entry_is_wrong_use():
         found = client.schedule.resume(name)
-    say(found, as_json, f"entry {name!a} is resumed")
+    print_result(found, as_json, f"entry {name!a} is resumed")

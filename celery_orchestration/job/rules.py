@@ -1,26 +1,69 @@
-"""The rules of the gate over plain values: what ``lua/lib/gate.lua`` decides in Redis, without Redis.
+"""The rules of the gate, without Redis: one pure function each, tried in the order of :data:`RULES`.
 
-``testing.decide`` asks for one run, ``operate/forecast.py`` for many, one after another. A change here needs the same
-in ``gate.lua`` and in ``tests/support/model.py``; ``tests/integration/test_decide.py`` compares them.
+The ledger decides by the same rules in Lua. These serve ``testing.decide``, the forecast
+(``operate/forecast/simulation.py``) and the model with which the tests compare the ledger (``tests/support/model.py``).
+Each of them describes its runs as a :class:`Gate`. A new rule is a function here, a place in :data:`RULES`, an entry in
+``reasons.py``, and the same rule in Lua; ``test_decide.py`` and ``test_ledger_model.py`` compare the two.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal, Protocol
+
+from celery_orchestration.job.policy import Policy
+
+#: The rules that ``testing.decide`` can answer with. Only a ledger that may have lost data closes the gate ("epoch").
+Rule = Literal["paused", "disabled", "room", "global", "blocked", "depends", "behind"]
+
+
+# -- what the rules look at -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    job: str
+    on: str = "success"
+    max_age_ms: int | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the gate has to know of a job."""
+    """The options of a job that the gate looks at."""
 
     max_running: int | None = None
-    #: As a policy's document has them.
-    dependencies: Sequence[Mapping[str, Any]] = ()
+    dependencies: Sequence[Dependency] = ()
     #: Jobs that never run at the same time.
-    never_beside: Sequence[str] = ()
+    never_beside: Collection[str] = ()
+    #: Whether runs of different keys have room of their own.
+    keyed: bool = True
+
+    @classmethod
+    def of(cls, policy: Policy, never_beside: Collection[str]) -> Job:
+        written = policy.document()["deps"]
+        needs = [Dependency(one["job"], one["on"], one["max_age_ms"], one["fresh"]) for one in written]
+        return cls(policy.max_running, needs, never_beside)
+
+
+class RunAtGate(Protocol):
+    """A run that waits or arrives."""
+
+    @property
+    def job(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The lower rank goes first."""
+
+    @property
+    def forced(self) -> bool: ...
+    @property
+    def dependencies_checked(self) -> bool:
+        """Dependencies are checked once per run: not again for its retries and recoveries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +71,180 @@ class Run:
     job: str
     priority: int
     key: str = ""
-    #: Which came first.
+    #: Its place in the order of arrival.
     arrival: int = 0
+    forced: bool = False
+    dependencies_checked: bool = False
 
     @property
     def rank(self) -> tuple[int, int]:
-        """A lower one goes first."""
         return -self.priority, self.arrival
 
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """How the latest run of a job that has ended did so, and when."""
+    """How and when the latest ended run of a job ended."""
 
     succeeded: bool
     at: float
 
 
+class Gate(Protocol):
+    """All runs and jobs at a moment, as the rules ask about them."""
+
+    paused: bool
+
+    @property
+    def closed(self) -> bool:
+        """The ledger may have lost data: nothing starts until the workers have reported their runs."""
+
+    @property
+    def max_running(self) -> int | None:
+        """The cap over all jobs."""
+
+    def job(self, name: str) -> Job: ...
+    def why_disabled(self, run: RunAtGate) -> str | None:
+        """The reason if the run's job is disabled, and this run is not allowed to try it; else None."""
+
+    def is_disabled(self, job: str) -> bool: ...
+    def room_taken(self, job: str, key: str) -> int: ...
+    def room_taken_by_all(self) -> int: ...
+    def holds_room(self, job: str) -> bool: ...
+    def is_busy(self, job: str) -> bool:
+        """A run of the job has started and not ended."""
+
+    def has_earlier_run(self, job: str, run: RunAtGate) -> bool:
+        """A run of the job that has not started arrived before `run`."""
+
+    def last_end(self, job: str) -> Last | None:
+        """None: no run of it has ever ended."""
+
+    def seconds_since_end(self, job: str) -> float: ...
+    def last_start(self, job: str) -> float | None: ...
+    def waiting_before(self, run: RunAtGate, jobs: Collection[str]) -> Iterable[RunAtGate]:
+        """The waiting runs of these jobs that rank before `run`."""
+
+
+# -- the rules: each returns None, or the words of its reason (see reasons.py) ----------------------
+
+
+def epoch(gate: Gate, run: RunAtGate) -> list[str] | None:
+    return ["epoch"] if gate.closed else None
+
+
+def paused(gate: Gate, run: RunAtGate) -> list[str] | None:
+    return ["paused"] if gate.paused and not run.forced else None
+
+
+def disabled(gate: Gate, run: RunAtGate) -> list[str] | None:
+    why = gate.why_disabled(run)
+    return None if why is None else ["disabled", why]
+
+
+def room(gate: Gate, run: RunAtGate) -> list[str] | None:
+    cap = gate.job(run.job).max_running
+    return ["room", run.job, run.key] if cap is not None and gate.room_taken(run.job, run.key) >= cap else None
+
+
+def global_room(gate: Gate, run: RunAtGate) -> list[str] | None:
+    return ["global"] if gate.max_running is not None and gate.room_taken_by_all() >= gate.max_running else None
+
+
+def blocked(gate: Gate, run: RunAtGate) -> list[str] | None:
+    other = next((name for name in gate.job(run.job).never_beside if gate.holds_room(name)), None)
+    return None if other is None else ["blocked", other]
+
+
+def depends(gate: Gate, run: RunAtGate) -> list[str] | None:
+    if run.dependencies_checked:
+        return None
+    for dependency in gate.job(run.job).dependencies:
+        missing = missing_condition(gate, run, dependency)
+        if missing is not None:
+            return ["depends", dependency.job, missing]
+    return None
+
+
+def behind(gate: Gate, run: RunAtGate, ignoring: str | None = None) -> list[str] | None:
+    """No run overtakes another. A run that waits for a dependency, or whose job is disabled, holds up nobody.
+
+    `ignoring`: a job that has just ended. Runs that wait for it go before its own next run.
+    """
+    job = gate.job(run.job)
+    for one in gate.waiting_before(run, [run.job]):
+        if (not job.keyed or one.key == run.key) and holds_up_others(gate, one):
+            return ["behind", run.job]
+    others = [name for name in job.never_beside if name not in (run.job, ignoring)]
+    before = sorted(gate.waiting_before(run, others), key=lambda one: one.rank)
+    first = next((one for one in before if holds_up_others(gate, one)), None)
+    return None if first is None else ["behind", first.job]
+
+
+#: In the order in which the gate tries them: the first that keeps a run from starting is its reason.
+RULES: tuple[Callable[[Gate, RunAtGate], list[str] | None], ...] = (
+    epoch,
+    paused,
+    disabled,
+    room,
+    global_room,
+    blocked,
+    depends,
+    behind,
+)
+
+
+def reason_to_wait(gate: Gate, run: RunAtGate) -> list[str] | None:
+    """None if the run may start."""
+    return next((reason for rule in RULES if (reason := rule(gate, run)) is not None), None)
+
+
+def holds_up_others(gate: Gate, run: RunAtGate) -> bool:
+    """Whether a waiting run bars those that rank after it."""
+    return disabled(gate, run) is None and depends(gate, run) is None
+
+
+def missing_condition(gate: Gate, run: RunAtGate, dependency: Dependency) -> str | None:
+    """What the dependency lacks before the run may start: a word of ``reasons.CONDITIONS``, or None."""
+    if gate.is_busy(dependency.job):
+        return "busy"
+    if gate.has_earlier_run(dependency.job, run):
+        missing: str | None = "fires"
+    else:
+        missing = None if dependency.on == "idle" else _unsatisfied(gate, run, dependency)
+    return "disabled" if missing and gate.is_disabled(dependency.job) else missing
+
+
+def _unsatisfied(gate: Gate, run: RunAtGate, dependency: Dependency) -> str | None:
+    last, started = gate.last_end(dependency.job), gate.last_start(run.job)
+    if last is None:
+        return "never"
+    if dependency.on == "success" and not last.succeeded:
+        return "failed"
+    max_age_ms = dependency.max_age_ms
+    if max_age_ms is not None and gate.seconds_since_end(dependency.job) * 1000 > max_age_ms:
+        return "old"
+    return "stale" if dependency.fresh and started is not None and last.at <= started else None
+
+
+# -- a gate over plain values -----------------------------------------------------------------------
+
+
 @dataclass
 class Situation:
-    """What runs and what waits at a moment. Times are seconds, of whatever clock."""
+    """A :class:`Gate` that is told what happens. Times are seconds, of any clock."""
 
     jobs: Mapping[str, Job]
-    #: Cap over all jobs.
+    #: The cap over all jobs.
     max_running: int | None = None
     paused: bool = False
-    #: With the reason.
+    #: Disabled jobs, with the reason.
     disabled: Mapping[str, str] = field(default_factory=dict)
     #: None: never. A job that is not there has just succeeded.
     ended: dict[str, Last | None] = field(default_factory=dict)
     #: When the last run of a job started, if one ever did.
     started: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
+    closed: bool = False
 
     def __post_init__(self) -> None:
         self._room: Counter[tuple[str, str]] = Counter()
@@ -67,7 +252,7 @@ class Situation:
         self._total = 0
         self._waiting: dict[str, list[Run]] = {}
 
-    # -- what happens -------------------------------------------------------------------------------
+    # -- what happens
 
     def start(self, run: Run) -> None:
         self._room[run.job, run.key] += 1
@@ -85,60 +270,45 @@ class Situation:
     def no_longer_wait(self, run: Run) -> None:
         self._waiting[run.job].remove(run)
 
-    # -- rules ----------------------------------------------------------------------------------------
+    # -- what the rules ask
 
-    def closed(self, run: Run) -> list[str] | None:
-        """None if the run may start, else what it waits for: the words of ``closed`` in ``lua/lib/gate.lua``."""
-        job = self.jobs[run.job]
-        if self.paused:
-            return ["paused"]
-        if run.job in self.disabled:
-            return ["disabled", self.disabled[run.job]]
-        if job.max_running is not None and self._room[run.job, run.key] >= job.max_running:
-            return ["room", run.job, run.key]
-        if self.max_running is not None and self._total >= self.max_running:
-            return ["global"]
-        for other in job.never_beside:
-            if self._running[other]:
-                return ["blocked", other]
-        return self._unmet(run) or self._barred(run, job)
+    def job(self, name: str) -> Job:
+        """A job of another service has no rules here."""
+        return self.jobs.get(name, _UNKNOWN)
 
-    def _unmet(self, run: Run) -> list[str] | None:
-        for dep in self.jobs[run.job].dependencies if run.job in self.jobs else ():
-            how = self._wanting(dep, run)
-            if how is not None:
-                return ["depends", dep["job"], how]
-        return None
+    def why_disabled(self, run: RunAtGate) -> str | None:
+        return self.disabled.get(run.job)
 
-    def _wanting(self, dep: Mapping[str, Any], run: Run) -> str | None:
-        name = dep["job"]
-        if self._running[name]:
-            return "busy"
-        if any(one.arrival < run.arrival for one in self._waiting.get(name, ())):
-            return "disabled" if name in self.disabled else "fires"
-        if dep["on"] == "idle":
-            return None
-        last = self.ended.get(name, Last(True, self.now))
-        started = self.started.get(run.job)
-        how = None
-        if last is None:
-            how = "never"
-        elif dep["on"] == "success" and not last.succeeded:
-            how = "failed"
-        elif dep["max_age_ms"] is not None and (self.now - last.at) * 1000 > dep["max_age_ms"]:
-            how = "old"
-        elif dep["fresh"] and started is not None and last.at <= started:
-            how = "stale"
-        return "disabled" if how and name in self.disabled else how
+    def is_disabled(self, job: str) -> bool:
+        return job in self.disabled
 
-    def _barred(self, run: Run, job: Job) -> list[str] | None:
-        """No barging. A run that waits for a dependency, or whose job is disabled, bars nobody."""
-        if any(one.key == run.key for one in self._before(run, [run.job])):
-            return ["behind", run.job]
-        others = sorted(self._before(run, job.never_beside), key=lambda one: one.rank)
-        first = next((one for one in others if one.job not in self.disabled and not self._unmet(one)), None)
-        return None if first is None else ["behind", first.job]
+    def room_taken(self, job: str, key: str) -> int:
+        return self._room[job, key]
 
-    def _before(self, run: Run, jobs: Iterable[str]) -> list[Run]:
-        """The waiting runs of these jobs that rank before."""
+    def room_taken_by_all(self) -> int:
+        return self._total
+
+    def holds_room(self, job: str) -> bool:
+        return self._running[job] > 0
+
+    def is_busy(self, job: str) -> bool:
+        return self._running[job] > 0
+
+    def has_earlier_run(self, job: str, run: RunAtGate) -> bool:
+        return any(one.arrival < run.rank[1] for one in self._waiting.get(job, ()))
+
+    def last_end(self, job: str) -> Last | None:
+        return self.ended.get(job, Last(True, self.now))
+
+    def seconds_since_end(self, job: str) -> float:
+        last = self.last_end(job)
+        return 0.0 if last is None else self.now - last.at
+
+    def last_start(self, job: str) -> float | None:
+        return self.started.get(job)
+
+    def waiting_before(self, run: RunAtGate, jobs: Collection[str]) -> Iterable[Run]:
         return [one for job in jobs for one in self._waiting.get(job, ()) if one.rank < run.rank]
+
+
+_UNKNOWN = Job()

@@ -17,6 +17,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
+from celery_orchestration.job import reasons
 from celery_orchestration.ledger import keys
 
 try:
@@ -46,8 +47,8 @@ class Wait:
 
     @property
     def blocking_job(self) -> str | None:
-        named = len(self.why) > 1 and self.why[0] in ("room", "blocked", "depends", "behind")
-        return keys.decode_job(self.why[1]) if named else None
+        job = reasons.job_of(self.why) if self.why else None
+        return None if job is None else keys.decode_job(job)
 
     def attributes(self, job: str) -> dict[str, str | int]:
         found: dict[str, str | int] = {

@@ -1,10 +1,10 @@
-"""The ledger from outside: a client for operators, and the models of what it shows."""
+"""For operators: a client (:class:`Orchestration`), and the models that it returns."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery_orchestration.operate.client import Orchestration
-from celery_orchestration.operate.diagnosis import Check, Diagnosis, Health
+from celery_orchestration.operate.doctor.models import Check, Diagnosis, Health
 from celery_orchestration.operate.models import (
     Cancelled,
     CancelledRuns,
@@ -29,7 +29,7 @@ from celery_orchestration.operate.models import (
     Triggered,
     WorkerStatus,
 )
-from celery_orchestration.operate.pool_models import (
+from celery_orchestration.operate.pools.models import (
     Desired,
     DesiredPool,
     PoolsStatus,
@@ -39,11 +39,11 @@ from celery_orchestration.operate.pool_models import (
 )
 
 if TYPE_CHECKING:
-    from celery_orchestration.operate.dependency_graph import Conflict, Drawn, Exclusive, Needs, Picture
-    from celery_orchestration.operate.explanation import Cause, Explanation, Link, OptionValue
-    from celery_orchestration.operate.forecast import Collision, Forecast, ForecastRun, JobForecast, Overrun
+    from celery_orchestration.operate.explain.models import Cause, Explanation, Link, OptionValue
+    from celery_orchestration.operate.forecast.report import Collision, Forecast, ForecastRun, JobForecast, Overrun
+    from celery_orchestration.operate.graph.dependency_graph import Conflict, Drawn, Exclusive, Needs, Picture
+    from celery_orchestration.operate.history.statistics import Counts, Durations, JobStatistics, Statistics
     from celery_orchestration.operate.schedule import Schedule
-    from celery_orchestration.operate.statistics import Counts, Durations, JobStatistics, Statistics
 
 __all__ = [
     "Cancelled",
@@ -99,17 +99,17 @@ __all__ = [
     "WorkerStatus",
 ]
 
-#: Loaded when they are asked for: most commands need none of them.
-_LATER = {
-    **dict.fromkeys(("Cause", "Explanation", "Link", "OptionValue"), "explanation"),
-    **dict.fromkeys(("Conflict", "Drawn", "Exclusive", "Needs", "Picture"), "dependency_graph"),
-    **dict.fromkeys(("Collision", "Forecast", "ForecastRun", "JobForecast", "Overrun"), "forecast"),
-    **dict.fromkeys(("Counts", "Durations", "JobStatistics", "Statistics"), "statistics"),
+#: Imported on first use: most commands need none of them.
+_IMPORTED_ON_USE = {
+    **dict.fromkeys(("Cause", "Explanation", "Link", "OptionValue"), "explain.models"),
+    **dict.fromkeys(("Conflict", "Drawn", "Exclusive", "Needs", "Picture"), "graph.dependency_graph"),
+    **dict.fromkeys(("Collision", "Forecast", "ForecastRun", "JobForecast", "Overrun"), "forecast.report"),
+    **dict.fromkeys(("Counts", "Durations", "JobStatistics", "Statistics"), "history.statistics"),
     "Schedule": "schedule",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    if name in _IMPORTED_ON_USE:
+        return getattr(import_module(f"{__name__}.{_IMPORTED_ON_USE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""What all models of this package have in common."""
+"""The base class of all models of this package."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Model(BaseModel):
-    #: Built when it is used first: no command uses all of them.
+    #: Validators are built on first use: no command uses all models.
     model_config = ConfigDict(frozen=True, defer_build=True)

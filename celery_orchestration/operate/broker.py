@@ -1,8 +1,7 @@
-"""What the broker can tell operators: how much is in its queues, and which workers answer on it.
+"""Asks the broker: how many messages its queues have, and which workers answer.
 
-Nothing here raises or hangs: a broker that does not answer is a sentence in the result. Names of hosts may take longer
-to look up than any timeout of a socket allows, so each question has a thread of its own, which is left to itself when
-its time is over.
+Nothing here raises or hangs: if the broker does not answer, the result has a sentence about it. A DNS lookup may take
+longer than any socket timeout, so each question has its own thread, which is abandoned when its time is over.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from celery_orchestration import commands
 from celery_orchestration.node.stores import Names, Store, Stores
 from celery_orchestration.pools.backlog import Queued, read_queues
 
-#: Seconds for all of it, and for each step of connecting.
+#: Seconds for a whole question, and for each step of connecting.
 SECONDS, CONNECT_SECONDS = 2.0, 1.5
-#: Seconds that workers have to answer; more come as long as answers come in.
+#: Seconds in which workers have to answer; each answer extends the time.
 ANSWER_SECONDS = 1.0
 _MOST_ANSWER_SECONDS = 5.0
 
-#: How each kind of transport is told not to wait for ever. py-amqp's other waits follow from connect_timeout.
+#: The timeout options of each kind of transport. py-amqp derives its other timeouts from connect_timeout.
 _TIMEOUTS: Mapping[str, Mapping[str, Any]] = {
     "redis": {
         "socket_connect_timeout": CONNECT_SECONDS,
@@ -41,17 +40,17 @@ _TIMEOUTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Depths:
-    """How many messages are in each queue, without those that workers have fetched. None: nobody knows."""
+    """How many messages each queue has, without those that workers have fetched. None: unknown."""
 
     messages: dict[str, int | None]
     problem: str | None = None
-    #: What workers have fetched and not acknowledged, by their names; nothing where the broker is not Redis.
+    #: How many messages each worker has fetched and not acknowledged; empty if the broker is not Redis.
     fetched: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What workers said to a broadcast, by their names."""
+    """The replies of workers to a broadcast, by their names."""
 
     replies: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
@@ -59,12 +58,12 @@ class Answers:
 
 @dataclass(frozen=True)
 class Stranger:
-    """A worker that fetches jobs' messages, and that the ledger does not know."""
+    """A worker that the ledger does not know, and that takes messages of jobs."""
 
     name: str
-    #: Those of the jobs' queues that it serves.
+    #: The queues of jobs that it serves.
     queues: tuple[str, ...]
-    #: The namespace of the ledger that it keeps to, if it has the extension.
+    #: The namespace of its own ledger, if it has the extension.
     namespace: str | None = None
 
 
@@ -73,13 +72,13 @@ class Kept:
     """The stores of workers in a Redis broker, with how many messages each has."""
 
     stores: Sequence[tuple[Store, int]] = ()
-    #: Of the broker's Redis; '' if it does not tell.
+    #: The version of the broker's Redis; '' if unknown.
     version: str = ""
     problem: str | None = None
 
 
 def depths(app: Celery, queues: Iterable[str], stores: Names | None = None) -> Depths:
-    """`stores`: where to look for what workers have fetched."""
+    """`stores`: the names of the lists that hold fetched messages."""
     names = list(dict.fromkeys(queues))
     found: dict[str, int | None] = dict.fromkeys(names)
     fetched: Counter[str] = Counter()
@@ -98,14 +97,14 @@ def depths(app: Celery, queues: Iterable[str], stores: Names | None = None) -> D
 
 
 def queued(app: Celery, queues: Iterable[str]) -> tuple[dict[str, Queued] | None, str]:
-    """How much is in each queue and of which tasks, for pools; or None and why nobody knows."""
+    """The messages of each queue by task, for pools; or None and the error."""
     found: dict[str, Queued] = {}
     problem = _on_a_connection(app, SECONDS, lambda connection: found.update(read_queues(connection, queues)))
     return (None, problem) if problem else (found, "")
 
 
 def kept(app: Celery, names: Names) -> Kept:
-    """What workers have fetched."""
+    """The messages that workers have fetched and not acknowledged."""
     found: list[tuple[list[tuple[Store, int]], str]] = []
 
     def ask(connection: Connection) -> None:
@@ -118,7 +117,7 @@ def kept(app: Celery, names: Names) -> Kept:
 
 
 def give_back_all(app: Celery, names: Names) -> int:
-    """Ends every store, whoever has it. Returns how many messages went back to their queues."""
+    """Empties the stores of all workers. Returns how many messages went back to their queues."""
     with app.connection_for_read() as connection:
         if connection.transport.driver_type != "redis":
             return 0
@@ -127,7 +126,7 @@ def give_back_all(app: Celery, names: Names) -> int:
 
 
 def answers(app: Celery, command: str, destination: Collection[str] | None = None) -> Answers:
-    """Of all workers, or of those named: then it takes no longer than they do."""
+    """The replies of all workers, or of those named: then it returns as soon as all of them have replied."""
     if destination is not None and not destination:
         return Answers()
     replies: list[Mapping[str, Any]] = []
@@ -147,8 +146,8 @@ def answers(app: Celery, command: str, destination: Collection[str] | None = Non
 
 
 def held(app: Celery, how: str, workers: Collection[str] | None = None) -> dict[str, tuple[str, str]]:
-    """Runs that workers have and that the ledger may not have heard of, in order: job and worker of each. `how`:
-    ``fetched`` (no slot is free there) or ``rate_limited``."""
+    """Runs that workers have and that the ledger may not know, in order: job and worker of each. `how`: ``fetched``
+    (no slot is free there) or ``rate_limited``."""
     return {
         str(run["id"]): (str(run["job"]), worker)
         for worker, reply in answers(app, commands.INSPECT, workers).replies.items()
@@ -157,44 +156,44 @@ def held(app: Celery, how: str, workers: Collection[str] | None = None) -> dict[
 
 
 def kind(app: Celery) -> str:
-    """Of the broker: redis, amqp or another that kombu has; '' if its address cannot be read. Does not connect."""
+    """The kind of broker: redis, amqp or another one of kombu; '' if its address is invalid. Does not connect."""
     try:
         return str(app.connection_for_write().transport.driver_type)
-    except Exception:  # what is wrong with it is told where it is used
+    except Exception:  # the error is reported where the address is used
         return ""
 
 
 def strangers(
     app: Celery, known: Collection[str], queues: Collection[str], namespace: str
 ) -> tuple[list[Stranger], str | None]:
-    """Workers without the extension, with orchestration off, or of another app, on one of these queues; and why that is
-    not known.
+    """Finds workers without the extension, with orchestration off, or of another app, on one of these queues. Returns
+    them, and the error if they could not be asked.
 
     `known`: the names of the workers of the ledger, `namespace`: its own.
     """
     found = answers(app, "active_queues")
-    # Queues that we serve on a channel of our own are not among Celery's.
-    told = answers(app, commands.INSPECT, found.replies.keys() - known)
-    return unknown(found, told, known, queues, namespace), found.problem
+    # Celery does not list the queues that a worker serves on this extension's own channel.
+    inspected = answers(app, commands.INSPECT, found.replies.keys() - known)
+    return unknown(found, inspected, known, queues, namespace), found.problem
 
 
 def unknown(
-    found: Answers, told: Answers, known: Collection[str], queues: Collection[str], namespace: str
+    found: Answers, inspected: Answers, known: Collection[str], queues: Collection[str], namespace: str
 ) -> list[Stranger]:
-    """`found`: what they say to ``active_queues``, `told`: to ``orchestration``, if they have that."""
+    """`found`: the replies to ``active_queues``; `inspected`: to ``orchestration``, if they have it."""
     strangers = []
     for name in sorted(found.replies.keys() - known):
-        said = told.replies.get(name)
-        said = said if isinstance(said, Mapping) else {}
-        served = (_names(found.replies[name]) | {*(said.get("queues") or ())}) & {*queues}
-        # One of our own is just starting, or has lost its lease.
-        if served and said.get("namespace") != namespace:
-            strangers.append(Stranger(name, tuple(sorted(served)), said.get("namespace")))
+        reply = inspected.replies.get(name)
+        reply = reply if isinstance(reply, Mapping) else {}
+        served = (_names(found.replies[name]) | {*(reply.get("queues") or ())}) & {*queues}
+        # A worker of this app that is just starting, or has lost its lease.
+        if served and reply.get("namespace") != namespace:
+            strangers.append(Stranger(name, tuple(sorted(served)), reply.get("namespace")))
     return strangers
 
 
 def _names(reply: Any) -> set[str]:
-    """Of the queues in a worker's reply to ``active_queues``; an error has none."""
+    """The names of the queues in a worker's reply to ``active_queues``; an error has none."""
     served = reply if isinstance(reply, list) else []
     return {str(queue.get("name")) for queue in served if isinstance(queue, Mapping)}
 
@@ -203,13 +202,13 @@ def _names(reply: Any) -> set[str]:
 
 
 def _stores(connection: Connection, names: Names) -> Stores:
-    """On kombu's connections, without its client: that would put ``global_keyprefix`` before some keys."""
+    """Uses kombu's connections, but not its client, which would put ``global_keyprefix`` before some keys."""
     return Stores(Redis(connection_pool=connection.default_channel.pool), names)
 
 
 def _llen(connection: Connection, names: list[str]) -> dict[str, int | None]:
-    """In one round trip. kombu can count one queue at a time (``Channel._size``); its lists, one for each priority of
-    messages, are named by ``_q_for_pri``, and its client puts ``global_keyprefix`` before that."""
+    """Counts in one round trip; kombu counts one queue at a time (``Channel._size``). Each message priority has its own
+    list, named by ``_q_for_pri``, and kombu's client puts ``global_keyprefix`` before that name."""
     channel = connection.channel()
     steps = list(channel.priority_steps)
     with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
@@ -218,12 +217,12 @@ def _llen(connection: Connection, names: list[str]) -> dict[str, int | None]:
                 pipe.llen(channel._q_for_pri(name, step))
         lengths = iter(pipe.execute(raise_on_error=False))
     parts = {name: [next(lengths) for _ in steps] for name in names}
-    # What is no list is no queue, and nothing that can be counted.
+    # A key that is no list is no queue.
     return {name: sum(some) if all(isinstance(one, int) for one in some) else None for name, some in parts.items()}
 
 
 def _declare(connection: Connection, names: list[str]) -> dict[str, int | None]:
-    """Passively: asks, and makes none. A queue that is not there closes the channel."""
+    """Declares the queue passively, which creates none. A queue that does not exist closes the channel."""
     found: dict[str, int | None] = {}
     channel = connection.channel()
     for name in names:
@@ -239,23 +238,23 @@ _NOT_FOUND = 404
 
 
 def _on_a_connection(app: Celery, seconds: float, ask: Callable[[Connection], None]) -> str | None:
-    """Returns what went wrong, if something did."""
-    said: list[str | None] = []
+    """Returns the error, if there was one."""
+    reply: list[str | None] = []
     try:
         connection = app.connection_for_write(connect_timeout=CONNECT_SECONDS)
-    except Exception as exc:  # kombu has many ways to find an address wrong
+    except Exception as exc:  # kombu raises various errors for a wrong address
         return f"the broker's address cannot be read: {type(exc).__name__}"
 
     def work() -> None:
         try:
             options = connection.transport_options or {}
             connection.transport_options = {**options, **_TIMEOUTS.get(connection.transport.driver_type, {})}
-            # Without this kombu would try again, after a pause. The other addresses of a list are tried at once.
+            # kombu would retry after a pause. It still tries the other addresses of a list at once.
             connection.ensure_connection(max_retries=len(connection.alt or [None]) - 1, interval_start=0)
             ask(connection)
-            said.append(None)
-        except Exception as exc:  # whatever a transport raises: this is a thread's end
-            said.append(f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__)
+            reply.append(None)
+        except Exception as exc:  # a transport may raise anything, and this thread must end
+            reply.append(f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__)
         finally:
             with suppress(Exception):
                 connection.release()
@@ -263,5 +262,5 @@ def _on_a_connection(app: Celery, seconds: float, ask: Callable[[Connection], No
     thread = threading.Thread(target=work, name="orchestration-broker", daemon=True)
     thread.start()
     thread.join(seconds)
-    problem = said[0] if said else f"no answer within {seconds:g} s"
+    problem = reply[0] if reply else f"no answer within {seconds:g} s"
     return None if problem is None else f"the broker at {connection.as_uri()} does not answer: {problem}"

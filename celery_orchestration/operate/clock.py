@@ -1,19 +1,25 @@
-"""Times of the ledger, for people: the same words in every command."""
+"""Times and durations for people: every command writes them the same way."""
 
 from datetime import datetime, timezone
+from typing import Any
 
 
 def when(ms: float) -> datetime:
     return datetime.fromtimestamp(ms / 1000, timezone.utc)
 
 
+def optional_time(ms: float | None) -> Any:
+    """As :func:`when`; a record may have no time, and a model that requires one refuses None."""
+    return None if ms is None else when(ms)
+
+
 def clock(at: datetime) -> str:
-    """On the clock of who looks."""
+    """In the viewer's local time."""
     return at.astimezone().strftime("%m-%d %H:%M:%S")
 
 
 def lasting(seconds: float) -> str:
-    """Roughly: two digits or three."""
+    """A duration with two or three digits."""
     if seconds < 119.5:
         return f"{seconds:.0f} s"
     if seconds < 119.5 * 60:
@@ -22,5 +28,5 @@ def lasting(seconds: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """Of a run that has ended: short ones differ by less than a second."""
+    """How long a run took: with tenths of a second if it was short."""
     return f"{seconds:.1f} s" if seconds < 9.95 else lasting(seconds)

@@ -1,51 +1,38 @@
-"""Who changes something, for the audit; and what people can type."""
+"""Commands and sentences that tell people what to do."""
 
-import getpass
 import os
 import shlex
-import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-
-#: Who acts through this process, if it is not the one who started it: a user of the dashboard.
-_acting: ContextVar[str | None] = ContextVar("acting", default=None)
-
-
-@contextmanager
-def acting_as(name: str | None) -> Iterator[None]:
-    """Within the block the audit names this person; None: whoever started the process."""
-    token = _acting.set(name)
-    try:
-        yield
-    finally:
-        _acting.reset(token)
-
-
-def me() -> str:
-    if (name := _acting.get()) is not None:
-        return name
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a user id without a name
-        return f"{os.getuid()}@{socket.gethostname()}"
+from collections.abc import Sequence
 
 
 def command(*words: str, program: str = "orchestration") -> str:
-    """A line to type: for the app that this process was started for, if it is a celery command."""
+    """A celery command to type, for the app of this process if that is a celery command, too."""
     if program == "orchestration" and words[-1].startswith("-"):  # a name that looks like an option
         words = (*words[:-1], "--", words[-1])
     return " ".join([CELERY, program, *map(shlex.quote, words)])
 
 
 def worker_for(queue: str) -> str:
-    """A line to type: a worker that serves this queue, with a name of its own beside others of its machine."""
+    """A command that starts a worker for this queue. Its name differs from other workers of the machine."""
     return command("-n", f"{queue}@%h", "-Q", queue, program="worker")
 
 
+def no_release(job: str, last: str) -> str:
+    """`last`: the release that had the job last, or ''."""
+    return f"no live worker has job {job}" + (f"; it was last seen in release {last}" if last else "")
+
+
+def without_release(job: str) -> str:
+    """What to do about runs whose job no live worker has."""
+    return (
+        f"start a worker whose code has it, or {command('cancel', '--job', job)}, "
+        f"or {command('requeue', '--as', 'NEW_JOB', '--job', job)}"
+    )
+
+
 def redis_cli(address: str, *words: str) -> str:
-    """A line to type, for the Redis at an address without secrets; '…' where that does not say which one it is."""
+    """A redis-cli command for the Redis at this address, which has no secrets; '…' where the address is not enough."""
     scheme, _, rest = address.partition(";")[0].partition("://")
     secret, _, place = rest.rpartition("@")
     host, _, port = place.partition("/")[0].rpartition(":")
@@ -74,5 +61,5 @@ def _app_name(argv: Sequence[str]) -> str:
     return shlex.quote(os.environ["CELERY_APP"]) if os.environ.get("CELERY_APP") else "…"
 
 
-#: How commands of this app begin.
+#: The beginning of every command for this app.
 CELERY = f"celery -A {_app_name(sys.argv)}"

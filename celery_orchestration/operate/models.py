@@ -1,4 +1,4 @@
-"""What operators see, as pydantic models: the same for Python, ``--json`` and the tables."""
+"""The models that operators see: the same in Python, with ``--json`` and in tables."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Literal
 from pydantic import Field
 
 from celery_orchestration.operate.base_model import Model
-from celery_orchestration.operate.pool_models import PoolStatus
+from celery_orchestration.operate.pools.models import PoolStatus
 
 JobState = Literal["idle", "running", "waiting", "disabled"]
 RunState = Literal["later", "waiting", "granted", "queued", "running", "ending", "behind", "retrying", "released"]
 
 
 class Disabled(Model):
-    by: str = Field(description="'failures', or the person who did it")
-    why: str = Field(description="the reason, or what failed")
+    by: str = Field(description="'failures', or the person who disabled it")
+    why: str = Field(description="the reason, or the error")
     at: datetime = Field(description="since when")
-    failures: str | None = Field(description="why failures had disabled it, where a person has done it since")
+    failures: str | None = Field(description="the error, if failures had disabled it before a person did")
 
 
 class Change(Model):
@@ -26,17 +26,17 @@ class Change(Model):
 
     at: datetime = Field(description="when")
     who: str = Field(description="user and host")
-    what: str = Field(description="in the word of the command; 'epoch', 'corrupt' and 'lost' are the ledger's own")
-    about: str = Field(description="a job, an entry, the id of a run, how many of what, or nothing")
-    why: str = Field(description="the reason, if one was given; of what is done to a run, its job")
+    what: str = Field(description="the command; 'epoch', 'corrupt' and 'lost' are the ledger's own changes")
+    about: str = Field(description="a job, an entry, the id of a run, a number of runs, or nothing")
+    why: str = Field(description="the reason, if one was given; for a change of a run: its job")
 
 
 class Cancelled(Model):
     run_id: str = Field(description="the run")
-    called_off: bool = Field(description="it waited, and ends as revoked")
-    terminated: bool = Field(description="it was running, and its worker is told to end it")
+    cancelled: bool = Field(description="it had not started, and ends as revoked")
+    terminated: bool = Field(description="it was running, and its worker was told to end it")
     state: RunState | Literal["fetched"] = Field(
-        description="in which it was found; fetched: it waited for a slot in the worker that had fetched it"
+        description="its state before; fetched: it waited for a slot in the worker that had fetched it"
     )
 
 
@@ -48,19 +48,20 @@ class CancelledRuns(Model):
 class Triggered(Model):
     run_id: str = Field(description="the run that was asked for")
     job: str = Field(description="its job")
-    forced: bool = Field(description="it starts even if the job is disabled or everything paused")
+    forced: bool = Field(description="it starts even if the job is disabled or everything is paused")
 
 
 class Released(Model):
-    count: int = Field(description="runs that were published past the gate")
+    count: int = Field(description="runs that were published without asking the gate")
     given_back: int = Field(
-        default=0, description="messages that workers had fetched and not acknowledged: they are back in their queues"
+        default=0,
+        description="messages that workers had fetched and not acknowledged, and that went back to their queues",
     )
 
 
 class Requeued(Model):
     runs: dict[str, str] = Field(
-        description="ids of dead letters (and, as another job, of runs that waited), and of the runs they have become"
+        description="ids of dead letters (with --as: also of waiting runs), each with the id of its new run"
     )
     left: dict[str, str] = Field(description="ids of those that could not be requeued, and why")
 
@@ -69,11 +70,11 @@ class Purged(Model):
     count: int = Field(description="dead letters that were removed")
 
 
-#: As many ended runs of a job as may be kept.
+#: The most ended runs of a job that the ledger may keep.
 MOST_HISTORY = 10_000
-#: The beginning of a run's id has so many characters at least.
+#: The fewest characters of an id by which a run is found.
 SHORTEST_ID = 4
-#: How a run may end; the last two also tell of fires that made no run.
+#: The outcomes of runs; the last two are also those of fires that made no run.
 OUTCOMES = (
     *("succeeded", "failed", "crashed", "revoked", "expired", "rejected", "ignored", "requeued", "released"),
     *("skipped", "missed"),
@@ -81,12 +82,12 @@ OUTCOMES = (
 
 
 class Ended(Model):
-    """How a run ended; or that so many fires of an entry made none."""
+    """An ended run; or several fires of an entry that made no run."""
 
     id: str = Field(description="of the run")
     job: str = Field(description="its job")
     outcome: str = Field(
-        description=f"one of {', '.join(OUTCOMES)}; the last two also tell of fires that made no run"
+        description=f"one of {', '.join(OUTCOMES)}; the last two also stand for fires that made no run"
     )
     retries: int = Field(description="how often it was tried before")
     key: str = Field(description="room key; '' if the job has none")
@@ -94,16 +95,16 @@ class Ended(Model):
     started: datetime | None = Field(description="when it started last; None: never")
     ended: datetime = Field(description="when it ended")
     seconds: float | None = Field(description="how long it ran")
-    waited_seconds: float = Field(description="from its arrival to its last start, attempts before that included")
-    waited_for: str | None = Field(description="what it waited for first")
-    waited_rule: str | None = Field(default=None, description="the gate's rule of that: depends, blocked, room …")
+    waited_seconds: float = Field(description="from its arrival to its last start, earlier attempts included")
+    waited_for: str | None = Field(description="the first reason why it waited")
+    waited_rule: str | None = Field(default=None, description="the rule of that reason: depends, blocked, room …")
     worker: str | None = Field(description="where it ran")
     fence: int | None = Field(description="of its last start")
     recoveries: int = Field(description="how often its process or worker died")
-    error: str | None = Field(description="what failed; why fires made no run")
-    entry: str | None = Field(default=None, description="of the schedule, if that one asked for it")
-    due: datetime | None = Field(default=None, description="for when the schedule asked for it; of many, the last")
-    fires: int = Field(default=1, description="how many fires in a row that is: those that made no run are counted")
+    error: str | None = Field(description="the error; or why fires made no run")
+    entry: str | None = Field(default=None, description="its entry of the schedule, if it has one")
+    due: datetime | None = Field(default=None, description="its due time; of several fires: the last")
+    fires: int = Field(default=1, description="the number of fires in a row, if they made no run; else 1")
     made_run: bool = Field(default=True, description="False: a fire that was skipped or missed; `id` names no run")
 
 
@@ -113,19 +114,19 @@ class DeadLetter(Model):
     id: str = Field(description="of the run")
     job: str = Field(description="its job")
     at: datetime = Field(description="when it failed for good")
-    error: str = Field(description="what failed, in a line")
-    traceback: str = Field(description="where; '' if nobody knows")
+    error: str = Field(description="the error in one line")
+    traceback: str = Field(description="the traceback; '' if unknown")
     retries: int = Field(description="how often it was tried before")
     key: str = Field(description="room key; '' if the job has none")
-    queue: str = Field(description="where it came from")
+    queue: str = Field(description="its queue")
     arrived: datetime = Field(description="when it was first seen")
     worker: str | None = Field(description="where it ran last")
     recoveries: int = Field(description="how often its process or worker died")
-    revoked: bool = Field(description="its id was revoked meanwhile: requeued, it gets a new one")
+    revoked: bool = Field(description="its id was revoked since then: if requeued, it gets a new id")
 
 
 class Letter(DeadLetter):
-    """A dead letter with what can be told of its message without reading its body."""
+    """A dead letter with the facts of its message that are known without decoding its body."""
 
     args: str | None = Field(description="arguments, as Celery shows them")
     named_args: str | None = Field(description="named arguments, as Celery shows them")
@@ -136,49 +137,53 @@ class Letter(DeadLetter):
 
 
 class JobStatus(Model):
-    """A job: what it is doing, and how its last run ended."""
+    """A job: its state, and how its last run ended."""
 
     name: str = Field(description="full name of the task")
-    state: JobState = Field(description="the first that holds: disabled, running, waiting, idle")
+    state: JobState = Field(description="the first that applies: disabled, running, waiting, idle")
     running: int = Field(description="runs that hold room: running, or on their way to a worker")
-    max_running: int | None = Field(description="how many at once at most; None: any number")
+    max_running: int | None = Field(description="the most runs at once; None: any number")
     keyed: bool = Field(description="max_running counts per room key")
-    priority: str | None = Field(default=None, description="as this app's code has it; None: it has no such job")
-    pool: str | None = Field(default=None, description="as this app's code has it")
-    waiting: int = Field(description="runs that wait for their gate")
-    later: int = Field(description="runs that are not due yet, or wait to be tried alone")
-    oldest_arrival: datetime | None = Field(description="arrival of the run that has waited longest")
+    priority: str | None = Field(default=None, description="in this app's code; None: it has no such job")
+    pool: str | None = Field(default=None, description="in this app's code")
+    waiting: int = Field(description="runs that wait at the gate")
+    later: int = Field(description="runs that are not due yet, or wait to be retried alone")
+    oldest_arrival: datetime | None = Field(description="arrival of the run that waits longest")
     last_start: datetime | None = Field(description="when a run started last")
     last_end: datetime | None = Field(description="when a run ended last")
     last_outcome: Literal["succeeded", "failed"] | None = Field(description="of that one")
     last_success: datetime | None = Field(description="when a run succeeded last")
     last_seconds: float | None = Field(description="how long the last run took")
     failures: int = Field(description="in a row")
-    max_consecutive_failures: int | None = Field(description="after so many it is disabled; None: never")
-    last_error: str | None = Field(description="what failed last, in a line")
-    disabled: Disabled | None = Field(description="by whom and why, if it is")
-    probe: str | None = Field(description="while disabled: the run that tries whether it works again; '' if one may")
+    max_consecutive_failures: int | None = Field(
+        description="the number of failures after which it is disabled; None: never"
+    )
+    last_error: str | None = Field(description="the last error in one line")
+    disabled: Disabled | None = Field(description="by whom and why; None: it is not")
+    probe: str | None = Field(
+        description="while disabled: the run that tests whether it works again; '' if the next run may"
+    )
     next_probe: datetime | None = Field(
-        description="while disabled by failures: when a run may try whether it works again"
+        description="while disabled by failures: when a run may test whether it works again"
     )
     dead_letters: int = Field(description="how many it has")
     dropped_copies: int = Field(
-        default=0, description="how many copies of messages were dropped: the broker delivered a known call again"
+        default=0, description="dropped copies of messages: the broker had redelivered a known call"
     )
-    next_fire: datetime | None = Field(default=None, description="when the schedule asks for it next")
-    overdue: bool = Field(
-        default=False, description="its schedule asked for it twice or more since its last success, or would have"
+    next_fire: datetime | None = Field(default=None, description="its next due time")
+    overdue: bool = Field(default=False, description="it was due twice or more since its last success")
+    would_have_waited: dict[str, int] = Field(
+        description="in observe mode: how often a run would have waited, by reason"
     )
-    would_have_waited: dict[str, int] = Field(description="observe mode: reason, and how often")
 
 
 class Progress(Model):
-    """How far a run has come, as its code says it."""
+    """The progress of a run, as its code reports it."""
 
     done: int | float = Field(description="so much")
-    total: int | float | None = Field(description="None: nobody knows")
+    total: int | float | None = Field(description="None: unknown")
     note: str = Field(description="in words")
-    at: datetime = Field(description="when that was said")
+    at: datetime = Field(description="when it was reported")
 
 
 class RunStatus(Model):
@@ -186,25 +191,27 @@ class RunStatus(Model):
 
     id: str = Field(description="its task id; <task id>~<call> if that id was sent again while an earlier run is known")
     job: str = Field(description="its job")
-    state: RunState = Field(description="where it is in its life")
+    state: RunState = Field(description="its present state")
     key: str = Field(description="room key; '' if the job has none")
-    priority: str = Field(description="low, normal, high or critical; 'forced' goes before all")
+    priority: str = Field(description="low, normal, high or critical; 'forced' goes before all others")
     retries: int = Field(description="how often it was tried before")
     worker: str | None = Field(description="where it runs")
-    queue: str = Field(description="where it came from, or goes to")
+    queue: str = Field(description="its queue")
     fence: int | None = Field(description="of its start")
     recoveries: int = Field(description="how often its process or worker died")
     arrived: datetime = Field(description="when it was first seen")
-    since: datetime = Field(description="when it came into this state")
+    since: datetime = Field(description="when it entered this state")
     seconds: float = Field(description="how long it has been in this state")
-    expires: datetime | None = Field(description="when it will not start any more")
+    expires: datetime | None = Field(description="after this time it does not start")
     reason: str | None = Field(description="why it waits")
-    rule: str | None = Field(default=None, description="the gate's rule that it waits by: depends, blocked, room …")
+    rule: str | None = Field(
+        default=None, description="the rule of the gate that makes it wait: depends, blocked, room …"
+    )
     waits_for: str | None = Field(default=None, description="the job that it waits for, if it is one")
     timed_out: datetime | None = Field(
-        default=None, description="when its time limit passed: it has failed, its room is free when its code returns"
+        default=None, description="when its time limit passed: it has failed, and holds its room until its code returns"
     )
-    progress: Progress | None = Field(default=None, description="as its code said last")
+    progress: Progress | None = Field(default=None, description="as its code reported last")
 
 
 class WorkerStatus(Model):
@@ -212,57 +219,57 @@ class WorkerStatus(Model):
     host: str = Field(description="its machine")
     pid: int = Field(description="of its main process")
     state: Literal["idle", "busy", "draining", "dead"] = Field(
-        description="dead: its lease ran out, or it is silent for as long"
+        description="dead: its lease ran out, or it has been silent for as long"
     )
     execution_pool: str = Field(description="prefork, threads, gevent, solo …")
-    slots: int = Field(description="runs that it can have at once")
-    running: int = Field(description="runs that it has")
+    slots: int = Field(description="runs that it can execute at once")
+    running: int = Field(description="runs that it executes")
     fetched: int | None = Field(
         default=None,
         description="messages that it has fetched from a Redis broker and not acknowledged: those that have not begun, "
         "and runs with acks_late. From another broker: runs of jobs that wait for a slot there, up to 1,000. None: it "
         "does not tell",
     )
-    done: int = Field(description="runs that ended there, without those that are tried again")
-    failed: int = Field(description="of these, the ones that failed for good")
+    done: int = Field(description="runs that ended there, without those that are retried")
+    failed: int = Field(description="those of them that failed for good")
     queues: list[str] = Field(description="that it serves")
     mode: str = Field(description="enforce or observe")
     since: datetime = Field(description="when it registered")
-    last_beat: datetime = Field(description="when it was heard of last")
+    last_beat: datetime = Field(description="its last heartbeat")
 
 
 class Death(Model):
     """A worker that died."""
 
     name: str = Field(description="node name")
-    at: datetime = Field(description="when that was noticed")
+    at: datetime = Field(description="when the death was noticed")
     runs: int = Field(description="runs that it had")
 
 
 class QueueStatus(Model):
     name: str = Field(description="of the queue")
-    depth: int | None = Field(default=None, description="messages in the broker; None: nobody could be asked")
+    depth: int | None = Field(default=None, description="messages in the broker; None: the broker did not answer")
     slots: int = Field(description="slots of the live workers that serve it")
     under_way: int = Field(description="handed-over runs that have not started")
-    waiting: int = Field(description="waiting runs (of those listed) that will be handed over to it")
+    waiting: int = Field(description="listed waiting runs that will be handed over to it")
 
 
 class ServiceLeader(Model):
-    """Who fires the schedule of another service that shares the ledger."""
+    """The scheduler of another service that shares the ledger."""
 
     service: str = Field(description="the name of its app")
-    leader: str = Field(description="which one leads")
+    leader: str = Field(description="the leading scheduler")
     since: datetime = Field(description="since when it leads")
 
 
 class SchedulerStatus(Model):
-    """Who fires the schedule."""
+    """The scheduler that fires the schedule."""
 
-    leader: str | None = Field(default=None, description="which one leads; None: none does")
+    leader: str | None = Field(default=None, description="the leading scheduler; None: none leads")
     since: datetime | None = Field(default=None, description="since when it leads")
-    standbys: list[str] = Field(default=[], description="those that would take over")
+    standbys: list[str] = Field(default=[], description="schedulers that would take over")
     entries: int = Field(default=0, description="how many entries the schedule has")
-    others: list[ServiceLeader] = Field(default=[], description="of other services that share the ledger")
+    others: list[ServiceLeader] = Field(default=[], description="leaders of other services that share the ledger")
 
 
 class Paused(Model):
@@ -275,46 +282,44 @@ class EntryStatus(Model):
     """An entry of the schedule."""
 
     name: str = Field(description="of the entry")
-    service: str | None = Field(
-        default=None, description="another service that shares the ledger, whose entry it is; None: this app's"
-    )
-    task: str = Field(description="what it fires")
+    service: str | None = Field(default=None, description="the other service whose entry it is; None: this app's")
+    task: str = Field(description="the task that it fires")
     is_job: bool = Field(description="its fires go through the gate")
     every: str = Field(description="when, in words")
-    source: Literal["code", "people"] = Field(description="where it is written")
-    continuous: bool = Field(description="the next run comes when the last has ended")
-    args: list[Any] | None = Field(default=None, description="of one that people added; so are the next two")
+    source: Literal["code", "people"] = Field(description="code, or added by people")
+    continuous: bool = Field(description="the next run comes when the last one has ended")
+    args: list[Any] | None = Field(default=None, description="only of entries that people added, as the next two")
     named_args: dict[str, Any] | None = Field(default=None, description="named arguments")
     options: dict[str, Any] | None = Field(default=None, description="of apply_async")
-    paused: Paused | None = Field(default=None, description="by whom and why, if it is")
-    last_fire: datetime | None = Field(default=None, description="when it was due last; None: it never was")
+    paused: Paused | None = Field(default=None, description="by whom and why; None: it is not")
+    last_fire: datetime | None = Field(default=None, description="its last due time; None: it was never due")
     last_outcome: Literal["fired", "sent", "skipped", "missed"] | None = Field(default=None, description="of that")
-    last_run: str | None = Field(default=None, description="id of the last run of a job that it made")
-    next_fire: datetime | None = Field(default=None, description="when it is due next, as far as a scheduler has said")
-    fires: int = Field(default=0, description="how many there were")
+    last_run: str | None = Field(default=None, description="id of the last run of a job that it has made")
+    next_fire: datetime | None = Field(default=None, description="its next due time, if a scheduler has computed it")
+    fires: int = Field(default=0, description="number of fires")
     skips: int = Field(default=0, description="fires that made no run: the one before had not ended")
-    misses: int = Field(default=0, description="fires that made no run: nobody fired them in time")
+    misses: int = Field(default=0, description="fires that made no run: no scheduler fired them in time")
     problem: str | None = Field(default=None, description="why it is not fired")
 
 
 class Status(Model):
-    """The whole of a ledger at one moment."""
+    """The whole ledger at one moment."""
 
     namespace: str = Field(description="of the ledger")
     at: datetime = Field(description="Redis's time")
     paused: bool = Field(description="nothing starts")
     pause: Paused | None = Field(default=None, description="who paused everything, and why")
     running: int = Field(description="runs that hold room")
-    max_running: int | None = Field(description="how many at once at most, over all jobs; None: any number")
-    waiting: int = Field(description="runs that wait for their gate")
+    max_running: int | None = Field(description="the most runs of all jobs at once; None: any number")
+    waiting: int = Field(description="runs that wait at the gate")
     later: int = Field(description="runs that are not due yet")
     dead_letters: int = Field(description="how many there are")
     jobs: list[JobStatus] = Field(description="by name")
-    runs: list[RunStatus] = Field(description="runs that hold room, are to be tried again, or are just ending")
-    waits: list[RunStatus] = Field(description="runs that wait, in rank order; the first ones if there are many")
+    runs: list[RunStatus] = Field(description="runs that hold room, wait for a retry, or are just ending")
+    waits: list[RunStatus] = Field(description="waiting runs in rank order; only the first ones if there are many")
     workers: list[WorkerStatus] = Field(description="by name")
-    died: list[Death] = Field(description="workers that died, the latest first")
+    died: list[Death] = Field(description="dead workers, the latest first")
     queues: list[QueueStatus] = Field(description="by name")
-    problems: list[str] = Field(description="what an operator should know")
-    scheduler: SchedulerStatus = Field(default=SchedulerStatus(), description="who fires the schedule")
-    pools: list[PoolStatus] = Field(default=[], description="of orchestration_pools, by name")
+    problems: list[str] = Field(description="problems in sentences")
+    scheduler: SchedulerStatus = Field(default=SchedulerStatus(), description="the scheduler")
+    pools: list[PoolStatus] = Field(default=[], description="the pools of orchestration_pools, by name")

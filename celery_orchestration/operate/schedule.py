@@ -1,4 +1,4 @@
-"""The schedule from Python: what fires when, and how people change that."""
+"""The schedule from Python: lists, adds, changes, pauses and removes entries."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.settings import Settings
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.ledger import Ledger, keys
-from celery_orchestration.operate import code
+from celery_orchestration.operate import app_jobs
+from celery_orchestration.operate.acting_user import current_user
 from celery_orchestration.operate.clock import when
-from celery_orchestration.operate.hints import command, me
+from celery_orchestration.operate.hints import command
 from celery_orchestration.operate.models import EntryStatus, Paused
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.entry_documents import (
@@ -30,25 +31,25 @@ from celery_orchestration.scheduler.entry_documents import (
     written,
 )
 
-#: How many entries are read at a time.
+#: How many entries one call reads.
 PART = 200
-#: How often an update is tried again that somebody else was faster than.
+#: How often an update is retried after somebody else has changed the entry in between.
 _TRIES = 10
 CORRUPT = "its record is corrupt"
-LEFT = "it came from code that the scheduler that leads does not have"
+LEFT = "the leading scheduler's code does not have it"
 
 
 def foreign_beat(app: Celery) -> str:
-    return f"this app's beat_scheduler is {show(app.conf.beat_scheduler)}, which only fires what the code has"
+    return f"this app's beat_scheduler is {show(app.conf.beat_scheduler)}, which fires only the entries of the code"
 
 
 class Schedule:
-    """Entries from the code, and those that people add here. A scheduler sees within a second what is changed."""
+    """Entries of the code, and entries that people add here. A scheduler notices a change within a second."""
 
     def __init__(
         self, app: Celery, settings: Settings, ledger: Ledger, ask: Callable[[Callable[[], Any]], Any]
     ) -> None:
-        """`ask` calls the ledger, with its errors in words."""
+        """`ask` calls the ledger and puts its errors into words."""
         self._app = app
         self._settings = settings
         self._ledger = ledger
@@ -63,10 +64,10 @@ class Schedule:
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> EntryStatus:
-        """Fires a task of this app, or a job: the first time after one interval.
+        """Adds an entry that fires a task of this app, or a job: the first time after one interval.
 
         `schedule`: seconds, a timedelta, a crontab or its text ('*/5 * * * *'), or a solar schedule. `options`: of
-        ``apply_async``. All has to be JSON.
+        ``apply_async``. All values must be JSON.
         """
         check_name(name)
         if name in self.in_code():
@@ -84,9 +85,9 @@ class Schedule:
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> EntryStatus:
-        """What is not given stays as it is. Its next fire comes after one interval; if it is paused it stays so."""
+        """Changes only what is given. The next fire comes after one interval. A paused entry stays paused."""
         if all(part is None for part in (task, schedule, args, kwargs, options)):
-            raise BadCall("say what to change: task, schedule, args, kwargs or options")
+            raise BadCall("give something to change: task, schedule, args, kwargs or options")
         for _ in range(_TRIES):
             found = self._find(name)
             if found.get("src") == "code":
@@ -104,37 +105,37 @@ class Schedule:
             )
             if is_written:
                 return self.get(name)
-        raise BadCall(f"entry {show(name)} is being changed by somebody else all the time")
+        raise BadCall(f"entry {show(name)} keeps being changed by somebody else: try again later")
 
     def remove(self, name: str) -> EntryStatus:
-        """Returns what it was. Runs that it has made go on."""
+        """Removes the entry and returns it. Runs that it has made continue."""
         before = self.get(name)
         self._change("remove", name, "")
         return before
 
     def pause(self, name: str, reason: str = "") -> EntryStatus:
-        """It fires no more until somebody resumes it. Entries of the code can be paused, too."""
+        """Stops firing the entry until it is resumed. Entries of the code can be paused, too."""
         self._change("pause", name, reason)
         return self.get(name)
 
     def resume(self, name: str) -> EntryStatus:
-        """What was due meanwhile is not made up for."""
+        """Fires the entry again. Fires that were due during the pause are not caught up."""
         self._change("resume", name, "")
         return self.get(name)
 
     def get(self, name: str) -> EntryStatus:
-        return self._status(self._ledger.entry_id(name), self._find(name), code.jobs(self._app))
+        return self._status(self._ledger.entry_id(name), self._find(name), app_jobs.jobs(self._app))
 
     def list(self, task: str | None = None, part: str = "") -> builtins.list[EntryStatus]:
-        """By name; only those of a task, or with this part in their names. One that is broken says so."""
+        """Entries by name; only those of a task, or whose names contain a text. A broken entry has a `problem`."""
         found = self._all()
         if task is not None and task not in self._app.tasks and all(entry.task != task for entry in found):
-            hint = suggest(task, {entry.task for entry in found} | set(code.jobs(self._app)))
+            hint = suggest(task, {entry.task for entry in found} | set(app_jobs.jobs(self._app)))
             raise UnknownJob(f"no entry fires {show(task)}{hint}")
         return [entry for entry in found if part in entry.name and task in (None, entry.task)]
 
     def _all(self) -> builtins.list[EntryStatus]:
-        jobs, found = code.jobs(self._app), {}
+        jobs, found = app_jobs.jobs(self._app), {}
         skip = 0
         while part := self._ask(lambda skip=skip: self._ledger.entries(skip, PART)):  # type: ignore[misc]
             found.update(part)
@@ -142,12 +143,12 @@ class Schedule:
         return sorted((self._status(*one, jobs) for one in found.items()), key=lambda entry: entry.name)
 
     def in_code(self) -> set[str]:
-        """The names of entries that the code of this app has."""
-        found, _ = from_code(self._app, code.jobs(self._app), {})
+        """The names of the entries in this app's code."""
+        found, _ = from_code(self._app, app_jobs.jobs(self._app), {})
         return {*found, *self._app.conf.beat_schedule}
 
     def has_code(self) -> bool:
-        """Whether the code of this app has entries, as far as it can be read."""
+        """Whether this app's code has entries; False if it cannot be read."""
         try:
             return bool(self.in_code())
         except ConfigurationError:
@@ -155,7 +156,7 @@ class Schedule:
 
     def asked_for(self) -> set[str]:
         """The tasks that entries of the code fire."""
-        found, _ = from_code(self._app, code.jobs(self._app), {})
+        found, _ = from_code(self._app, app_jobs.jobs(self._app), {})
         return {entry.call.task for entry in found.values()}
 
     def is_ours(self) -> bool:
@@ -175,15 +176,15 @@ class Schedule:
         options: Mapping[str, Any],
         generation: str,
     ) -> bool:
-        """False if another generation is there."""
+        """Returns False if somebody else has changed the entry in between."""
         self._check_beat()
         text = document(self._app, name, task, when, args, kwargs, options)
-        entry = from_document(self._app, self._ledger.entry_id(name), text, code.jobs(self._app))
+        entry = from_document(self._app, self._ledger.entry_id(name), text, app_jobs.jobs(self._app))
         job = keys.encode_job(task) if entry.policy is not None else ""
         return self._change(what, name, "", (task, job, entry.every, text, generation))
 
     def _check_beat(self) -> None:
-        """Refuses what nothing would ever fire."""
+        """Raises an error if no scheduler would ever fire the entry."""
         if self.is_ours() or self._ask(lambda: self._ledger.health(owner_of(self._app))).get("lead"):
             return
         why = "orchestration is off" if self._settings.mode == "off" else foreign_beat(self._app)
@@ -192,7 +193,7 @@ class Schedule:
 
     def _change(self, what: str, name: str, why: str, parts: Sequence[str] = ()) -> bool:
         check_name(name)
-        answer = self._ask(lambda: self._ledger.schedule(me(), what, name, why, parts))
+        answer = self._ask(lambda: self._ledger.schedule(current_user(), what, name, why, parts))
         if answer == "none":
             raise self._unknown(name)
         if answer == "code" or (answer == "exists" and self._find(name).get("src") == "code"):
@@ -218,7 +219,7 @@ class Schedule:
 
     def _unknown(self, name: str) -> UnknownEntry:
         if name in self.in_code():
-            return UnknownEntry(f"no scheduler has brought the entry {show(name)} of the code yet")
+            return UnknownEntry(f"no scheduler has registered the entry {show(name)} of the code yet")
         found = self.list()
         if other := next((entry.service for entry in found if entry.name == name and entry.service), None):
             return UnknownEntry(f"entry {show(name)} belongs to the service {show(other)}: use that app's commands")
@@ -232,7 +233,7 @@ class Schedule:
             return _broken(key, found, self._shown(keys.service_of_entry(key)))
 
     def _shown(self, service: str) -> str | None:
-        """None: this app's own."""
+        """The other service whose entry it is; None: it is this app's."""
         if service == self._ledger.service:
             return None
         return keys.decode_service(service) if service else self._settings.namespace
@@ -273,7 +274,7 @@ class Schedule:
 
 
 def _broken(key: str, found: Mapping[str, str], service: str | None) -> EntryStatus:
-    """As much as can be told."""
+    """Fills in what is known of a broken entry."""
     return EntryStatus(
         name=found.get("name") or keys.decode_entry(key),
         service=service,

@@ -1,6 +1,6 @@
-"""What ``--json`` prints, as a page: ``python -m celery_orchestration.operate.schema > docs/json.md``.
+"""Describes the output of ``--json``: ``python -m celery_orchestration.operate.schema > docs/json.md``.
 
-A command that is added gets a line in :data:`COMMANDS`; its models are found from there.
+A new command gets a line in :data:`COMMANDS`; its models follow from that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from celery_orchestration.operate.dependency_graph import Picture
-from celery_orchestration.operate.diagnosis import Diagnosis, Health
-from celery_orchestration.operate.explanation import Explanation
-from celery_orchestration.operate.forecast import Forecast
+from celery_orchestration.operate.doctor.models import Diagnosis, Health
+from celery_orchestration.operate.explain.models import Explanation
+from celery_orchestration.operate.forecast.report import Forecast
+from celery_orchestration.operate.graph.dependency_graph import Picture
 from celery_orchestration.operate.models import (
     Cancelled,
     CancelledRuns,
@@ -33,7 +33,7 @@ from celery_orchestration.operate.models import (
     Status,
     Triggered,
 )
-from celery_orchestration.operate.pool_models import Desired, PoolsStatus, PoolStatus
+from celery_orchestration.operate.pools.models import Desired, PoolsStatus, PoolStatus
 
 #: Each command, and what it prints.
 COMMANDS: tuple[tuple[str, Any], ...] = (
@@ -76,17 +76,17 @@ HEAD = """\
 This page is made from the models (`make docs`). From Python, the methods of `Orchestration(app)` return the same.
 
 Every command of `celery -A app orchestration` takes `--json` and prints one document, in ASCII. Within a major version
-fields are added, and never removed or changed in meaning: take what you know, and leave what you do not. Every field is
-always there; what is not known is `null`. Times are ISO 8601 in UTC. Names, keys and errors are as people wrote them:
-whoever shows them sees to it that a terminal or a page does not obey them.
+fields are added, and never removed or changed in meaning: ignore fields that you do not know. Every field is
+always present; an unknown value is `null`. Times are ISO 8601 in UTC. Names, keys and errors are unescaped user input:
+escape them before you show them in a terminal or on a page.
 
-Errors are one line on stderr, with `--json` too. Where only a part of what was asked for was done, the document says
+Errors are one line on stderr, with `--json` too. If only a part could be done, the document says
 which, and the exit code is 1.
 
 | exit code | means |
 | --- | --- |
 | 0 | fine |
-| 1 | something is wrong: no answer from Redis or the broker, what could not be done, what `explain` or `doctor` found |
+| 1 | Redis or the broker did not answer, something could not be done, or `explain` or `doctor` found a problem |
 | 2 | wrong usage: no such command, option, job, run or entry, or a value that makes no sense |
 
 ## Commands
@@ -97,7 +97,7 @@ _IN_JSON = {"None": "null", "False": "false", "True": "true"}
 
 
 def model_of(command: Sequence[str]) -> Any:
-    """What a command prints, by its words; what follows them does not matter."""
+    """The model that a command prints, found by the first words of the command."""
     return next(model for name, model in COMMANDS if list(command[: name.count(" ") + 1]) == name.split(" "))
 
 
@@ -111,7 +111,7 @@ def page() -> str:
 
 
 def models() -> list[type[BaseModel]]:
-    """All that a command prints, and what is in them."""
+    """All models that commands print, and the models inside them."""
     found: dict[type[BaseModel], None] = {}
     left = [part for _, model in COMMANDS for part in _inside(model)]
     while left:

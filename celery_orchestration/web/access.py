@@ -10,7 +10,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from celery_orchestration.operate.hints import me
+from celery_orchestration.operate.acting_user import current_user
 from celery_orchestration.web import auth, security
 from celery_orchestration.web.auth import Attempts, Credentials, Identity, Role, Session, Sessions
 
@@ -75,7 +75,7 @@ class Access:
             who = await found if inspect.isawaitable(found) else found
             return Identity("", who) if isinstance(who, str) else who
         if not self.credentials:
-            return Identity(me(), "operator")
+            return Identity(current_user(), "operator")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self._with_token(request, token.strip())

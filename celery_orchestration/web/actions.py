@@ -136,7 +136,7 @@ def _plan_cancel(_: Orchestration, given: Given) -> Plan:
 
 def _cancel(client: Orchestration, given: Given) -> str:
     found = client.cancel(_need(given, "run"), bool(given.get("terminate")))
-    if found.called_off:
+    if found.cancelled:
         return f"Run {found.run_id} was cancelled."
     if found.terminated:
         return f"Run {found.run_id} is being killed."

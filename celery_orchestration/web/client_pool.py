@@ -11,7 +11,7 @@ from anyio import to_thread
 from celery import Celery
 
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.operate.hints import acting_as
+from celery_orchestration.operate.acting_user import acting_as
 
 T = TypeVar("T")
 

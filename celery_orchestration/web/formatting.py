@@ -13,41 +13,11 @@ from markupsafe import Markup, escape
 
 from celery_orchestration.job.text import printable
 from celery_orchestration.operate import clock
-from celery_orchestration.operate.attention import is_failing
 from celery_orchestration.operate.models import JobStatus
+from celery_orchestration.operate.status.urgency import is_failing
 
 #: Characters of a name that fit into a table.
 NAME = 44
-
-#: Groups of the gate's rules; each has a colour.
-CAUSES = {
-    "depends": "dependency",
-    "blocked": "blocked",
-    "behind": "blocked",
-    "room": "room",
-    "global": "room",
-    "alone": "room",
-    "slot": "slot",
-    "nobody": "slot",
-    "astray": "slot",
-    "paused": "held",
-    "disabled": "held",
-    "epoch": "held",
-    "due": "later",
-    "attempt": "later",
-}
-CAUSE_WORDS = {
-    "dependency": "a dependency",
-    "blocked": "a job it must not run beside",
-    "room": "room",
-    "slot": "a free worker",
-    "held": "a pause, or a disabled job",
-    "later": "its time",
-}
-
-
-def cause_of(rule: str | None) -> str:
-    return CAUSES.get(rule or "", "slot")
 
 
 def finalize(value: Any) -> Any:

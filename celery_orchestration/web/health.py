@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from celery_orchestration.operate.diagnosis import Health
+    from celery_orchestration.operate.doctor.models import Health
 
 
 def answer(health: Health) -> tuple[int, bytes]:

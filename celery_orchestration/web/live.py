@@ -20,10 +20,10 @@ from celery.utils.log import get_logger
 
 from celery_orchestration.errors import OrchestrationError
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.operate.causes import Causes, causes
-from celery_orchestration.operate.dependency_graph import Picture
-from celery_orchestration.operate.forecast import Forecast
+from celery_orchestration.operate.forecast.report import Forecast
+from celery_orchestration.operate.graph.dependency_graph import Picture
 from celery_orchestration.operate.models import Ended, JobStatus, Status
+from celery_orchestration.operate.status.findings import Findings, find_root_causes
 from celery_orchestration.web.client_pool import ClientPool
 
 logger = get_logger(__name__)
@@ -58,7 +58,7 @@ class Snapshot:
 
     status: Status
     picture: Picture | None
-    causes: Causes
+    causes: Findings
     samples: tuple[Sample, ...]
     taken: float
 
@@ -77,7 +77,7 @@ class Looker:
         if not self._samples or now - self._samples[-1].at >= SAMPLE_SECONDS:
             depths = {queue.name: queue.depth or 0 for queue in status.queues}
             self._samples.append(Sample(now, depths, {pool.name: pool.live for pool in status.pools}))
-        return Snapshot(status, picture, causes(status, picture), tuple(self._samples), now)
+        return Snapshot(status, picture, find_root_causes(status, picture), tuple(self._samples), now)
 
     def _relations(self, client: Orchestration, status: Status, now: float) -> Picture | None:
         names = frozenset(job.name for job in status.jobs)

@@ -31,10 +31,10 @@ from prometheus_client.utils import floatToGoString
 
 from celery_orchestration.job import queues
 from celery_orchestration.ledger import BEAT, keys
-from celery_orchestration.operate import overdue
-from celery_orchestration.operate.measure import Measured
-from celery_orchestration.operate.reading import worker_state
-from celery_orchestration.operate.statistics import ENDS
+from celery_orchestration.operate.history.statistics import ENDS
+from celery_orchestration.operate.measurements import Measured
+from celery_orchestration.operate.status import overdue
+from celery_orchestration.operate.status.workers import worker_state
 
 __all__ = ["CONTENT_TYPE_LATEST", "METRICS", "families", "text"]
 

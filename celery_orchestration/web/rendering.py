@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from celery_orchestration.job import reasons
 from celery_orchestration.web import formatting
 from celery_orchestration.web.actions import Plan
 from celery_orchestration.web.pages import Page
@@ -40,8 +41,8 @@ class Rendering:
             "many": formatting.many,
             "query": formatting.query,
             "state_of": formatting.state_of,
-            "cause_of": formatting.cause_of,
-            "cause_words": formatting.CAUSE_WORDS,
+            "kind_of": reasons.kind_of,
+            "waits_for": lambda rule: reasons.past([rule]),
             "spark": spark,
             "min": min,
             "max": max,

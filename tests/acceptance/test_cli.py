@@ -302,7 +302,7 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (("history", "fetch"), "no worker has brought a job 'fetch' yet, did you mean 'shop.fetch'?"),
+        (("history", "fetch"), "no worker has registered a job 'fetch' yet, did you mean 'shop.fetch'?"),
         (("explain", "shop.fetsch"), "did you mean 'shop.fetch'?"),
         (("enable", "shop.fetsch"), "did you mean 'shop.fetch'?"),
         (("disable", "shop.fetsch"), "did you mean 'shop.fetch'?"),
@@ -310,11 +310,11 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
         (("dlq", "list", "--job", "fetch"), "did you mean 'shop.fetch'?"),
         (("dlq", "requeue", "--job", "fetch"), "did you mean 'shop.fetch'?"),
         (("dlq", "purge", "--job", "fetch", "--yes"), "did you mean 'shop.fetch'?"),
-        (("history", "x"), "no worker has brought a job 'x' yet"),
+        (("history", "x"), "no worker has registered a job 'x' yet"),
         *(((*words, "\udcff"), "there is no ") for words in (("explain",), ("cancel",), ("dlq", "show"), ("graph",))),
-        *(((*words, "\udcff"), "brought a job") for words in (("history",), ("enable",), ("dlq", "list", "--job"))),
-        (("history", "x" * 300), "no worker has brought a job"),
-        (("cancel", "nobody"), "there is no run 'nobody', or it is over"),
+        *(((*words, "\udcff"), "registered a job") for words in (("history",), ("enable",), ("dlq", "list", "--job"))),
+        (("history", "x" * 300), "no worker has registered a job"),
+        (("cancel", "nobody"), "there is no run 'nobody', or it has ended"),
         (("dlq", "show", "nobody"), "there is no dead letter 'nobody'"),
         (("dlq", "requeue", "nobody"), "there is no dead letter 'nobody'"),
         (("dlq", "purge", "nobody", "--yes"), "there is no dead letter 'nobody'"),
@@ -323,7 +323,7 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
         (("schedule", "resume", "a:c"), "there is no entry 'a:c' in the schedule"),
         (("schedule", "update", "a:c", "--when", "5"), "there is no entry 'a:c' in the schedule"),
         (("schedule", "list", "--job", "fetch"), "no entry fires 'fetch', did you mean 'shop.fetch'?"),
-        (("schedule", "update", "a:b"), "say what to change"),
+        (("schedule", "update", "a:b"), "give something to change"),
         (("schedule", "update", "a:b", "--when", "often"), "often"),
         (("schedule", "add", "new", "shop.proces", "5"), "there is no task 'shop.proces' in this app"),
         (("schedule", "add", "new", JOB, "sixty"), "a crontab has 5 fields, and this has 1"),
@@ -392,9 +392,9 @@ def test_a_run_is_found_by_the_beginning_of_its_id(site, client):
     assert client.find_run("beefs") == "beefsteak"
     assert client.find_run("be") == "be", "a whole one may be as short as it likes"
     for word, says in {
-        "bee": "there is no run 'bee', or it is over",  # too short
-        "": "there is no run '', or it is over",
-        "beef!": "there is no run 'beef!', or it is over",
+        "bee": "there is no run 'bee', or it has ended",  # too short
+        "": "there is no run '', or it has ended",
+        "beef!": "there is no run 'beef!', or it has ended",
         "beef": "'beef' may mean 'beef-0001', 'beef-0002', 'beefsteak': give more of its id",
     }.items():
         with pytest.raises(UnknownRun, match=re.escape(says)):
@@ -404,7 +404,7 @@ def test_a_run_is_found_by_the_beginning_of_its_id(site, client):
     assert json.loads(site.call("explain", "beefs", "--json").stdout)["run"] == "beefsteak"
     with pytest.raises(UnknownRun, match="there is no dead letter 'beefs'"):
         client.find_run("beefs", dead=True)
-    assert site.call("cancel", "beefst").stdout == "run beefsteak is called off\n"
+    assert site.call("cancel", "beefst").stdout == "run beefsteak is cancelled\n"
 
 
 def test_only_people_may_shorten_an_id(site, client):

@@ -1,4 +1,4 @@
-"""What bites is found, with the line that mends it; probes ask one question; workers speak for themselves."""
+"""What bites is found, with the line that fixes it; probes ask one question; workers speak for themselves."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def test_what_is_wrong_is_found_and_nothing_else(
     assert "a → b → a" in cycle.found
     assert first.hostname in cycle.found
     assert second.hostname in cycle.found
-    assert f"control shutdown -d {first.hostname} " in str(cycle.mend)
+    assert f"control shutdown -d {first.hostname} " in str(cycle.fix)
     [unknown] = named["strangers"]
     assert f"{stranger.hostname} serves celery" in unknown.found
     assert "runs that wait are lost" in named["persistence"][0].found
 
-    # What mends them does.
+    # What fixes them does.
     durable_broker.redis.client().config_set("maxmemory-policy", "noeviction")
     durable_broker.redis.client().config_set("appendonly", "yes")
     client.resume()

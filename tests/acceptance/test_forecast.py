@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.operate.forecast import Forecast
+from celery_orchestration.operate.forecast.report import Forecast
 from support.stage import Stage
 from support.wait import until
 from support.workers import Broker, run_celery

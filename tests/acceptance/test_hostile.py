@@ -109,7 +109,7 @@ def test_jobs_are_switched_and_runs_called_off_by_such_names(stage, orchestratio
     assert harmless(shown(stage).stdout)
 
     for text in TEXTS.values():
-        assert orchestration.cancel(text).called_off
+        assert orchestration.cancel(text).cancelled
         orchestration.enable(text)
     for result in stage.sent:
         with pytest.raises(TaskRevokedError):
@@ -135,7 +135,7 @@ def test_errors_are_kept_as_they_are_and_shown_harmlessly(stage, orchestration, 
         print_status(orchestration.status(), table)
         assert "1 failures in a row" in table.getvalue()
         assert harmless(table.getvalue()), table.getvalue()
-        assert orchestration.cancel(waiting.id).called_off
+        assert orchestration.cancel(waiting.id).cancelled
         orchestration.enable(FAILING)
 
 
@@ -362,7 +362,7 @@ def test_operators_never_unpickle_whatever_their_app_accepts(stage_on, redis_bro
     client.enable(ECHO)  # which hands it over
     [message] = until(lambda: stage.ledger.lrange("default.granted", 0, -1))
     assert json.loads(message)["headers"]["id"] == "pickled"
-    assert client.cancel("pickled").called_off
+    assert client.cancel("pickled").cancelled
     client.close()
     assert not trace.exists()
 
@@ -373,7 +373,7 @@ def test_a_run_with_pickled_content_is_called_off_where_nobody_accepts_it(stage,
     hand(stage).take_in_pickled(trace)
     result = stage.app.AsyncResult("pickled")
     stage.sent.append(result)
-    assert orchestration.cancel("pickled").called_off
+    assert orchestration.cancel("pickled").cancelled
     with pytest.raises(TaskRevokedError):
         result.get(timeout=30)
     stage.release("go")

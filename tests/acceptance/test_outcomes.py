@@ -91,7 +91,7 @@ def test_enabling_it_runs_what_was_held(site: Site) -> None:
     site.break_it()
     results = [site.jobs.fragile.delay(n) for n in range(5)]
     until(lambda: site.orchestration.status().waiting == 5)
-    (site.scratch / "mended").touch()
+    (site.scratch / "fixed").touch()
     site.orchestration.enable(FRAGILE)
     assert [result.get(timeout=30) for result in results] == list(range(5))
     assert site.job().failures == 0
@@ -101,9 +101,9 @@ def test_enabling_it_runs_what_was_held(site: Site) -> None:
 
 def test_success_in_between_begins_anew(site: Site) -> None:
     site.fail(2)
-    (site.scratch / "mended").touch()
+    (site.scratch / "fixed").touch()
     assert site.jobs.fragile.delay("fine").get(timeout=30) == "fine"
-    (site.scratch / "mended").unlink()
+    (site.scratch / "fixed").unlink()
     site.fail(2)
     until(lambda: site.job().failures == 2)
     assert site.job().disabled is None
@@ -115,7 +115,7 @@ def test_an_error_that_cannot_be_shown_is_counted_all_the_same(site: Site) -> No
 
 
 def test_by_hand_a_job_is_disabled_and_everything_paused(site: Site) -> None:
-    (site.scratch / "mended").touch()
+    (site.scratch / "fixed").touch()
     site.orchestration.disable(FRAGILE, "a look at it")
     result = site.jobs.fragile.delay("later")
     until(lambda: site.orchestration.status().waiting == 1)
@@ -134,7 +134,7 @@ def test_a_run_that_waits_is_called_off(site: Site) -> None:
     site.orchestration.pause()
     result = site.jobs.fragile.delay()
     until(lambda: site.orchestration.status().waiting == 1)
-    assert site.orchestration.cancel(result.id).called_off
+    assert site.orchestration.cancel(result.id).cancelled
     with pytest.raises(TaskRevokedError):
         result.get(timeout=30)
     until(lambda: not site.orchestration.status().runs)
@@ -159,7 +159,7 @@ def test_where_runs_are_dropped_while_a_job_is_disabled_they_end_as_revoked(site
         with pytest.raises(TaskRevokedError):
             result.get(timeout=30)
     assert {one.outcome for one in site.orchestration.history(PICKY)} == {"failed", "skipped"}
-    (site.scratch / "mended").touch()
+    (site.scratch / "fixed").touch()
     assert site.jobs.picky.delay("asked for").id
     forced = site.orchestration.trigger(PICKY, ["forced"], force=True)
     assert site.result(forced.run_id).get(timeout=30) == "forced"
@@ -177,7 +177,7 @@ class TestProbe:
     def test_one_run_tries_whether_the_job_works_again_and_enables_it(self, site: Site) -> None:
         self.trip(site)
         (site.scratch / "hold").touch()
-        (site.scratch / "mended").touch()
+        (site.scratch / "fixed").touch()
         results = [site.jobs.breaker.delay(n) for n in range(4)]
         probe = until(lambda: site.job(BREAKER).probe)
         assert probe == results[0].id, "the first in rank"
@@ -194,7 +194,7 @@ class TestProbe:
             results[0].get(timeout=30)
         until(lambda: site.job(BREAKER).failures == 3)
         assert site.job(BREAKER).disabled
-        (site.scratch / "mended").touch()
+        (site.scratch / "fixed").touch()
         assert results[1].get(timeout=30) == 1
 
     def test_one_whose_process_dies_frees_its_place(self, site: Site) -> None:
@@ -205,7 +205,7 @@ class TestProbe:
         site.process.kill_child(until(lambda: site.history.running(BREAKER))[0].start.pid)
         with pytest.raises(WorkerLostError):
             doomed.get(timeout=30)
-        (site.scratch / "mended").touch()
+        (site.scratch / "fixed").touch()
         (site.scratch / "hold").unlink()
         assert other.get(timeout=30) == "other"
 
@@ -221,7 +221,7 @@ class TestProbe:
         results = [site.jobs.breaker.delay(n) for n in range(30)]
         until(lambda: site.history.running(BREAKER))
         stays(lambda: len(site.history.running(BREAKER)) == 1, 2)
-        (site.scratch / "mended").touch()
+        (site.scratch / "fixed").touch()
         (site.scratch / "hold").unlink()
         assert [result.get(timeout=30) for result in results] == list(range(30))
 
@@ -250,7 +250,7 @@ class TestDeadLetters:
 
     def test_a_hundred_are_requeued_with_one_command(self, site: Site) -> None:
         results = self.bury(site, 100)
-        (site.scratch / "mended").touch()
+        (site.scratch / "fixed").touch()
         done = site.celery("dlq", "requeue", "--all")
         assert done.stdout.strip() == "100 dead letters were requeued"
         # Not from the results: they remember that it failed.
@@ -275,7 +275,7 @@ class TestDeadLetters:
         result.revoke()
         until(lambda: site.orchestration.dead_letter(result.id).revoked)
         until(lambda: time.time() > site.orchestration.dead_letter(result.id).arrived.timestamp() + 5.2)
-        (site.scratch / "mended").touch()
+        (site.scratch / "fixed").touch()
         (new,) = site.orchestration.requeue(job=f"{APP}.stubborn").runs.values()
         assert new != result.id
         assert site.result(new).get(timeout=30) == "late"
@@ -317,7 +317,7 @@ class TestDeadLetters:
 
 
 def test_history_tells_how_runs_ended_and_what_they_waited_for(site: Site) -> None:
-    (site.scratch / "mended").touch()
+    (site.scratch / "fixed").touch()
     site.orchestration.pause()
     result = site.jobs.fragile.delay("waited")
     until(lambda: site.orchestration.status().waiting == 1)
@@ -333,7 +333,7 @@ def test_history_tells_how_runs_ended_and_what_they_waited_for(site: Site) -> No
 
 
 def test_runs_are_cancelled_by_job_and_become_those_of_another(site: Site) -> None:
-    (site.scratch / "mended").touch()
+    (site.scratch / "fixed").touch()
     picky = f"{APP}.picky"
     lost = site.jobs.app.send_task("renamed", args=("lost",), queue="celery")
     until(lambda: [letter.id for letter in site.orchestration.dead_letters()] == [lost.id])
@@ -347,7 +347,7 @@ def test_runs_are_cancelled_by_job_and_become_those_of_another(site: Site) -> No
     assert (asked.returncode, "have not started: 3" in asked.stderr) == (1, True)
     assert site.orchestration.unstarted(FRAGILE, "queued") == []
     done = site.celery("cancel", "--job", FRAGILE, "--state", "waiting", "--yes")
-    assert done.stdout.strip() == "3 runs are called off"
+    assert done.stdout.strip() == "3 runs are cancelled"
     assert site.orchestration.cancel_all(FRAGILE).count == 0
     site.orchestration.resume()
     until(lambda: {result.state for result in others} == {"REVOKED"})
@@ -381,7 +381,7 @@ def test_everything_by_hand_is_in_the_audit(site: Site) -> None:
 
 def test_a_forced_run_passes_a_pause_but_not_the_room(site: Site) -> None:
     (site.scratch / "hold").touch()
-    (site.scratch / "mended").touch()
+    (site.scratch / "fixed").touch()
     running = [site.jobs.breaker.delay(n) for n in range(2)]
     until(lambda: len(site.history.running(BREAKER)) == 2)
     site.orchestration.pause()
@@ -398,7 +398,7 @@ def test_a_forced_run_passes_a_pause_but_not_the_room(site: Site) -> None:
 def test_everything_that_waits_is_let_out_when_nobody_orchestrates(
     site: Site, worker: Callable[..., WorkerProcess]
 ) -> None:
-    (site.scratch / "mended").touch()
+    (site.scratch / "fixed").touch()
     site.orchestration.pause()
     results = [site.jobs.fragile.delay(n) for n in range(5)] + [site.jobs.fragile.apply_async((5,), countdown=2)]
     until(lambda: site.orchestration.status().waiting == 5 and site.orchestration.status().later == 1)

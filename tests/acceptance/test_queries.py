@@ -101,13 +101,13 @@ def test_jobs_are_looked_at_from_all_sides(stage):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("status", "--job", "shop.fech"), "Error: no job that a worker has brought is like 'shop.fech'"),
+        (("status", "--job", "shop.fech"), "Error: no registered job matches 'shop.fech'"),
         (("status", "--state", "runing"), "'runing' is not one of 'idle', 'running', 'waiting', 'disabled', 'overdue'"),
         (("graph", "shop.fech"), "Error: there is no job 'shop.fech', did you mean 'shop.fetch'?"),
         (("graph", "--format", "svg"), "'svg' is not one of 'text', 'mermaid', 'dot'"),
         (("history", "shop.fetch", "--outcome", "lost"), "'lost' is not one of 'succeeded'"),
         (("watch", "--interval", "0.1"), "0.1 is not in the range x>=0.2"),
-        (("watch", "--job", "shop.fech"), "like 'shop.fech'"),
+        (("watch", "--job", "shop.fech"), "matches 'shop.fech'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -138,7 +138,7 @@ def test_in_a_window_the_status_changes_until_it_is_ended(stage):
 
         window.resize(40, 140)
         stage.broker.redis.kill()
-        window.shows(r"^releases: 0 running, 0 waiting: no answer for \d+ s, this is what was; the ledger at")
+        window.shows(r"^releases: 0 running, 0 waiting: no answer for \d+ s, the last status is shown; the ledger at")
         stage.broker.redis.start()
         window.shows("^releases: 0 running, 0 waiting(; everything is all right)?$")
 

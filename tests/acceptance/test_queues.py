@@ -195,7 +195,7 @@ def test_a_waiting_run_that_no_worker_serves_is_a_problem(
     first.get(timeout=30)
     images.stop()
     problem = until(lambda: [found for found in status_of(jobs.app).problems if "handed over" in found])
-    assert re.fullmatch(r"no live worker serves queue images\.\w+, where runs are to be handed over.*", problem[0])
+    assert re.fullmatch(r"no live worker serves queue images\.\w+, where runs wait to be handed over.*", problem[0])
     worker(redis_broker, APP, name="images", queues=["images.low"])
     assert second.get(timeout=30) == "second"
     until(lambda: status_of(jobs.app).problems == [])

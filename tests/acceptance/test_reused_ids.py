@@ -149,7 +149,7 @@ def test_runs_of_one_task_id_are_told_apart(stage, pool):
     assert cancelled.startswith("again~")
     ledger = Orchestration(stage.app)
     assert ledger.explain(cancelled).run == cancelled
-    assert ledger.cancel(cancelled).called_off
+    assert ledger.cancel(cancelled).cancelled
     ledger.close()
     stage.wait_waiting(2)
     for name in ("blocker", "one", "two", "three"):

@@ -257,7 +257,7 @@ def test_a_waiting_run_that_is_cancelled_has_ended_at_once(stage_on, redis_broke
     stage.started(running)
     waits = stage.send(stage.jobs.held, "run")
     stage.wait_waiting(1)
-    assert Orchestration(stage.app).cancel(waits.id).called_off
+    assert Orchestration(stage.app).cancel(waits.id).cancelled
     until(lambda: waits.state == "REVOKED", 30, "Celery knows")
     stage.release("run")
     stage.all_well()

@@ -324,7 +324,7 @@ def test_the_commands_do_what_they_say(desk):
     ("command", "words"),
     [
         (("add", "steady", FETCH, "5"), "is defined in the code: change it there, or pause it"),
-        (("resume", "steady"), "no scheduler has brought the entry 'steady' of the code yet"),
+        (("resume", "steady"), "no scheduler has registered the entry 'steady' of the code yet"),
     ],
 )
 def test_an_entry_of_the_code_is_not_for_every_command(desk, command, words):

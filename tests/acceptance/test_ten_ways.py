@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.operate.diagnosis import Diagnosis
-from celery_orchestration.operate.explanation import Explanation
+from celery_orchestration.operate.doctor.models import Diagnosis
+from celery_orchestration.operate.explain.models import Explanation
 from support.schedulers import SchedulerProcess
 from support.wait import until
 from support.workers import Broker, WorkerProcess, run_celery
@@ -53,12 +53,12 @@ class Example:
         return until(lambda: found if (found := self.explain(what, **env)).root.code == code else None)
 
     def problems(self, check: str, **env: str) -> list[str]:
-        """What the doctor finds there, and the line that mends it."""
+        """What the doctor finds there, and the line that fixes it."""
         done = self.type("doctor", "--json", env=env)
         assert done.stdout, done.stderr
         found = Diagnosis.model_validate_json(done.stdout)
         assert done.returncode == int(not found.ok)
-        return [f"{one.found}: {one.mend}" for one in found.checks if (one.name, one.state) == (check, "problem")]
+        return [f"{one.found}: {one.fix}" for one in found.checks if (one.name, one.state) == (check, "problem")]
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ def test_1_a_dependency_was_disabled_by_failures(example):
     found = example.explained(PROCESS, "disabled_by_failures")
     assert found.root.job == FETCH
     assert "2 failures in a row, the last: ConnectionError: /nowhere/data.csv cannot be reached" in found.root.text
-    assert found.root.mend == f"celery -A {APP} orchestration enable {FETCH}"
+    assert found.root.fix == f"celery -A {APP} orchestration enable {FETCH}"
     assert [link.job for link in found.chain] == [PROCESS, FETCH]
     assert found.chain[0].run.id == run
     assert found.summary.startswith(f"{PROCESS} waits for {FETCH}: ")
     assert example.explain(run).root.code == "disabled_by_failures"
     assert any(FETCH in problem for problem in example.problems("disabled"))
-    assert example.type(*found.root.mend.split()[4:]).returncode == 0
+    assert example.type(*found.root.fix.split()[4:]).returncode == 0
     assert example.explain(PROCESS).root.code != "disabled_by_failures"
 
 
@@ -145,7 +145,7 @@ def test_5_no_worker_serves_its_queue(example):
     example.did("trigger", FETCH)
     found = example.explain(FETCH)
     assert found.root.code == "unserved_queue"
-    assert found.root.mend == f"celery -A {APP} worker -n default.high@%h -Q default.high"
+    assert found.root.fix == f"celery -A {APP} worker -n default.high@%h -Q default.high"
     assert found.queue.depth == 1
     assert any("default.high" in problem for problem in example.problems("queues"))
 
@@ -157,7 +157,7 @@ def test_6_everything_is_paused(example):
     found = example.explained(FETCH, "paused")
     assert until(lambda: example.explain(FETCH).chain[0].run).id == run
     assert "moving house" in found.root.text
-    assert found.root.mend == f"celery -A {APP} orchestration resume"
+    assert found.root.fix == f"celery -A {APP} orchestration resume"
     assert example.problems("pause") == [f"everything is paused: celery -A {APP} orchestration resume"]
 
 
@@ -168,7 +168,7 @@ def test_7_a_job_is_held_by_a_person(example):
     found = example.explained(PROCESS, "disabled_by_person")
     assert found.root.job == FETCH
     assert "the source moves" in found.root.text
-    assert found.root.mend == f"celery -A {APP} orchestration enable {FETCH}"
+    assert found.root.fix == f"celery -A {APP} orchestration enable {FETCH}"
 
 
 def test_8_a_new_release_brings_a_cycle(example):
@@ -201,7 +201,7 @@ def test_9_redis_is_set_to_evict(example):
     found = example.explain(PROCESS)
     assert found.root.code == "redis_evicts"
     port = example.broker.redis.port
-    assert found.root.mend == f"redis-cli -h 127.0.0.1 -p {port} CONFIG SET maxmemory-policy noeviction"
+    assert found.root.fix == f"redis-cli -h 127.0.0.1 -p {port} CONFIG SET maxmemory-policy noeviction"
     assert any("allkeys-lru" in problem for problem in example.problems("eviction"))
 
 

@@ -24,7 +24,7 @@ def test_a_call_with_a_countdown_waits_in_the_ledger_and_starts_in_time(stage_on
     until(lambda: later_of(stage) == 1)
     listed = status_of(stage.app).waits[0]
     assert (listed.id, listed.state) == (result.id, "later")
-    assert listed.reason.startswith("not to start before ")
+    assert listed.reason.startswith("not due before ")
     started = stage.started(result).start.wall
     assert started >= sent + 0.99
     assert started < sent + 3  # the bench measures it; here only that no sweep was waited for much longer

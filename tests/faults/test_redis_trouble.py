@@ -12,7 +12,7 @@ import pytest
 
 from celery_orchestration.errors import UnknownJob
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.operate.redis_problems import FULL
+from celery_orchestration.operate.status.redis_problems import FULL
 from support.invariants import all_ended, fences_out_of_order, forbidden_overlaps, prefix_of, status_of, waiting
 from support.proxy import DroppingProxy
 from support.servers import RedisServer

@@ -216,7 +216,7 @@ class TestContinuous:
         assert beat.runs() == {following: "running"}
 
     def test_a_run_that_nobody_knows_of_any_more_is_followed_by_another(self, one: Beat):
-        """The next look of the leader mends the chain."""
+        """The next look of the leader fixes the chain."""
         id = self.start(one)
         one.redis.hset(f"{PREFIX}e:e", "run", "forgotten")
         assert self.go_on(one) == "fired"

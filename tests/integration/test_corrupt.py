@@ -9,7 +9,7 @@ import pytest
 
 from celery_orchestration.ledger import Outcome, UnknownWorker
 from celery_orchestration.node import releases
-from celery_orchestration.operate import redis_problems
+from celery_orchestration.operate.status import redis_problems
 from support.ledger import PREFIX, Case, arrival
 from support.servers import RedisServer
 
@@ -52,7 +52,7 @@ def test_a_job_whose_record_cannot_be_read_is_reported_and_restored_and_others_g
     (bad,) = (job for job in status["jobs"] if job["name"] == "bad")
     assert (bad["running"], bad["busy"], bad["waiting"]) == (1, 1, 2)
     assert json.loads(bad["off"])["by"] == "ledger"
-    assert [problem for problem in redis_problems.with_redis(status) if "j:bad could not be read" in problem]
+    assert [problem for problem in redis_problems.problems(status) if "j:bad could not be read" in problem]
 
     # Whoever sweeps sees that the policies are not installed any more.
     swept = case.sweep()
@@ -173,7 +173,7 @@ def test_a_worker_whose_record_is_of_another_type_registers_again_or_dies_and_ot
 
     status = case.status()
     assert len(status["workers"]) == (1 if record.startswith("w:") else 2)
-    assert any(f"{record} could not be read" in problem for problem in redis_problems.with_redis(case.status()))
+    assert any(f"{record} could not be read" in problem for problem in redis_problems.problems(case.status()))
     assert case.ledger.explain("job", "fine")["chain"]
     assert len(case.ledger.members().members) >= 1
     case.ledger.health("shop", "")

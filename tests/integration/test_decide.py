@@ -18,7 +18,7 @@ from celery_orchestration.job.options import Priority
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
 from celery_orchestration.node import releases
-from celery_orchestration.operate import reading
+from celery_orchestration.operate.status.reader import read_status
 from celery_orchestration.testing import Decision, Ended, decide
 from support.servers import RedisServer
 
@@ -176,7 +176,7 @@ class Played:
         return id, answer
 
     def reason(self, id: str) -> str:
-        status = reading.status("decide", self.ledger.status(100, 100), {}, {})
+        status = read_status("decide", self.ledger.status(100, 100), {}, {})
         [run] = [run for run in status.waits if run.id == id]
         assert run.reason
         return run.reason

@@ -440,7 +440,7 @@ class TestCorruptRecords:
         self.corrupt(beat, "bad", how)
         found = beat.dispatch(beat.fire("b", "bad"), beat.fire("g", "good"))
         assert found.answers == [("fired",), ("fired",)]
-        assert [grant.id for grant in found.grants] == [beat.entry("g")["run"]], "the other waits until that is mended"
+        assert [grant.id for grant in found.grants] == [beat.entry("g")["run"]], "the other waits until that is fixed"
         assert beat.redis.hexists(f"{PREFIX}bad", "j:bad")
 
     @pytest.mark.parametrize("how", ["type", "policy"])
@@ -455,7 +455,7 @@ class TestCorruptRecords:
         self.corrupt(beat, "bad", how)
         found = beat.dispatch(beat.fire("n", "near"), beat.fire("g", "good"))
         assert found.answers == [("fired",), ("fired",)]
-        assert [grant.id for grant in found.grants] == [beat.entry("g")["run"]], "the other waits until that is mended"
+        assert [grant.id for grant in found.grants] == [beat.entry("g")["run"]], "the other waits until that is fixed"
 
     def corrupt(self, beat: Beat, job: str, how: str) -> None:
         key = f"{PREFIX}j:{job}"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Over
-from celery_orchestration.operate import reading
 from celery_orchestration.operate.broker import Stranger
-from celery_orchestration.operate.explain import links
-from celery_orchestration.operate.explanation import Cause
+from celery_orchestration.operate.explain.chain import links
+from celery_orchestration.operate.explain.models import Cause
+from celery_orchestration.operate.status.reader import read_status
 from support.hostile import TEXTS
 from support.ledger import PREFIX, Desk, arrival
 from support.wait import until
@@ -56,7 +56,7 @@ def test_nobody_is_left_to_recover_it(desk: Desk):
     desk.come("one", "a")
     desk.silence("w1", 60_000)
     cause = desk.root("a")
-    assert (cause.code, cause.mend) == ("worker_died", "celery -A … worker")
+    assert (cause.code, cause.fix) == ("worker_died", "celery -A … worker")
     assert "nobody is alive" in cause.text
     desk.ledger.lead("s1", "s1@host", 10_000, "")
     assert desk.root("a").text.endswith("the run is recovered at the next sweep")
@@ -152,10 +152,10 @@ def test_a_probe_is_told(desk: Desk):
     desk.come("a1", "a")
     desk.end("a1", "failed")
     assert desk.come("a2", "a") == "wait"
-    assert "it is tried again in" in desk.root("a").text
+    assert "a run tries it again in" in desk.root("a").text
     desk.redis.zadd(f"{PREFIX}cool", {"a": 1})
     desk.sweep()
-    assert "tries whether it works again" in desk.root("a").text or desk.why("a")[0] == "handed_over"
+    assert "tests whether it works again" in desk.root("a").text or desk.why("a")[0] == "handed_over"
 
 
 def test_what_is_put_off_is_told(desk: Desk):
@@ -190,11 +190,11 @@ def test_a_run_on_its_way(desk: Desk):
     desk.register("w1", queues=("other",))
     assert desk.why("a") == ("unserved_queue", "a")
     at_rest = desk.root("a", supervised=lambda _: ("images", 0))
-    assert (at_rest.code, at_rest.wrong, at_rest.mend) == ("pool_at_rest", False, None)
+    assert (at_rest.code, at_rest.wrong, at_rest.fix) == ("pool_at_rest", False, None)
     assert at_rest.text == "pool images has no worker now: its supervisor starts one when runs are ready"
     starting = desk.root("a", supervised=lambda _: ("images", 2))
     assert (starting.code, starting.wrong) == ("unserved_queue", True)
-    assert starting.mend.endswith("explain pool:images")
+    assert starting.fix.endswith("explain pool:images")
     desk.silence("w1", 60_000)
     assert desk.why("a") == ("no_worker", "a")
 
@@ -243,8 +243,8 @@ def test_what_a_dependency_lacks(desk: Desk, dependency: dict[str, Any], outcome
     assert desk.come("a1", "a") == "wait"
     cause = desk.root("a", queue_of={"b": "q"})
     assert (cause.code, cause.job, cause.wrong) == (code, "b", True)
-    assert cause.mend == "celery -A … orchestration trigger b"
-    assert desk.root("a").mend == "call 'b' from the app that has it"
+    assert cause.fix == "celery -A … orchestration trigger b"
+    assert desk.root("a").fix == "call 'b' from the app that has it"
     desk.fire("b", eta_ms=int(desk.redis.time()[0] + 3600) * 1000)
     assert desk.why("a") == ("due_later", "b")
 
@@ -261,8 +261,8 @@ def test_a_scheduled_dependency_that_failed_needs_somebody_and_one_that_is_only_
     until(lambda: desk.now() > ended + 2)
     assert [desk.come("a1", "a"), desk.come("c1", "c")] == ["wait", "wait"]
     failed, old = desk.root("a"), desk.root("c")
-    assert (failed.code, failed.job, failed.wrong, failed.mend) == ("failed", "b", True, None)
-    assert (old.code, old.job, old.wrong, old.mend) == ("old", "d", False, None)
+    assert (failed.code, failed.job, failed.wrong, failed.fix) == ("failed", "b", True, None)
+    assert (old.code, old.job, old.wrong, old.fix) == ("old", "d", False, None)
     assert "its next run is due in " in failed.text
 
 
@@ -289,7 +289,7 @@ def test_an_idle_job(desk: Desk):
         code="not_asked_for",
         job="a",
         text="it has no schedule: it runs when somebody calls it",
-        mend="celery -A … orchestration trigger a",
+        fix="celery -A … orchestration trigger a",
     )
     assert desk.why("a", scheduled=frozenset(["a"])) == ("no_scheduler", "a")
     assert desk.why("a", elsewhere=frozenset(["a"])) == ("scheduled", "a")
@@ -331,7 +331,7 @@ def test_entries_are_called_what_people_call_them(desk: Desk):
     desk.ledger.schedule("me", "pause", name, "")
     cause = desk.root("a")
     assert cause.text == f"entry {name} of the schedule is paused by me"
-    assert shlex.split(cause.mend or "")[-1] == name
+    assert shlex.split(cause.fix or "")[-1] == name
 
 
 def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
@@ -343,7 +343,7 @@ def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
     for name in ("a", "b"):
         cause = desk.root(name, queue_of={"a": "q", "b": "q"})
         assert (cause.code, cause.job, cause.wrong) == ("disabled_by_failures", "b", True)
-        assert "its next run tries whether it works again: it has no schedule" in cause.text
+        assert "its next run tests whether it works again: it has no schedule" in cause.text
 
 
 def test_slots_of_the_dead_serve_nobody(desk: Desk):
@@ -386,7 +386,7 @@ def test_times_that_are_none_do_no_harm(desk: Desk, number: str):
         before = desk.redis.hget(f"{PREFIX}e:entry", field)
         desk.redis.hset(f"{PREFIX}e:entry", field, number)
         assert desk.why("a") == ("scheduled", "a")
-        assert reading.status("shop", desk.status(), {}, {}).jobs[0].name == "a"
+        assert read_status("shop", desk.status(), {}, {}).jobs[0].name == "a"
         if before is not None:
             desk.redis.hset(f"{PREFIX}e:entry", field, before)
 

@@ -716,7 +716,7 @@ class TestFailures:
     def test_every_change_by_hand_is_written_down(self, shop: Shop):
         shop.install({"j": {"max_failures": 1}})
         self.fail(shop, "r1")
-        shop.ledger.switch("j", True, "me", "mended")
+        shop.ledger.switch("j", True, "me", "fixed")
         shop.ledger.pause(True, "me", "night")
         shop.ledger.pause(True, "you", "too")
         shop.come("r2", "j")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Outcome
-from celery_orchestration.operate import reading
+from celery_orchestration.operate.history.records import read_ended
 from support.ledger import PREFIX, Case, arrival
 
 
@@ -216,7 +216,7 @@ def test_a_retried_run_keeps_the_reason_that_it_first_waited_for(case: Case):
     assert case.turn(come=[arrival("run", "job", attempt=1)]).answers[0].what == "wait"
     assert [start.id for start in case.turn(ends={"second": "succeeded"}, free=1).starts] == ["run"]
     case.turn(ends={"run": "succeeded"})
-    ended = reading.ended("job", (case.ledger.history("job", 10) or [])[0])
+    ended = read_ended("job", (case.ledger.history("job", 10) or [])[0])
     assert (ended.id, ended.waited_for) == ("run", "other")
 
 
@@ -227,7 +227,7 @@ def test_how_long_a_run_took_is_how_long_its_code_ran_whenever_the_ledger_hears_
     case.number += 1
     case.ledger.turn("w1", case.number, "enforce", 0, [told], [])
     [found] = case.ledger.history("job", 10) or []
-    ended = reading.ended("job", found)
+    ended = read_ended("job", found)
     assert (ended.seconds, ended.waited_seconds) == (5, 0)
     [job] = case.status()["jobs"]
     assert job["took"] == 5000

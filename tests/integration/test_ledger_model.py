@@ -34,8 +34,8 @@ from celery_orchestration.ledger import (
     Presence,
 )
 from celery_orchestration.ledger.scripts import script
-from celery_orchestration.operate.explain import steps
-from celery_orchestration.operate.root import Finder
+from celery_orchestration.operate.explain.chain import steps
+from celery_orchestration.operate.explain.root_cause import RootCauseFinder
 from support.model import Dep, Job, Model, Past, Run, Worker
 from support.servers import RedisServer
 from support.verbs import make_unknown
@@ -567,7 +567,7 @@ class LedgerMachine(RuleBasedStateMachine):
         last = chain[-1]
         assert "cycle" not in last.found
         assert last.rule not in ("room", "blocked", "behind", "depends", "attempt"), "it leads to somebody"
-        assert Finder(found).root(chain).job in self.model.jobs
+        assert RootCauseFinder(found).root(chain).job in self.model.jobs
         first = self.model.runs.get(name)
         if first is not None:
             assert (chain[0].job, chain[0].run.id) == ((first.behind or first).job, name)
@@ -622,7 +622,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert set(job["sq"]) == first
             probe = self.model.disabled.get(name)
             assert (job["off"], job.get("probe")) == (name in self.model.disabled, probe)
-        assert found["total"] == self.model.total()
+        assert found["total"] == self.model.room_taken_by_all()
 
     def drain(self) -> None:
         """I2, I4, I5: everything can be brought to an end, and then nothing is left."""

@@ -19,8 +19,8 @@ from celery_orchestration.ledger import (
     UnknownWorker,
 )  # fmt: skip
 from celery_orchestration.node import releases
-from celery_orchestration.operate.health import health
-from celery_orchestration.operate.redis_problems import FULL
+from celery_orchestration.operate.doctor.health import health
+from celery_orchestration.operate.status.redis_problems import FULL
 from support.ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer, redis_binaries
 from support.wait import until

@@ -67,7 +67,7 @@ def test_a_run_of_a_job_that_nobody_has_any_more_waits_and_says_so(rollout: Roll
     cause = rollout.root("old")
     assert (cause.code, cause.job, cause.wrong) == ("no_release", "old", True)
     assert "last seen in release r1" in cause.text
-    assert "cancel --job old" in str(cause.mend)
+    assert "cancel --job old" in str(cause.fix)
     assert rollout.come("other", "kept") == "start"
     assert rollout.why("second", "run") == ("no_release", "old")
     rollout.end("other")

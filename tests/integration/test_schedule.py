@@ -438,7 +438,7 @@ def test_errors_say_what_to_do(client, shop):
         (lambda: schedule.add("elsewhere", "shop.fetch", 5), BadCall, in_code),
         (lambda: schedule.update("elsewhere", schedule=5), BadCall, in_code),
         (lambda: schedule.remove("elsewhere"), BadCall, in_code),
-        (lambda: schedule.update("mails"), BadCall, "say what to change"),
+        (lambda: schedule.update("mails"), BadCall, "give something to change"),
         (lambda: schedule.add("x", "shop.mial", 5), ConfigurationError, "did you mean 'shop.mail'"),
         (lambda: schedule.add("x", "shop.mail", 5), ConfigurationError, "cannot be called like that"),
         (lambda: schedule.add("x", "shop.fetch", "soon"), ConfigurationError, "neither a number of seconds nor"),
@@ -448,7 +448,7 @@ def test_errors_say_what_to_do(client, shop):
         (lambda: schedule.pause("mial"), UnknownEntry, "did you mean 'mails'"),
         (lambda: schedule.resume("mial"), UnknownEntry, "did you mean 'mails'"),
         (lambda: schedule.get("nothing like it"), UnknownEntry, "in the schedule$"),
-        (lambda: schedule.pause("nightly"), UnknownEntry, "no scheduler has brought the entry 'nightly' of the code"),
+        (lambda: schedule.pause("nightly"), UnknownEntry, "no scheduler has registered the entry 'nightly'"),
     ):
         with pytest.raises(error, match=words):
             call()
@@ -622,7 +622,7 @@ def test_history_tells_entry_and_due_time_and_counts_fires_that_made_no_run(clie
     assert (skipped.entry, skipped.error) == ("of\u202eten:", "the run before it has not started")
     assert skipped.due == at(begin + 4)
     assert skipped.waited_seconds == 0
-    assert client.cancel("run-1").called_off
+    assert client.cancel("run-1").cancelled
     ended = client.history("shop.fetch")[0]
     assert (ended.outcome, ended.entry, ended.fires, ended.made_run) == ("revoked", "of\u202eten:", 1, True)
     assert ended.due == at(begin + 1)
@@ -636,7 +636,7 @@ def test_what_nothing_would_fire_is_not_added(client, app):
     health = client.health(scheduler=True)
     assert (health.ok, health.problem) == (
         False,
-        "this app's beat is celery.beat:PersistentScheduler: only that one knows whether it is alive",
+        "this app's beat is celery.beat:PersistentScheduler: the ledger does not know whether it is alive",
     )
     # One of ours may have been started with -S.
     client._ledger.lead("s1", "s1@host", 60_000, "")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from celery_orchestration.job import tracing
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Outcome, packed
-from celery_orchestration.operate import statistics
-from celery_orchestration.operate.statistics import Counts, Durations, Statistics
+from celery_orchestration.operate.history import statistics
+from celery_orchestration.operate.history.statistics import Counts, Durations, Statistics
 from support.clocks import Clock
 from support.ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer

@@ -313,7 +313,7 @@ def _last_end(story: Story, run: str) -> float:
 
 
 def _broken(story: Story) -> Iterator[tuple[float, float]]:
-    """When something was broken, and the time that it takes to mend."""
+    """When something was broken, and the time that it takes to fix."""
     recovery = LEASE + 2 * SWEEP
     for entry in story.kinds["fault"]:
         yield entry["at"], entry["at"] + entry.get("seconds", 0.0) + recovery + REDELIVERY

@@ -10,9 +10,10 @@ import redis
 
 from celery_orchestration.ledger import Adoption, Arrival, Fire, Ledger, Outcome, Presence, Turn, keys
 from celery_orchestration.node import releases
-from celery_orchestration.operate.explain import Step, links, steps, summary
-from celery_orchestration.operate.explanation import Cause
-from celery_orchestration.operate.root import Finder, Surroundings
+from celery_orchestration.operate.explain.chain import Step, links, steps, summary
+from celery_orchestration.operate.explain.facts import Surroundings
+from celery_orchestration.operate.explain.models import Cause
+from celery_orchestration.operate.explain.root_cause import RootCauseFinder
 from support.servers import RedisServer
 
 PREFIX = keys.prefix("shop")
@@ -137,7 +138,7 @@ class Desk(Case):
     def root(self, name: str, kind: str = "job", **around: Any) -> Cause:
         found = self.ledger.explain(kind, name, exists=True)
         chain = steps(found)
-        cause = Finder(found, Surroundings(**around)).root(chain)
+        cause = RootCauseFinder(found, Surroundings(**around)).root(chain)
         assert links(chain)
         assert summary(name, chain, cause).endswith(cause.text)
         return cause

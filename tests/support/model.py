@@ -1,237 +1,32 @@
-"""The gate as the design words it: a plain model that the ledger is compared with.
+"""A plain model that the ledger is compared with.
 
-No counters, no indexes, no cleverness: every question is answered by looking at all runs. Where the ledger keeps
-numbers up to date, this recomputes them, so that a wrong update shows as a difference.
+The gate's rules are those of ``celery_orchestration/job/rules.py``. No counters, no indexes, no cleverness: the model
+answers every question of a rule by looking at all runs. Where the ledger keeps numbers up to date, the model computes
+them again, so that a wrong update shows as a difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
-HOLDS_ROOM = ("granted", "queued", "running")
+from celery_orchestration.job import rules
+from support.gate_model import Dep, GateModel, Job, Past, Run, Worker
+
+__all__ = ["Dep", "Job", "Model", "Past", "Run", "Worker"]
+
+#: How many runs one call hands over.
 LIMIT = 16
 
 
-class Dep(NamedTuple):
-    job: str
-    on: str
-    fresh: bool = False
-    #: Whether the end of the dependency counts no more once it is old.
-    ages: bool = False
-
-
-@dataclass(frozen=True)
-class Job:
-    name: str
-    cap: int | None = None
-    keyed: bool = False
-    #: All jobs that never run beside it, those of its groups included. Symmetric already.
-    blocks: frozenset[str] = frozenset()
-    groups: frozenset[str] = frozenset()
-    #: Those that it blocks by name.
-    pairs: frozenset[str] = frozenset()
-    deps: tuple[Dep, ...] = ()
-    crash: str = "requeue"
-    max_recoveries: int = 2
-    max_failures: int | None = None
-    cools: bool = False
-    drop: bool = False
-
-
 @dataclass
-class Run:
-    id: str
-    job: str
-    key: str
-    attempt: int
-    rank: tuple[int, int]
-    own_queue: str
-    granted_queue: str = ""
-    #: Which call it comes from, and with which task id.
-    publication: str = ""
-    task: str = ""
-    dest: str | None = None
-    state: str = "new"
-    worker: str | None = None
-    judged: bool = False
-    started: bool = False
-    recoveries: int = 0
-    why: str = ""
-    behind: Run | None = None
-    #: Of its start: when that was, and the fence.
-    begun: int = 0
-    fence: int = 0
-    later: bool = False  # it came with a time
-    alone: bool = False
-    scheduled: bool = False
-    #: It waits, has not started, and others depend on its job: it comes before runs of theirs that arrive later.
-    first: bool = False
-
-    @property
-    def forced(self) -> bool:
-        return self.rank[0] < 0
-
-
-@dataclass
-class Past:
-    """What is remembered of a job."""
-
-    ok: bool | None = None
-    ended: int | None = None
-    #: It ended longer ago than any dependency allows.
-    old: bool = False
-    begun: int | None = None
-    failures: int = 0
-    cooling: bool = False
-
-
-@dataclass
-class Worker:
-    name: str
-    slots: int
-    queues: tuple[str, ...]
-
-
-@dataclass
-class Model:
-    jobs: dict[str, Job]
-    cap: int | None = None
-    runs: dict[str, Run] = field(default_factory=dict)
-    #: Of runs that ended: the attempt, and the publication.
-    done: dict[str, tuple[int, str]] = field(default_factory=dict)
-    past: dict[str, Past] = field(default_factory=dict)
-    workers: dict[str, Worker] = field(default_factory=dict)
-    paused: bool = False
-    #: A new epoch has begun, and the workers have not had a lease to claim what they run.
-    closed: bool = False
-    #: Disabled jobs, each with its probe: None (there is none), '' (there may be one) or the run.
-    disabled: dict[str, str | None] = field(default_factory=dict)
-    #: Workers that are kept free, each for a run.
-    kept: dict[str, str] = field(default_factory=dict)
-    #: Entries of the schedule, each with its last run.
-    entries: dict[str, str] = field(default_factory=dict)
-    clock: int = 0
-    arrivals: int = 0
-
-    def __post_init__(self) -> None:
-        self.past = {name: Past() for name in self.jobs}
-
-    # -- looking ------------------------------------------------------------------------------------
-
-    def tick(self) -> int:
-        self.clock += 1
-        return self.clock
-
-    def holding(self, job: str) -> list[Run]:
-        return [run for run in self.runs.values() if run.job == job and run.state in HOLDS_ROOM]
-
-    def total(self) -> int:
-        return sum(run.state in HOLDS_ROOM for run in self.runs.values())
-
-    def busy(self, job: str) -> bool:
-        return any(run.job == job and run.started for run in self.runs.values())
-
-    def has_room(self, job: Job, key: str) -> bool:
-        holding = [run for run in self.holding(job.name) if not job.keyed or run.key == key]
-        return job.cap is None or len(holding) < job.cap
-
-    def waiting(self) -> list[Run]:
-        return sorted((r for r in self.runs.values() if r.state == "waiting" and not r.alone), key=lambda r: r.rank)
-
-    def dependencies_met(self, run: Run) -> bool:
-        if run.judged:
-            return True
-        job = self.jobs[run.job]
-        for name, on, fresh, ages in job.deps:
-            past = self.past[name]
-            if self.busy(name) or self.fires_before(name, run):
-                return False
-            if on == "idle":
-                continue
-            if past.ended is None or (on == "success" and not past.ok):
-                return False
-            if ages and past.old:
-                return False
-            begun = self.past[run.job].begun
-            if fresh and begun is not None and past.ended <= begun:
-                return False
-        return True
-
-    def fires_before(self, job: str, run: Run) -> bool:
-        """Whether a waiting run of that job that has not started arrived before this one."""
-        return any(r.first and r.job == job and r.rank[1] < run.rank[1] for r in self.runs.values())
-
-    def forget_first(self) -> None:
-        """Other policies are in force: nobody waits for runs of a job that no other one depends on any more."""
-        for run in self.runs.values():
-            run.first = run.first and self.has_dependents(run.job)
-
-    def has_dependents(self, job: str) -> bool:
-        return any(dep.job == job for other in self.jobs.values() for dep in other.deps)
-
-    def enabled_for(self, run: Run) -> bool:
-        return run.job not in self.disabled or run.forced or self.disabled[run.job] in ("", run.id)
-
-    def counts(self, run: Run) -> bool:
-        """Rules 1 and 4: only a waiting run that passes these bars others."""
-        return self.enabled_for(run) and self.dependencies_met(run)
-
-    def barred(self, run: Run, ignoring: str | None = None, copy: bool = False) -> bool:
-        """``copy``: run is an arrival; that it may be a copy of a run that waits is found out later."""
-        job = self.jobs[run.job]
-        for other in self.waiting():
-            if (other.id == run.id and not copy) or other.rank >= run.rank or not self.counts(other):
-                continue
-            same_lane = other.job == run.job and (not job.keyed or other.key == run.key)
-            if same_lane or (other.job in job.blocks and other.job != ignoring):
-                return True
-        return False
-
-    def may_start(self, run: Run, ignoring: str | None = None, copy: bool = False) -> bool:
-        """Rules 1 to 5, but for the global cap, which is a matter of order."""
-        job = self.jobs[run.job]
-        return (
-            not self.closed
-            and (run.forced or not self.paused)
-            and self.enabled_for(run)
-            and self.has_room(job, run.key)
-            and not any(self.holding(other) for other in job.blocks)
-            and self.dependencies_met(run)
-            and not self.barred(run, ignoring, copy)
-        )
-
-    def global_room(self) -> bool:
-        return self.cap is None or self.total() < self.cap
-
-    def slots(self, queue: str) -> int:
-        return sum(worker.slots for worker in self.workers.values() if queue in worker.queues)
-
-    def under_way(self, queue: str) -> int:
-        return sum(run.dest == queue for run in self.runs.values())
-
-    def destination(self, run: Run) -> str:
-        return run.granted_queue if run.granted_queue and self.slots(run.granted_queue) else run.own_queue
-
-    def run_id(self, task: str, publication: str) -> str:
-        """The run that a message belongs to, or is to make."""
-        own = f"{task}~{publication}"
-        for id in (task, own):
-            if id in self.runs and self.runs[id].publication == publication:
-                return id
-            if id in self.done and self.done[id][1] == publication:
-                return id
-        return own if task in self.runs or task in self.done else task
-
-    def done_attempt(self, id: str, publication: str) -> int:
-        attempt, of = self.done.get(id, (-1, ""))
-        return attempt if of == publication else -1
+class Model(GateModel):
+    """What the ledger's verbs do."""
 
     # -- changing -----------------------------------------------------------------------------------
 
     def start(self, run: Run, worker: str) -> None:
-        run.state, run.worker, run.judged, run.dest, run.first = "running", worker, True, None, False
+        run.state, run.worker, run.dependencies_checked, run.dest, run.first = "running", worker, True, None, False
         self.past[run.job].begun = run.begun = self.tick()
         run.started = True
         self.claim(run)
@@ -386,9 +181,9 @@ class Model:
         return sorted(found, key=lambda one: one[0])
 
     def _first_of(self, name: str) -> Run | None:
-        """The run a job would start next, if it may: the first that has room and passes rules 1 and 4."""
-        job, waiting = self.jobs[name], (run for run in self.waiting() if run.job == name)
-        return next((run for run in waiting if self.has_room(job, run.key) and self.counts(run)), None)
+        """The run a job would start next: the first that has room, is enabled and has its dependencies."""
+        waiting = (run for run in self.waiting() if run.job == name and rules.room(self, run) is None)
+        return next((run for run in waiting if rules.holds_up_others(self, run)), None)
 
     def hand_over(
         self, after: list[str], here: Worker | None, free: int, spare: Callable[[], int] | None = None
@@ -407,7 +202,7 @@ class Model:
             if not candidates:
                 break
             _, run, place = candidates[0]
-            run.judged = True
+            run.dependencies_checked = True
             if place == "here" and here is not None:
                 free -= 1
                 self.start(run, here.name)
@@ -459,8 +254,8 @@ class Model:
     def would_wait(self, arrival: Run, priority: int, number: int, worker: str) -> bool:
         """Whether the gate is closed for an arrival, the so many-th of its turn, as things stand."""
         key = arrival.key if self.jobs[arrival.job].keyed else ""
-        run = replace(arrival, key=key, rank=(3 - priority, self.arrivals + number))
-        return worker in self.kept or not (self.global_room() and self.may_start(run, copy=True))
+        run = replace(arrival, key=key, rank=(3 - priority, self.arrivals + number), may_be_copy=True)
+        return worker in self.kept or not (self.global_room() and self.may_start(run))
 
     def admit(self, worker: str, arrival: Run, priority: int, granted: bool, after: list[str]) -> str:
         arrival.id = self.run_id(arrival.task, arrival.publication)
@@ -471,7 +266,7 @@ class Model:
         key = arrival.key if self.jobs[arrival.job].keyed else ""
         run = replace(arrival, key=key, rank=(3 - priority, self.arrivals))
         if before is not None and before.job == run.job:
-            run = replace(run, rank=before.rank, recoveries=before.recoveries, judged=before.started)
+            run = replace(run, rank=before.rank, recoveries=before.recoveries, dependencies_checked=before.started)
             run.scheduled, run.first = before.scheduled, before.first and not run.later and not runs
         if runs and before is not None:
             run.state = "behind"
@@ -556,8 +351,8 @@ class Model:
                 return "ok"
         self.arrivals += 1
         new = replace(
-            told, rank=(told.rank[0], self.arrivals), state="running", worker=worker, judged=True, started=True,
-            recoveries=0, dest=None, behind=None, alone=False, scheduled=False, first=False,
+            told, rank=(told.rank[0], self.arrivals), state="running", worker=worker, dependencies_checked=True,
+            started=True, recoveries=0, dest=None, behind=None, alone=False, scheduled=False, first=False,
         )  # fmt: skip
         if run is not None:
             if run.state == "running":

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 import pytest
 
 from celery_orchestration.errors import BadCall, ConfigurationError
-from celery_orchestration.operate.causes import causes
-from celery_orchestration.operate.dependency_graph import Needs, Picture
+from celery_orchestration.operate.graph.dependency_graph import Needs, Picture
 from celery_orchestration.operate.models import Disabled, Ended, JobStatus, RunStatus, Status
+from celery_orchestration.operate.status.findings import find_root_causes
 from celery_orchestration.web import auth, filters, formatting, redaction
 from celery_orchestration.web.auth import Attempts, BadCredentials, Credentials, Sessions, hash_password, hash_token
 from celery_orchestration.web.pages import dead_letters, job, timeline
@@ -224,7 +224,7 @@ CHAIN = a_picture(("process", "fetch"), ("report", "process"), ("index", "proces
 def test_a_disabled_job_is_the_cause_of_all_that_waits_for_it_once() -> None:
     fetch = a_job("fetch", disabled=OFF, failures=5, last_error="ConnectionError: refused", waiting=1)
     status = a_status(fetch, *(a_job(one, waiting=n) for one, n in (("process", 20), ("report", 10), ("index", 10))))
-    found = causes(status, CHAIN)
+    found = find_root_causes(status, CHAIN)
     (cause,) = found.findings
     assert (cause.kind, cause.job, cause.wrong) == ("disabled", "fetch", True)
     assert cause.text == "is disabled after 5 failures"
@@ -235,39 +235,45 @@ def test_a_disabled_job_is_the_cause_of_all_that_waits_for_it_once() -> None:
 
 def test_a_job_that_failed_is_a_cause_only_where_something_waits_for_it() -> None:
     failed = a_job("fetch", failures=1, last_outcome="failed", last_error="boom")
-    (cause,) = causes(a_status(failed, a_job("process", waiting=2)), CHAIN).findings
+    (cause,) = find_root_causes(a_status(failed, a_job("process", waiting=2)), CHAIN).findings
     assert (cause.kind, cause.wrong, cause.runs) == ("failing", True, 2)
-    (note,) = causes(a_status(failed, a_job("process")), CHAIN).findings
+    (note,) = find_root_causes(a_status(failed, a_job("process")), CHAIN).findings
     assert not note.wrong
 
 
 def test_who_fails_because_of_another_is_no_cause_of_its_own() -> None:
     fetch = a_job("fetch", disabled=OFF, failures=5)
     status = a_status(fetch, a_job("process", waiting=1, failures=1, last_outcome="failed"), a_job("report", waiting=1))
-    assert [one.job for one in causes(status, CHAIN).findings] == ["fetch"]
+    assert [one.job for one in find_root_causes(status, CHAIN).findings] == ["fetch"]
 
 
 def test_overdue_jobs_whose_cause_is_named_are_not_named_again() -> None:
     fetch = a_job("fetch", disabled=OFF)
     status = a_status(fetch, a_job("process", waiting=1, overdue=True), a_job("other", overdue=True))
-    assert [(one.kind, one.job) for one in causes(status, CHAIN).wrong] == [("disabled", "fetch"), ("overdue", "other")]
+    assert [(one.kind, one.job) for one in find_root_causes(status, CHAIN).wrong] == [
+        ("disabled", "fetch"),
+        ("overdue", "other"),
+    ]
 
 
 def test_a_pause_comes_first_and_holds_everything() -> None:
     status = a_status(
         a_job("fetch", disabled=OFF), a_job("process", waiting=3), paused=True, problems=["everything is paused"]
     )
-    first, *_ = causes(status, CHAIN).findings
+    first, *_ = find_root_causes(status, CHAIN).findings
     assert (first.kind, first.runs) == ("paused", 3)
-    assert len([one for one in causes(status, CHAIN).findings if "paused" in one.text]) == 1
+    assert len([one for one in find_root_causes(status, CHAIN).findings if "paused" in one.text]) == 1
 
 
 def test_circles_and_a_thousand_jobs_in_a_row_are_fine() -> None:
     ring = a_picture(("a", "b"), ("b", "a"))
-    assert causes(a_status(a_job("a", disabled=OFF, waiting=1), a_job("b", waiting=1)), ring).findings[0].runs == 2
+    assert (
+        find_root_causes(a_status(a_job("a", disabled=OFF, waiting=1), a_job("b", waiting=1)), ring).findings[0].runs
+        == 2
+    )
     row = a_picture(*((f"j{n + 1}", f"j{n}") for n in range(1000)))
     jobs = [a_job("j0", disabled=OFF), *(a_job(f"j{n}", waiting=1) for n in range(1, 1001))]
-    found = causes(a_status(*jobs), row)
+    found = find_root_causes(a_status(*jobs), row)
     assert found.findings[0].runs == 1000
     assert len(found.chains["j1000"]) == 1001
 
@@ -407,5 +413,5 @@ def test_a_long_run_that_others_wait_for_is_a_note() -> None:
     run = a_run(state="running", seconds=600, worker="w1", job="cleanup", id="c1")
     wait = a_run(job="process", rule="blocked", waits_for="cleanup")
     status = a_status(a_job("cleanup", running=1), a_job("process", waiting=4), runs=[run], waits=[wait])
-    (note,) = causes(status, None).findings
+    (note,) = find_root_causes(status, None).findings
     assert (note.kind, note.wrong, note.target, note.runs) == ("busy", False, "c1", 4)

@@ -21,9 +21,17 @@ from celery_orchestration.job.options import Dependency, JobOptions, read_option
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.text import printable
 from celery_orchestration.ledger.keys import encode_job
-from celery_orchestration.operate.dependency_graph import Conflict, Drawn, Exclusive, Needs, Picture, about, picture
-from celery_orchestration.operate.formats import COLOURS, dot, mermaid
-from celery_orchestration.operate.tree import DEEPEST, tree
+from celery_orchestration.operate.graph.dependency_graph import (
+    Conflict,
+    Drawn,
+    Exclusive,
+    Needs,
+    Picture,
+    about,
+    picture,
+)
+from celery_orchestration.operate.graph.formats import COLOURS, dot, mermaid
+from celery_orchestration.operate.graph.tree import DEEPEST, tree
 from support.hostile import TEXTS
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -229,7 +237,7 @@ def test_the_picture_tells_states_conditions_and_what_never_runs_together():
         {**told("shop.process", running=1), "deps": [dep]},
     )
     assert shown(whole) == (
-        "shop: 3 jobs; below each what waits for it; ✕ never at the same time\n"
+        "shop: 3 jobs; below each job those that wait for it; ✕ never at the same time\n"
         "shop.cleanup  ✕ shop.process\n"
         "shop.fetch  disabled  last run failed\n"
         "└─ shop.process (finish, fresh)  running  ✕ shop.cleanup\n"

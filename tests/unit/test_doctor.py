@@ -1,4 +1,4 @@
-"""Each check by itself, from facts: what bites is a problem with a line that mends it, and nothing else is."""
+"""Each check by itself, from facts: what bites is a problem with a line that fixes it, and nothing else is."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger import Member, Members
 from celery_orchestration.node import releases
 from celery_orchestration.node.stores import Store
-from celery_orchestration.operate import Check, Death, Diagnosis, Disabled, EntryStatus, JobStatus, Status, reading
+from celery_orchestration.operate import Check, Death, Diagnosis, Disabled, EntryStatus, JobStatus, Status
 from celery_orchestration.operate.broker import Answers, Kept, Stranger
-from celery_orchestration.operate.checks import CHECKS, code, events, examine, fetch, redis, workers
-from celery_orchestration.operate.checks.facts import Facts
-from celery_orchestration.operate.doctor import unreadable
-from celery_orchestration.operate.health import health
+from celery_orchestration.operate.doctor.checks import CHECKS, code, events, examine, fetch, redis, workers
+from celery_orchestration.operate.doctor.checks.facts import Facts
+from celery_orchestration.operate.doctor.diagnose import diagnose_invalid_settings
+from celery_orchestration.operate.doctor.health import health
 from celery_orchestration.operate.hints import command, redis_cli, worker_for
 from celery_orchestration.operate.models import SchedulerStatus, WorkerStatus
+from celery_orchestration.operate.status.reader import read_status
 from support.hostile import TEXTS
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -78,9 +79,9 @@ def facts(**more: Any) -> Facts:
 
 def one(check: Any, **more: Any) -> Check:
     [found] = check(facts(**more))
-    # What is said is one line, in words; and what is a problem can be mended.
-    assert "\n" not in found.found + found.why + (found.mend or "")
-    assert found.state != "problem" or found.mend
+    # What is said is one line, in words; and what is a problem can be fixed.
+    assert "\n" not in found.found + found.why + (found.fix or "")
+    assert found.state != "problem" or found.fix
     assert found.why
     return found
 
@@ -89,7 +90,7 @@ def test_nothing_is_a_problem_where_nothing_is_wrong():
     found = examine(SOUND)
     assert {check.state for check in found} == {"fine"}
     assert len(found) == len(CHECKS)
-    assert all(check.mend is None for check in found)
+    assert all(check.fix is None for check in found)
 
 
 # -- Redis
@@ -114,7 +115,7 @@ def test_redis_is_new_enough_and_takes_writes(version, role, state):
 
 
 @pytest.mark.parametrize(
-    ("policy", "state", "is_mended"),
+    ("policy", "state", "has_fix"),
     [
         ("noeviction", "fine", False),
         ("volatile-lru", "fine", True),
@@ -123,9 +124,9 @@ def test_redis_is_new_enough_and_takes_writes(version, role, state):
         ("allkeys-random", "problem", True),
     ],
 )
-def test_eviction(policy, state, is_mended):
+def test_eviction(policy, state, has_fix):
     found = one(redis.eviction, info={**INFO, "maxmemory_policy": policy})
-    assert (found.state, found.mend is not None) == (state, is_mended)
+    assert (found.state, found.fix is not None) == (state, has_fix)
     assert policy in found.found
 
 
@@ -152,10 +153,10 @@ def test_memory(used, most, state):
     assert one(redis.memory, info={**INFO, "used_memory": str(used), "maxmemory": str(most)}).state == state
 
 
-@pytest.mark.parametrize(("there", "mend"), [(100, "maxmemory 20971520"), (28, "redis_url"), (0, "redis_url")])
-def test_redis_is_not_given_more_memory_than_there_is(there, mend):
+@pytest.mark.parametrize(("there", "fix"), [(100, "maxmemory 20971520"), (28, "redis_url"), (0, "redis_url")])
+def test_redis_is_not_given_more_memory_than_there_is(there, fix):
     info = {**INFO, "used_memory": "10485760", "maxmemory": "10485760", "total_system_memory": str(there << 20)}
-    assert mend in one(redis.memory, info=info).mend
+    assert fix in one(redis.memory, info=info).fix
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_lines_to_type_are_for_the_redis_that_it_is_about(address, where):
     """And not for whichever happens to run where one types."""
     assert redis_cli(address, "PING") == f"redis-cli {where} PING"
     found = one(redis.eviction, address=address, info={**INFO, "maxmemory_policy": "allkeys-lru"})
-    assert found.mend.startswith(f"redis-cli {where} CONFIG SET maxmemory-policy noeviction")
+    assert found.fix.startswith(f"redis-cli {where} CONFIG SET maxmemory-policy noeviction")
 
 
 def test_a_redis_that_may_not_be_asked_is_unknown_not_fine():
@@ -195,7 +196,7 @@ def test_code_that_cannot_be_read_is_told_line_by_line():
     assert [check.state for check in found] == ["problem", "problem"]
     cycle = "dependency cycle: a -> b -> a"
     assert one(code.cycles, cycles=[cycle]).found == f"this code has a {cycle}"
-    wrong = unreadable(ConfigurationError("unknown setting 'x'\norchestration_mode should be …"))
+    wrong = diagnose_invalid_settings(ConfigurationError("unknown setting 'x'\norchestration_mode should be …"))
     assert [check.found for check in wrong.checks] == ["unknown setting 'x'", "orchestration_mode should be …"]
     assert not wrong.ok
 
@@ -214,10 +215,10 @@ def test_a_cycle_of_live_releases_names_its_jobs_and_the_workers_to_end():
         members=Members("old new", 0, [member("w1@h", "old"), member("w2@h", "old"), member("w3@h", "new")]),
     )
     assert found.state == "problem"
-    assert "cycle of dependencies: a → b → a" in found.found
+    assert "dependency cycle: a → b → a" in found.found
     assert "'a' depends on 'b' in release old (w1@h, w2@h)" in found.found
     assert "'b' depends on 'a' in release new (w3@h)" in found.found
-    assert "control shutdown -d w1@h,w2@h" in str(found.mend)
+    assert "control shutdown -d w1@h,w2@h" in str(found.fix)
 
 
 def test_releases_that_differ_for_long_are_a_problem_those_that_agree_are_not():
@@ -230,7 +231,7 @@ def test_releases_that_differ_for_long_are_a_problem_those_that_agree_are_not():
 
     assert live(one_job, other, timedelta(minutes=5)).state == "fine"
     long = live(one_job, other, timedelta(hours=2))
-    assert (long.state, "w1@h" in str(long.mend), "differ in a" in long.found) == ("problem", True, True)
+    assert (long.state, "w1@h" in str(long.fix), "differ in a" in long.found) == ("problem", True, True)
     assert live(one_job, more, timedelta(hours=2)).state == "fine"
 
 
@@ -249,13 +250,13 @@ def test_queues_nobody_serves_come_with_the_worker_to_start():
     sentence = "no live worker serves queue images.low, where resize is sent"
     found = one(workers.queues, status=status(problems=[sentence]))
     assert (found.state, found.found) == ("problem", sentence)
-    assert found.mend == worker_for("images.low")
-    assert one(workers.queues, status=status(problems=["no worker is alive"])).mend == command(program="worker")
+    assert found.fix == worker_for("images.low")
+    assert one(workers.queues, status=status(problems=["no worker is alive"])).fix == command(program="worker")
 
 
 def test_strangers_are_a_problem_and_a_silent_broker_leaves_them_unknown():
     found = one(workers.strangers, strangers=[Stranger("w9@h", ("celery",))])
-    assert (found.state, "w9@h" in found.found, "shutdown -d w9@h" in str(found.mend)) == ("problem", True, True)
+    assert (found.state, "w9@h" in found.found, "shutdown -d w9@h" in str(found.fix)) == ("problem", True, True)
     assert one(workers.strangers, broker_problem="the broker …").state == "unknown"
     of_others = one(workers.strangers, strangers=[Stranger("w9@h", ("default.high",), "mail")])
     assert of_others.found == "worker w9@h of namespace 'mail' serves default.high, too"
@@ -271,11 +272,11 @@ def test_of_very_many_the_first_are_told_and_how_many_more_there_are():
 
 def test_what_is_copied_into_a_shell_is_quoted():
     name = "w; rm -rf $HOME@h"
-    assert f"-d '{name}'" in str(one(workers.strangers, strangers=[Stranger(name, ("celery",))]).mend)
+    assert f"-d '{name}'" in str(one(workers.strangers, strangers=[Stranger(name, ("celery",))]).fix)
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "strict", "options", "state", "mend"),
+    ("multiplier", "strict", "options", "state", "fix"),
     [
         (4, False, {}, "fine", None),
         (0, False, {}, "problem", "worker_prefetch_multiplier = 1"),
@@ -286,21 +287,21 @@ def test_what_is_copied_into_a_shell_is_quoted():
         (4, False, {"timeout_seconds": 3600}, "fine", "worker_prefetch_multiplier = 1"),
     ],
 )
-def test_prefetch(multiplier, strict, options, state, mend):
+def test_prefetch(multiplier, strict, options, state, fix):
     found = one(
         fetch.prefetch,
         prefetch=multiplier,
         settings=Settings(strict_priority=strict, fetch="celery"),
         jobs={"a": job("a"), "b": job("b", **options)},
     )
-    assert (found.state, found.mend) == (state, mend and f"app.conf.{mend}")
+    assert (found.state, found.fix) == (state, fix and f"app.conf.{fix}")
 
 
 def test_strict_priority_is_not_said_to_fetch_nothing_ahead_where_it_does():
     strict = Settings(strict_priority=True)
-    assert "nothing is fetched that no slot is free for" in one(fetch.prefetch, settings=strict).found
+    assert "fetches only for free slots" in one(fetch.prefetch, settings=strict).found
     rabbit = {"broker_is_redis": False, "broker_is_amqp": True}
-    assert "nothing is fetched that no slot is free for" in one(fetch.prefetch, settings=strict, **rabbit).found
+    assert "fetches only for free slots" in one(fetch.prefetch, settings=strict, **rabbit).found
     quorum = Answers({"w1@h": {"prefetches_because": "quorum queues have a count for each consumer"}})
     elsewhere = one(fetch.prefetch, settings=strict, replies=quorum, **rabbit).found
     assert "nothing is fetched" not in elsewhere
@@ -340,7 +341,7 @@ def test_with_reliable_fetch_prefetch_and_visibility_timeout_are_nothing_to_see_
 @pytest.mark.parametrize(
     ("more", "state", "words"),
     [
-        ({}, "fine", "until it is acknowledged"),
+        ({}, "fine", "until they are acknowledged"),
         ({"broker_is_redis": False}, "fine", "not Redis"),
         ({"kept": Kept(version="5.0.7")}, "problem", "Redis 5.0.7, older than 6.2"),
         ({"kept": Kept(version="8.0.1")}, "fine", ""),
@@ -349,7 +350,7 @@ def test_with_reliable_fetch_prefetch_and_visibility_timeout_are_nothing_to_see_
         (
             {"replies": Answers({"w1@h": {"fetch": "reliable", "fetch_polls_because": "NOPERM"}})},
             "problem",
-            "when messages come (NOPERM)",
+            "of messages (NOPERM)",
         ),
     ],
 )
@@ -395,7 +396,7 @@ def test_jobs_disabled_by_failures_and_not_those_that_people_disabled():
         )
 
     found = one(events.disabled, status=status().model_copy(update={"jobs": [off("failures")]}))
-    assert (found.state, found.mend) == ("problem", command("enable", "shop.fetch"))
+    assert (found.state, found.fix) == ("problem", command("enable", "shop.fetch"))
     assert "5 failures in a row" in found.found
     assert one(events.disabled, status=status().model_copy(update={"jobs": [off("ann@desk")]})).state == "fine"
     both = one(events.disabled, status=status().model_copy(update={"jobs": [off("ann@desk", "9 in a row")]}))
@@ -413,7 +414,7 @@ def test_entries_that_are_not_fired():
     assert one(events.entries, entries=[entry]).state == "fine"
     found = one(events.entries, entries=[entry, entry.model_copy(update={"problem": "its record is corrupt"})])
     assert found.found == "entry 'nightly': its record is corrupt"
-    assert found.mend == command("schedule", "remove", "nightly")
+    assert found.fix == command("schedule", "remove", "nightly")
 
 
 def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do():
@@ -432,8 +433,8 @@ def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do(
         ],
     }
     limits = {"a": (70.0, 60.0)}
-    seen = reading.status("shop", document, {"celery": ["a"], "images.low": ["b"]}, limits, lambda: True)
-    none = reading.status("shop", {**document, "workers": []}, {"celery": ["a"]}, limits, lambda: True)
+    seen = read_status("shop", document, {"celery": ["a"], "images.low": ["b"]}, limits, lambda: True)
+    none = read_status("shop", {**document, "workers": []}, {"celery": ["a"]}, limits, lambda: True)
     told = examine(facts(status=seen, info={**INFO, "maxmemory_policy": "allkeys-lru"}, limits={"thread": limits}))
     problems = {check.found: check.name for check in told if check.state == "problem"}
     assert sorted(problems) == sorted(seen.problems)
@@ -455,7 +456,7 @@ def test_what_status_will_say_one_day_is_not_lost():
 
 def test_what_is_shown_harms_no_terminal(tmp_path):
     text = "".join(TEXTS.values())
-    checks = [Check(name="queues", state="problem", found=text, why=text, mend=text)]
+    checks = [Check(name="queues", state="problem", found=text, why=text, fix=text)]
     with (tmp_path / "out").open("w+") as file:
         print_diagnosis(Diagnosis(at=NOW, checks=checks, ok=False), file)
         file.seek(0)
@@ -466,13 +467,13 @@ def test_what_is_shown_harms_no_terminal(tmp_path):
 
 
 def test_a_line_to_copy_is_whole_and_the_rest_folds(tmp_path):
-    mend = "celery -A examples.pipeline orchestration schedule resume examples.pipeline.fetch_data_of_the_other_shop"
-    checks = [Check(name="schedule", state="problem", found="an entry " * 12, why="nothing is fired " * 6, mend=mend)]
+    fix = "celery -A examples.pipeline orchestration schedule resume examples.pipeline.fetch_data_of_the_other_shop"
+    checks = [Check(name="schedule", state="problem", found="an entry " * 12, why="nothing is fired " * 6, fix=fix)]
     with (tmp_path / "out").open("w+") as file:
         print_diagnosis(Diagnosis(at=NOW, checks=checks, ok=False), file)
         file.seek(0)
         lines = file.read().splitlines()
-    assert f"   -> {mend}" in lines
+    assert f"   -> {fix}" in lines
     assert all(len(line) <= 80 or "->" in line for line in lines)
     assert all(line == line.rstrip() for line in lines)
     assert all(line.startswith("   ") for line in lines[1:-1])
@@ -521,11 +522,11 @@ def test_the_scheduler_that_leads_is_named():
 
 def test_a_beat_that_is_not_ours_fires_what_is_not_continuous():
     fired = one(events.scheduler, jobs={"a": job("a", interval_seconds=5)}, beat_is_ours=False)
-    assert (fired.state, "not ours fires the schedule" in fired.found) == ("fine", True)
+    assert (fired.state, "another beat fires the schedule" in fired.found) == ("fine", True)
     jobs = {"a": job("a", mode="continuous")}
     never = one(events.scheduler, jobs=jobs, beat_is_ours=False)
     assert never.state == "problem"
-    assert never.mend.endswith("beat -S celery_orchestration:OrchestratedScheduler")
+    assert never.fix.endswith("beat -S celery_orchestration:OrchestratedScheduler")
     leads = status(scheduler=SchedulerStatus(leader="beat@h"))
     assert one(events.scheduler, jobs=jobs, beat_is_ours=False, status=leads).state == "fine"
 
@@ -535,7 +536,7 @@ def test_lines_to_type_are_neither_wrapped_nor_cut(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     long = command("enable", "x" * 200)
     shown = StringIO()
-    check = Check(name="a", state="problem", found="b", why="c", mend=long)
+    check = Check(name="a", state="problem", found="b", why="c", fix=long)
     print_diagnosis(Diagnosis(at=NOW, checks=[check], ok=False), shown)
     assert f"   -> {long}\n" in shown.getvalue()
 

@@ -9,10 +9,10 @@ import pytest
 
 from celery_orchestration.cli.show.explain import explanation_lines, print_explanation
 from celery_orchestration.operate.clock import lasting, took
-from celery_orchestration.operate.explain import Step, summary
-from celery_orchestration.operate.explanation import Cause, Explanation, Link, OptionValue
+from celery_orchestration.operate.explain.chain import Step, summary
+from celery_orchestration.operate.explain.models import Cause, Explanation, Link, OptionValue
+from celery_orchestration.operate.explain.root_cause import RootCauseFinder
 from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
-from celery_orchestration.operate.root import Finder
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 FETCH, PROCESS = "examples.pipeline.fetch_data", "examples.pipeline.process_data"
@@ -28,7 +28,7 @@ def explanation(**more: Any) -> Explanation:
     )  # fmt: skip
     common: dict[str, Any] = {
         "about": PROCESS, "job": PROCESS, "run": None, "at": NOW, "summary": f"{PROCESS} waits for {FETCH}: {text}",
-        "root": Cause(code="disabled_by_failures", job=FETCH, text=text, wrong=True, mend=MEND),
+        "root": Cause(code="disabled_by_failures", job=FETCH, text=text, wrong=True, fix=MEND),
         "chain": [Link(job=PROCESS, run=None, text=f"waiting for {FETCH}: it is disabled"),
                   Link(job=FETCH, run=None, text=f"the job is disabled: {text}")],
         "last": last, "next_fire": NOW + timedelta(seconds=50),
@@ -102,9 +102,9 @@ def test_a_retry_that_is_not_due_says_what_it_comes_after():
         recoveries=0, arrived=NOW, since=NOW, seconds=1, expires=None, reason=None,
     )  # fmt: skip
     due = Step(job="a", run=retried, words=["due", "01-01 00:00:09"], found={})
-    finder = Finder({"jobs": {"a": {"err": "ValueError: no"}}})
-    text = "a is not to start before 01-01 00:00:09"
-    assert finder.root([due]).text == f"{text}: it is tried again, after ValueError: no"
+    finder = RootCauseFinder({"jobs": {"a": {"err": "ValueError: no"}}})
+    text = "a is not due before 01-01 00:00:09"
+    assert finder.root([due]).text == f"{text}: it is retried, after ValueError: no"
     called = Step(job="a", run=retried.model_copy(update={"retries": 0}), words=due.words, found={})
     assert finder.root([called]).text == text
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from celery_orchestration.job import rules
-from celery_orchestration.operate import simulation
-from celery_orchestration.operate.forecast import Forecast, forecast
-from celery_orchestration.operate.simulation import Plan, PlannedEntry, PlannedJob, Present
+from celery_orchestration.operate.forecast import simulation
+from celery_orchestration.operate.forecast.report import Forecast, forecast
+from celery_orchestration.operate.forecast.simulation import Plan, PlannedEntry, PlannedJob, Present
 from celery_orchestration.scheduler.times import Asked, Every
 
 HOUR = 3_600_000
@@ -17,7 +17,7 @@ NOW = 1000 * HOUR
 
 
 def job(seconds: float = 10, *, cap: int | None = 1, deps: Any = (), beside: Any = (), **more: Any) -> PlannedJob:
-    needs = [{"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in deps]
+    needs = [rules.Dependency(**dep) for dep in deps]
     return PlannedJob(rules.Job(cap, needs, tuple(beside)), typical_ms=round(seconds * 1000), source="last run", **more)
 
 

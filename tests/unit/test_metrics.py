@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from celery_orchestration.operate.measure import Measured
+from celery_orchestration.operate.measurements import Measured
 from celery_orchestration.web import metrics
 from support.workers import PROJECT
 

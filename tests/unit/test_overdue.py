@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_orchestration.operate.overdue import is_overdue, next_fire, passed
+from celery_orchestration.operate.status.overdue import is_overdue, next_fire, passed
 
 MINUTE = 60_000
 

@@ -13,8 +13,8 @@ from celery_orchestration import OrchestratedTask, Pool
 from celery_orchestration.errors import BadCall, ConfigurationError
 from celery_orchestration.job.pool import pool_problems
 from celery_orchestration.job.task import jobs_of
-from celery_orchestration.operate.serve import Figures as Served
-from celery_orchestration.operate.serve import address_of, answer
+from celery_orchestration.operate.pools.serve import Figures as Served
+from celery_orchestration.operate.pools.serve import address_of, answer
 from celery_orchestration.pools import child
 from celery_orchestration.pools.machine import Machine, machine
 from celery_orchestration.pools.places import identity

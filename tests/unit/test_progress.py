@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration import OrchestratedTask
-from celery_orchestration.cli.show.status import _progress
+from celery_orchestration.cli.show.status_sections import progress_text as _progress
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.job import progress
 from celery_orchestration.job.progress import EVERY, LONGEST_WAIT, MOST, Reporter, as_json

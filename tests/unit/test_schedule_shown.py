@@ -16,7 +16,8 @@ from celery_orchestration.cli.show.history import print_history
 from celery_orchestration.cli.show.schedule import print_schedule
 from celery_orchestration.cli.show.status import print_status
 from celery_orchestration.ledger import keys
-from celery_orchestration.operate import Ended, EntryStatus, Paused, SchedulerStatus, Status, reading
+from celery_orchestration.operate import Ended, EntryStatus, Paused, SchedulerStatus, Status
+from celery_orchestration.operate.history.records import read_ended
 from support.hostile import TEXTS
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -173,29 +174,29 @@ def none(outcome: str, why: str, count: int, entry: str = "often") -> str:
 
 
 def test_records_of_an_older_version_are_read():
-    ended = reading.ended("fetch", record())
+    ended = read_ended("fetch", record())
     assert (ended.id, ended.fence, ended.seconds, ended.waited_seconds) == ("the-id", 7, 1, 4)
     assert (ended.entry, ended.due, ended.fires, ended.made_run) == (None, None, 1, True)
 
 
 def test_a_run_that_nobody_scheduled_has_no_entry():
-    ended = reading.ended("fetch", record(False, False))
+    ended = read_ended("fetch", record(False, False))
     assert (ended.entry, ended.due, ended.fires, ended.made_run) == (None, None, 1, True)
 
 
 def test_a_scheduled_run_has_its_entry_and_due_time():
-    ended = reading.ended("fetch", record("a%3A%20b", NOW_MS - 5000))
+    ended = read_ended("fetch", record("a%3A%20b", NOW_MS - 5000))
     assert (ended.entry, ended.due) == ("a: b", NOW - timedelta(seconds=5))
 
 
 def test_fires_that_made_no_run_are_counted():
-    ended = reading.ended("fetch", none("skipped", "the run before it has not ended", 3))
+    ended = read_ended("fetch", none("skipped", "the run before it has not ended", 3))
     assert (ended.entry, ended.due, ended.fires, ended.made_run) == ("often", NOW - timedelta(seconds=3), 3, False)
     assert (ended.waited_seconds, ended.worker, ended.error) == (0, None, "the run before it has not ended")
 
 
 def told(shown: Callable[..., str], *records: str, columns: int = 80) -> str:
-    return shown(print_history, [reading.ended("fetch", one) for one in records], columns)
+    return shown(print_history, [read_ended("fetch", one) for one in records], columns)
 
 
 def test_history_tells_of_fires_that_made_no_run(shown):

@@ -312,7 +312,7 @@ def test_a_run_that_waited_for_nobody(tale):
     tale.sent("c", "blue", 2)
     tale.settled("c", tale.executed("c", "blue", 18, 19), 19)
     tale.finds("I4 run c of blue waited 16.0 s with nobody in its way")
-    tale.note("fault", 3, what="kill_child", seconds=0)  # and the time that this takes to mend
+    tale.note("fault", 3, what="kill_child", seconds=0)  # and the time that this takes to fix
     tale.finds()
 
 

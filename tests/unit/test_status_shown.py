@@ -28,9 +28,9 @@ from celery_orchestration.operate import (
     Status,
     WorkerStatus,
 )
-from celery_orchestration.operate.attention import by_urgency, wrong
 from celery_orchestration.operate.models import OUTCOMES
-from celery_orchestration.operate.status_filter import STATES, narrowed
+from celery_orchestration.operate.status.filter import STATES, narrowed
+from celery_orchestration.operate.status.urgency import by_urgency, problems_of
 from support.hostile import TEXTS
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -106,7 +106,7 @@ def test_where_nothing_is_wrong_that_is_said():
     found = status(jobs=[job("a"), job("b", "running")], running=1, max_running=10, later=2, dead_letters=1)
     head = "shop: 1 running, 0 waiting, 2 not due yet, 1 dead letter, at most 10 at once"
     assert text_of(View(found), 120).splitlines()[0] == f"{head}; everything is all right"
-    assert wrong(found) == []
+    assert problems_of(found) == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_where_nothing_is_wrong_that_is_said():
     ],
 )
 def test_what_is_wrong_is_said_first(found, problem):
-    assert wrong(found) == [problem]
+    assert problems_of(found) == [problem]
     head, first, *_ = text_of(View(found)).splitlines()
     assert "all right" not in head
     assert first == f"! {problem}"
@@ -127,11 +127,13 @@ def test_what_is_wrong_is_said_first(found, problem):
 def test_a_job_that_a_person_disabled_is_not_wrong_and_one_that_fails_is_not_right():
     by_hand = Disabled(by="me@host", why="holidays", at=ago(days=1), failures=None)
     found = status(jobs=[job("a", "disabled", disabled=by_hand), job("b", failures=2, last_outcome="failed")])
-    assert wrong(found) == []
-    assert wrong(status(jobs=[one.model_copy(update={"overdue": True}) for one in found.jobs if one.disabled])) == []
+    assert problems_of(found) == []
+    assert (
+        problems_of(status(jobs=[one.model_copy(update={"overdue": True}) for one in found.jobs if one.disabled])) == []
+    )
     assert text_of(View(found)).splitlines()[0] == "shop: 0 running, 0 waiting; 1 failing, 1 disabled"
     after_failures = by_hand.model_copy(update={"failures": "5 failures in a row"})
-    assert wrong(status(jobs=[job("a", "disabled", disabled=after_failures)])) == ["disabled by failures: a"]
+    assert problems_of(status(jobs=[job("a", "disabled", disabled=after_failures)])) == ["disabled by failures: a"]
 
 
 # -- jobs
@@ -193,7 +195,7 @@ def test_why_a_job_is_disabled_overdue_or_would_have_waited_is_below_it():
         ]
     )
     text = text_of(View(found))
-    assert "    disabled 3 min ago: 5 failures in a row, tried again in 30 s\n" in text
+    assert "    disabled 3 min ago: 5 failures in a row, retried in 30 s\n" in text
     assert "b    overdue " in text
     assert "    overdue: last success 5.0 h ago\n" in text
     assert "    would have waited 3 times for room of c\n" in text
@@ -440,10 +442,10 @@ def test_a_name_that_looks_like_a_pattern_is_found():
 @pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
-        ({"jobs": ["shop.fech"]}, UnknownJob, "like 'shop.fech', did you mean 'shop.fetch'?"),
-        ({"jobs": ["shop", "nothing.*"]}, UnknownJob, "like 'nothing.*'"),
+        ({"jobs": ["shop.fech"]}, UnknownJob, "matches 'shop.fech', did you mean 'shop.fetch'?"),
+        ({"jobs": ["shop", "nothing.*"]}, UnknownJob, "matches 'nothing.*'"),
         ({"pools": ["image"]}, UnknownJob, "pool 'image', did you mean 'images'?"),
-        ({"states": ["runing"]}, BadCall, "no job is ever 'runing', did you mean 'running'?"),
+        ({"states": ["runing"]}, BadCall, "unknown state 'runing', did you mean 'running'?"),
     ],
 )
 def test_what_nothing_is_like_is_said(asked, error, words):

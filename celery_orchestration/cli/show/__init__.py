@@ -1,1 +1,1 @@
-"""Models as tables and text for the terminal."""
+"""Views: models as text and tables for the terminal."""

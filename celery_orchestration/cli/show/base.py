@@ -1,4 +1,4 @@
-"""What all views share. Values come from users (names, keys, errors): they are shown, never interpreted."""
+"""The base of all views. Names, keys and errors come from users: they are shown, never interpreted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celery_orchestration.cli.base import forgiving
+from celery_orchestration.cli.base import escaping_unencodable
 from celery_orchestration.job.text import printable
 from celery_orchestration.operate.clock import lasting
 
@@ -40,21 +40,21 @@ _COLOURS = {
 
 
 def console_to(file: IO[str]) -> Console:
-    return Console(file=forgiving(file), highlight=False, no_color=_no_colour())
+    return Console(file=escaping_unencodable(file), highlight=False, no_color=_no_colour())
 
 
 def print_to(found: RenderableType, file: IO[str]) -> None:
-    """What does not fold is longer than a line, and whole: it is to be copied."""
+    """Lines that must not be folded, such as commands to copy, may be longer than the window."""
     console_to(file).print(found, crop=False)
 
 
 def _no_colour() -> bool | None:
-    """Whether the command was told so; None leaves it to NO_COLOR."""
+    """True if the command has --no-color; None leaves the decision to NO_COLOR."""
     context = click.get_current_context(silent=True)
     return True if getattr(context and context.obj, "no_color", False) else None
 
 
-#: Columns that give way in a narrow terminal: by wrapping, or by being cut.
+#: Columns that become narrower in a narrow terminal: by wrapping, or by being cut.
 _WRAPPED, _CUT = ("why", "queues", "progress", "entry", "when", "value", "source"), ("job", "worker")
 _NUMBERS = ("running", "waiting", "for", "last ended", "done", "failed", "fires")
 
@@ -67,7 +67,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text
         table.add_column(
             column,
             justify="right" if column in _NUMBERS else "left",
-            no_wrap=column not in (*_WRAPPED, *_CUT),  # else rich would not narrow it
+            no_wrap=column not in (*_WRAPPED, *_CUT),  # rich narrows only columns that may wrap
             overflow="fold" if column in _WRAPPED else "ellipsis",
             min_width=None if column in (*_WRAPPED, *_CUT) else max(widest, len(column)),
         )
@@ -81,17 +81,17 @@ def rest(total: int, most: int) -> list[Text]:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Control characters of any kind are shown as what they are."""
+    """Shows control characters as escapes."""
     return Text(printable(text), style=style)
 
 
 def to_type(text: str) -> Text:
-    """A line to copy: a terminal may wrap it, we do not."""
+    """A line to copy: only the terminal may wrap it."""
     return Text.assemble("   -> ", plain(text, "cyan"), no_wrap=True, overflow="ignore")
 
 
 def hanging(text: Text, width: int, indent: int) -> list[Text]:
-    """Folded to the width, all lines but the first one indented."""
+    """Folds the text to the width, and indents all lines but the first."""
     first = text.wrap(_FOLDING, width, overflow="fold")[0]
     start = len(first)
     while text.plain[start : start + 1] == " ":
@@ -105,7 +105,7 @@ def hanging(text: Text, width: int, indent: int) -> list[Text]:
     return lines
 
 
-#: For folding alone: nothing is printed to it.
+#: Used for folding only: nothing is printed to it.
 _FOLDING = Console(file=StringIO(), width=80)
 
 

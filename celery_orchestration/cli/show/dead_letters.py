@@ -17,7 +17,7 @@ from celery_orchestration.operate.models import (
 
 
 def print_letters(letters: Sequence[DeadLetter], total: int, file: IO[str]) -> None:
-    """Two lines each: ids are long, and are needed whole."""
+    """Prints two lines for each, as ids are long and must not be cut."""
     lines = []
     for letter in letters:
         lines += [

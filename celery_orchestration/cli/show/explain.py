@@ -1,4 +1,4 @@
-"""Why something does not run."""
+"""Explanations: why something does not run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.text import Text
 
 from celery_orchestration.cli.show.base import ago, console_to, hanging, many, plain, print_to, state, to_type
 from celery_orchestration.operate.clock import clock, lasting, took
-from celery_orchestration.operate.explanation import Explanation, Link, OptionValue
+from celery_orchestration.operate.explain.models import Explanation, Link, OptionValue
 from celery_orchestration.operate.models import Ended
 
-#: Characters of what a fact is about.
+#: Width of the names of facts.
 _FACT = 9
-#: Of options, as they are shown.
+#: The sources of options, as they are shown.
 _SOURCES = {
     "written": "options written",
     "recurring default": "recurring defaults",
@@ -36,11 +36,11 @@ def print_explanation(found: Explanation, file: IO[str]) -> None:
 
 
 def explanation_lines(found: Explanation, width: int) -> list[Text]:
-    """The answer, and why; short enough that it is still seen on a small screen."""
+    """The answer and its reasons; short enough for a small screen."""
     root = found.root
     parts = hanging(plain(found.summary, "bold red" if root.wrong else "bold"), width, 0)
-    if root.mend:
-        parts.append(to_type(root.mend))
+    if root.fix:
+        parts.append(to_type(root.fix))
     if len(found.chain) > 1:
         parts.append(Text())
         for depth, link in enumerate(found.chain):
@@ -56,18 +56,18 @@ def explanation_lines(found: Explanation, width: int) -> list[Text]:
 
 
 def _options(options: Sequence[OptionValue], width: int) -> list[Text]:
-    """By where their values come from, what was written first."""
-    said: list[Text] = []
+    """Options grouped by the source of their values: first those that were written."""
+    texts: list[Text] = []
     for source, name in _SOURCES.items():
         some = [option for option in options if option.source == source]
         values = Text(", ").join(Text.assemble((option.name, "bold"), " ", plain(option.value)) for option in some)
-        said += [Text.assemble((f"{name}: ", "dim"), values)] if some else []
-    said += [
+        texts += [Text.assemble((f"{name}: ", "dim"), values)] if some else []
+    texts += [
         plain(f"in force: {option.name} {option.in_force}, as several releases are live", "yellow")
         for option in options
         if option.in_force is not None
     ]
-    return [line for text in said for line in hanging(text, width, 4)]
+    return [line for text in texts for line in hanging(text, width, 4)]
 
 
 def _link(depth: int, link: Link) -> Text:
@@ -87,8 +87,8 @@ def _last(found: Explanation) -> Text | None:
     after = "" if last.seconds is None else f", took {took(last.seconds)}"
     where = f" on {last.worker}" if last.worker else ""
     error = f": {last.error}" if last.error else ""
-    told = f" {clock(last.ended)} ({ago(found.at, last.ended)}){where}{after}{error}"
-    return Text.assemble(state(last.outcome), plain(told))
+    details = f" {clock(last.ended)} ({ago(found.at, last.ended)}){where}{after}{error}"
+    return Text.assemble(state(last.outcome), plain(details))
 
 
 def _next(found: Explanation) -> Text | None:

@@ -9,19 +9,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from celery_orchestration.cli.show.base import many, plain, print_to, rest, table
+from celery_orchestration.job import reasons
 from celery_orchestration.operate.clock import clock, lasting, took
-from celery_orchestration.operate.forecast import Collision, Forecast, JobForecast, Overrun
+from celery_orchestration.operate.forecast.report import Collision, Forecast, JobForecast, Overrun
 
 #: Rows of a table.
 MOST = 200
-
-_RULES = {
-    "room": "its own runs",
-    "global": "room: as many runs as allowed are at work",
-    "slot": "a free slot",
-    "disabled": "somebody to enable it",
-    "paused": "somebody to resume everything",
-}
 
 
 def print_forecast(found: Forecast, file: IO[str], most: int = MOST) -> None:
@@ -59,7 +52,7 @@ def _overrun(one: Overrun) -> Text:
 
 
 def _collision(one: Collision) -> Text:
-    other = one.waits_for if one.waits_for not in (None, one.job) else _RULES.get(one.rule, "its own runs")
+    other = reasons.past([one.rule, *([one.waits_for] if one.waits_for else [])])
     how_long = "not started by then" if one.never else f"up to {took(one.longest_seconds)}"
     waits = f"{many(one.runs, 'run')}, {how_long}; first the one of {clock(one.first)}"
     return plain(f"  {one.job} waits for {other} ({one.rule}): {waits}")

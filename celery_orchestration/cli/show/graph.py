@@ -1,4 +1,4 @@
-"""The graph in a terminal: what depends on nothing first, what depends on it below."""
+"""The graph in a terminal: jobs without dependencies first, their dependents below them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.console import Group
 from rich.text import Text
 
 from celery_orchestration.cli.show.base import console_to, plain, state
-from celery_orchestration.operate.dependency_graph import Drawn, Picture
-from celery_orchestration.operate.tree import DEEPEST, Line, tree
+from celery_orchestration.operate.graph.dependency_graph import Drawn, Picture
+from celery_orchestration.operate.graph.tree import DEEPEST, Line, tree
 
-#: Of jobs that one never runs together with, how many are named.
+#: How many of the jobs that a job never runs with are named.
 NAMED = 3
-#: Jobs of a cycle that are named.
+#: How many jobs of a cycle are named.
 _CYCLE = 20
 _ELSEWHERE = {"above": "  ↑ see above", "below": "  ↓ see below"}
 
@@ -34,9 +34,9 @@ def picture_lines(picture: Picture, width: int) -> list[Text]:
     circular = {name for cycle in picture.cycles for name in cycle}
     found = [_head(picture)]
     for line in tree(picture, max(2, min(DEEPEST, width // 6))):
-        said = conditions.get((line.under or "", line.job), "")
+        parts = conditions.get((line.under or "", line.job), "")
         text = Text(_branch(line), "dim", no_wrap=False, overflow="fold")
-        text.append_text(_job(jobs[line.job], line, said, line.job in circular))
+        text.append_text(_job(jobs[line.job], line, parts, line.job in circular))
         marks = _marks(against.get(line.job)) if line.drawn == "here" else Text()
         if marks and text.cell_len + marks.cell_len > width:
             found += [text, Text(_branch(line, below=True), "dim", overflow="fold") + marks]
@@ -47,14 +47,14 @@ def picture_lines(picture: Picture, width: int) -> list[Text]:
 
 
 def _head(picture: Picture) -> Text:
-    said = [f"{len(picture.jobs)} job{'s' * (len(picture.jobs) != 1)}"]
-    said += ["below each what waits for it"] if picture.dependencies else []
-    said += ["✕ never at the same time"] if picture.conflicts or picture.groups else []
-    return plain(f"{picture.namespace}: {'; '.join(said)}", "bold")
+    parts = [f"{len(picture.jobs)} job{'s' * (len(picture.jobs) != 1)}"]
+    parts += ["below each job those that wait for it"] if picture.dependencies else []
+    parts += ["✕ never at the same time"] if picture.conflicts or picture.groups else []
+    return plain(f"{picture.namespace}: {'; '.join(parts)}", "bold")
 
 
 def _branch(line: Line, below: bool = False) -> str:
-    """`below`: of what is said under a job rather than of the job."""
+    """`below`: the branch of a line below the job, instead of the job's own."""
     if not line.lasts:
         return "   " if below else ""
     *before, last = ("   " if one else "│  " for one in line.lasts)
@@ -83,7 +83,7 @@ def _job(job: Drawn, line: Line, condition: str, circular: bool) -> Text:
 
 @dataclass
 class _Others:
-    """Jobs that one never runs together with: the first of them, and how many there are."""
+    """The jobs that a job never runs with: the first of them, and their number."""
 
     first: list[str] = field(default_factory=list)
     count: int = 0

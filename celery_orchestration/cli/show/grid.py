@@ -1,4 +1,4 @@
-"""Columns that keep to a width, and sections that keep to a height. Rich's own tables wrap; a screen must not."""
+"""Columns that fit into a width, and sections that fit into a height. Rich's own tables would wrap."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-#: What is left of a column that gives way.
+#: The smallest width of a column that is cut.
 _LEAST = 16
 _GAP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`goes`: in a narrow window the highest go first, 0 never does. `cut`: it gives way, at its left or right end."""
+    """`goes`: in a narrow window the highest number is left out first, 0 never. `cut`: the end that may be cut."""
 
     title: str
     goes: int = 0
@@ -24,7 +24,7 @@ class Column:
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> list[Text]:
-    """A head and a line for each row, none wider than `width`. Columns without any content are left out."""
+    """A head and one line per row, none wider than `width`. Empty columns are left out."""
     kept = [at for at, one in enumerate(columns) if not one.goes or any(row[at].plain for row in rows)]
     widths = {at: max([cell_len(columns[at].title), *(row[at].cell_len for row in rows)]) for at in kept}
     while _taken(columns, widths) > width and (goes := max(widths, key=lambda at: columns[at].goes)):
@@ -37,7 +37,7 @@ def grid(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) 
 
 
 def _taken(columns: Sequence[Column], widths: dict[int, int]) -> int:
-    """Once those that give way have done so."""
+    """The width that the columns need at least."""
     return sum(min(wide, _LEAST) if columns[at].cut else wide for at, wide in widths.items()) + _gaps(widths)
 
 
@@ -46,7 +46,7 @@ def _gaps(widths: dict[int, int]) -> int:
 
 
 def _narrow(columns: Sequence[Column], widths: dict[int, int], width: int) -> None:
-    """The widest of those that give way does so first."""
+    """Cuts the widest column first."""
     giving = [at for at in widths if columns[at].cut]
     while giving and (over := sum(widths.values()) + _gaps(widths) - width) > 0:
         first, *others = sorted(giving, key=lambda at: -widths[at])
@@ -71,7 +71,7 @@ def _line(columns: Sequence[Column], widths: dict[int, int], cells: Sequence[Tex
 
 
 def short(text: Text, width: int, left: bool = False) -> Text:
-    """Cut to a width, at the end or at the beginning: the end of a dotted name tells more than its beginning."""
+    """Cuts to a width, at the end or the beginning: the end of a dotted name says more than its beginning."""
     if text.cell_len <= width:
         return text
     if not left:
@@ -88,7 +88,7 @@ def short(text: Text, width: int, left: bool = False) -> Text:
 
 
 def wrapped(text: Text, width: int, indent: int, most: int = 2) -> list[Text]:
-    """Below a row: at most so many lines."""
+    """Lines below a row, not more than `most`."""
     room = max(8, width - indent)
     if text.cell_len <= room:
         found = [text]
@@ -107,8 +107,8 @@ def wrapped(text: Text, width: int, indent: int, most: int = 2) -> list[Text]:
 
 @dataclass
 class Section:
-    """Rows of one kind: a head, a block of lines for each row that was made, and how many rows there are. `brief`: what
-    is said instead where there is no place for rows."""
+    """Rows of one kind: a head, a block of lines for each row, and the number of all rows. `brief`: shown instead if
+    there is no space for rows."""
 
     head: list[Text]
     blocks: list[list[Text]]
@@ -121,11 +121,11 @@ class Section:
 
     @property
     def least(self) -> int:
-        """The first row, and how many more there are."""
+        """The lines of the first row, and of the number of others."""
         return sum(map(len, self.blocks[:1])) + (self.total > 1)
 
     def lines(self, most: int) -> list[Text]:
-        """As many whole rows as fit, and how many more there are; always one."""
+        """As many whole rows as fit, at least one, and the number of others."""
         if self.wants <= most:
             rest = self.total - len(self.blocks)
             return [*self.head, *(line for block in self.blocks for line in block), *_more(rest)]
@@ -145,7 +145,7 @@ def _more(count: int) -> list[Text]:
 
 
 def abridged(sections: Sequence[Section], height: int) -> list[Section]:
-    """In so few lines the last ones say what they have in brief."""
+    """If there is little space, the last sections are shown in brief."""
     kept = list(sections)
     for at in reversed(range(len(kept))):
         if kept[at].brief and _needed(kept) > height:
@@ -154,7 +154,7 @@ def abridged(sections: Sequence[Section], height: int) -> list[Section]:
 
 
 def most_important(sections: Sequence[Section], height: int) -> list[Section]:
-    """Those that have a place in so few lines: the last go first."""
+    """The sections that fit: the last ones are left out first."""
     kept = list(sections)
     while len(kept) > 1 and _needed(kept) > height:
         kept.pop()
@@ -166,7 +166,7 @@ def _needed(sections: Sequence[Section]) -> int:
 
 
 def shared(sections: Sequence[Section], height: int) -> list[int]:
-    """How many lines each gets below its head: line by line in turn, the first before the last, while there are any."""
+    """How many lines each section gets below its head: one line each in turn, until there are none left."""
     found = [min(one.least, one.wants) for one in sections]
     room = height - sum(len(one.head) for one in sections) - sum(found)
     while room > 0 and (wanting := [at for at, one in enumerate(sections) if one.wants > found[at]]):

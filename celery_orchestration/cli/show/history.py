@@ -1,4 +1,4 @@
-"""How runs ended, and who changed what."""
+"""Histories of runs, and the audit."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from celery_orchestration.cli.show.grid import wrapped
 from celery_orchestration.operate.clock import clock, lasting, took
 from celery_orchestration.operate.models import Change, Ended
 
-#: Characters of an entry's name.
+#: Most characters of an entry's name.
 _ENTRY = 80
 
 
 def print_history(runs: Sequence[Ended], file: IO[str]) -> None:
-    """Two lines each or more: ids are long, and are needed whole."""
+    """Prints two lines or more for each, as ids are long and must not be cut."""
     console = console_to(file)
     lines = [line for run in runs for line in (_run if run.made_run else _no_run)(run, console.width)]
     console.print(Group(*lines) if lines else Text("no such run has ended yet"))
 
 
 def _run(run: Ended, width: int) -> list[Text]:
-    said = [run.worker or "not started"]
-    said += [f"key {run.key!r}"] if run.key else []
-    said += [f"fence {run.fence}"] if run.fence is not None else []
-    said += [many(run.retries, "retry", "retries")] if run.retries else []
-    said += [many(run.recoveries, "recovery", "recoveries")] if run.recoveries else []
-    said += [f"took {took(run.seconds)}"] if run.seconds is not None else []
-    said.append(f"waited {lasting(run.waited_seconds)}" + (f" for {run.waited_for}" if run.waited_for else ""))
-    said += _fire(run)
+    texts = [run.worker or "not started"]
+    texts += [f"key {run.key!r}"] if run.key else []
+    texts += [f"fence {run.fence}"] if run.fence is not None else []
+    texts += [many(run.retries, "retry", "retries")] if run.retries else []
+    texts += [many(run.recoveries, "recovery", "recoveries")] if run.recoveries else []
+    texts += [f"took {took(run.seconds)}"] if run.seconds is not None else []
+    texts.append(f"waited {lasting(run.waited_seconds)}" + (f" for {run.waited_for}" if run.waited_for else ""))
+    texts += _fire(run)
     return [
         Text.assemble(plain(f"{run.id}  {clock(run.ended)}  "), state(run.outcome)),
-        *_filled(said, width),
+        *_filled(texts, width),
         *(wrapped(plain(run.error, "red"), width, 4, 4) if run.error else ()),
     ]
 
@@ -50,10 +50,10 @@ def _no_run(fires: Ended, width: int) -> list[Text]:
 
 
 def _fire(run: Ended) -> list[str]:
-    """Where it does not go without saying: the entry, and the due time of a run that came late."""
-    said = [f"fired by {_entry(run)}"] if run.entry not in (None, run.job) else []
+    """The entry; and the due time, if the run came late."""
+    texts = [f"fired by {_entry(run)}"] if run.entry not in (None, run.job) else []
     late = run.due is not None and (run.arrived - run.due).total_seconds() >= 1
-    return [*said, f"due {clock(run.due)}"] if run.due is not None and late else said
+    return [*texts, f"due {clock(run.due)}"] if run.due is not None and late else texts
 
 
 def _entry(run: Ended) -> str:
@@ -62,7 +62,7 @@ def _entry(run: Ended) -> str:
 
 
 def _filled(parts: Sequence[str], width: int) -> list[Text]:
-    """As many of them on a line as fit."""
+    """Puts as many of them on a line as fit."""
     lines: list[Text] = []
     for part in map(plain, parts):
         if lines and lines[-1].cell_len + 2 + part.cell_len <= width:

@@ -1,4 +1,4 @@
-"""Pools: how many workers each has and why, and what its workers do."""
+"""Pools: how many workers each has and why, and what these do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from celery_orchestration.cli.show.base import ago, console_to, hanging, many, plain, print_to, state
 from celery_orchestration.cli.show.grid import Column, grid, short, wrapped
 from celery_orchestration.operate.clock import lasting
-from celery_orchestration.operate.pool_models import PoolsStatus, PoolStatus, PoolWorker, ScalingChange
+from celery_orchestration.operate.pools.models import PoolsStatus, PoolStatus, PoolWorker, ScalingChange
 
 COLUMNS = (
     Column("pool"),
@@ -39,18 +39,18 @@ _WORKER_COLUMNS = (
     Column("restarts", goes=6, right=True),
     Column("supervisor", goes=7, cut="right"),
 )
-#: Characters of a bar; changes that are shown.
+#: Width of a bar; number of changes that are shown.
 BAR, MOST_CHANGES = 16, 10
 
 
 def print_pool(pool: PoolStatus, at: datetime, file: IO[str]) -> None:
-    """Why a pool has as many workers as it has."""
+    """Explains the number of workers of a pool."""
     width = console_to(file).width
     print_to(Group(*pool_lines(pool, at, width)), file)
 
 
 def pool_lines(pool: PoolStatus, at: datetime, width: int) -> list[Text]:
-    summary = f"pool {pool.name} is to have {many(pool.wanted, 'worker')} and has {pool.live}: {pool.reason}"
+    summary = f"pool {pool.name} should have {many(pool.wanted, 'worker')} and has {pool.live}: {pool.reason}"
     lines = hanging(plain(summary, "bold"), width, 0)
     lines += [line for one in pool.problems for line in hanging(plain(f"! {one}", "bold red"), width, 2)]
     lines += [Text(), *pool_grid([pool], width)]
@@ -84,7 +84,7 @@ def pool_row(pool: PoolStatus, peaks: dict[str, int]) -> Sequence[Text]:
 
 
 def _bar(ready: int, peak: int) -> str:
-    """How much of a backlog is done."""
+    """The share of a backlog that is done."""
     if not peak or ready >= peak:
         return ""
     share = 1 - ready / peak
@@ -120,7 +120,7 @@ def changes_lines(changes: Sequence[ScalingChange], at: datetime, width: int) ->
 
 @dataclass(frozen=True)
 class Backlogs:
-    """How long each pool's backlog was at its longest, for a bar that shows how it drains."""
+    """The peak of each pool's backlog, for a bar that shows how it drains."""
 
     peaks: dict[str, int] = field(default_factory=dict)
 
@@ -155,6 +155,6 @@ class PoolsView:
         if latest:
             lines.append(Text())
         for change, name in reversed(latest[-5:]):
-            told = f"{ago(found.at, change.at):>10}  {name}: {change.wanted} wanted, {change.reason}"
-            lines += hanging(plain(told, "dim"), width, 12)
+            text = f"{ago(found.at, change.at):>10}  {name}: {change.wanted} wanted, {change.reason}"
+            lines += hanging(plain(text, "dim"), width, 12)
         return [short(line, width) for line in lines]

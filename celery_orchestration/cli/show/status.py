@@ -1,45 +1,37 @@
-"""Status: is everything all right? One screen, whatever there is."""
+"""Status on one screen: is everything all right, and if not, what is wrong?"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import IO, Literal, TypeVar
+from typing import IO
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-from celery_orchestration.cli.show import pools
-from celery_orchestration.cli.show.base import ago, console_to, many, plain, state
-from celery_orchestration.cli.show.grid import Column, Section, abridged, grid, most_important, shared, short, wrapped
-from celery_orchestration.operate.attention import by_urgency, is_disabled, is_failing, wrong
-from celery_orchestration.operate.clock import lasting, took
+from celery_orchestration.cli.show import status_sections as sections
+from celery_orchestration.cli.show.base import ago, console_to, many, plain
+from celery_orchestration.cli.show.grid import Section, abridged, most_important, shared, short, wrapped
+from celery_orchestration.operate.clock import lasting
 from celery_orchestration.operate.models import (
-    JobStatus,
-    Progress,
-    QueueStatus,
-    RunStatus,
     SchedulerStatus,
     Status,
-    WorkerStatus,
 )
-from celery_orchestration.operate.pool_models import PoolStatus
+from celery_orchestration.operate.status.urgency import is_disabled, is_failing, problems_of
 
-#: Rows of a section where there is no window whose height would say so; and where all are wanted.
+#: Rows of a section if no window limits them; and if all are wanted.
 ROWS, ALL = 20, 10**9
-#: Seconds that a death is shown, and how many of them.
-SHOW_DEATHS, MOST_DEATHS = 3600, 5
-#: Problems that are shown, and lines that each may take.
-MOST_PROBLEMS, PROBLEM_LINES = 10, 3
 
-T = TypeVar("T")
+#: For how many seconds a death is shown, and how many deaths are.
+SHOW_DEATHS, MOST_DEATHS = 3600, 5
+
+#: How many problems are shown, and how many lines each may take.
+MOST_PROBLEMS, PROBLEM_LINES = 10, 3
 
 
 def print_status(status: Status, file: IO[str], everything: bool = False) -> None:
-    """In a terminal it fits into the window."""
+    """Prints a status. In a terminal it fits into the window."""
     console = console_to(file)
     height = console.height - 1 if file.isatty() and not everything else None
     console.print(View(status, ALL if everything else ROWS, height))
@@ -51,8 +43,8 @@ def render(status: Status, rows: int = ROWS) -> View:
 
 @dataclass(frozen=True)
 class View:
-    """As wide as the window is when it is drawn. `height`: that of the window, which shall do for all of it. `live`: it
-    must do, and progress is drawn. `note`: instead of that all is well."""
+    """Takes the width of the window when it is drawn. `height`: of the window, if the view should fit into it. `live`:
+    it must fit, and progress is drawn as bars. `note`: replaces the sentence that everything is all right."""
 
     status: Status
     rows: int = ROWS
@@ -82,14 +74,14 @@ class View:
 
     def _head(self, width: int) -> list[Text]:
         status = self.status
-        said = [f"{status.running} running", f"{status.waiting} waiting"]
-        said += [f"{status.later} not due yet"] if status.later else []
-        said += [many(status.dead_letters, "dead letter")] if status.dead_letters else []
-        said += [f"at most {status.max_running} at once"] if status.max_running is not None else []
-        head = plain(f"{status.namespace}: {', '.join(said)}", "bold")
+        texts = [f"{status.running} running", f"{status.waiting} waiting"]
+        texts += [f"{status.later} not due yet"] if status.later else []
+        texts += [many(status.dead_letters, "dead letter")] if status.dead_letters else []
+        texts += [f"at most {status.max_running} at once"] if status.max_running is not None else []
+        head = plain(f"{status.namespace}: {', '.join(texts)}", "bold")
         if self.note:
             head = Text(": ").join([head, plain(self.note, "bold red")])
-        elif not wrong(status):
+        elif not problems_of(status):
             counts = {"failing": sum(map(is_failing, status.jobs)), "disabled": sum(map(is_disabled, status.jobs))}
             unwell = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
             head += Text(f"; {unwell}", "yellow") if unwell else Text("; everything is all right", "green")
@@ -97,27 +89,27 @@ class View:
 
     def _sections(self, width: int, most: int) -> Iterator[Section]:
         status = self.status
-        yield _jobs(status, width, most)
-        yield _pools(status, width, most)
-        yield _runs(status, width, most, self.live)
-        yield _waits(status, width, most)
-        yield _queues(status, width, most)
-        yield _workers(status, width, most)
+        yield sections.jobs(status, width, most)
+        yield sections.pools(status, width, most)
+        yield sections.runs(status, width, most, self.live)
+        yield sections.waits(status, width, most)
+        yield sections.queues(status, width, most)
+        yield sections.workers(status, width, most)
 
 
 def _observing(status: Status, width: int) -> list[Text]:
-    """In that mode nothing waits: whoever looks has to know."""
+    """Says that workers are in observe mode: nothing waits for them."""
     alive = [one for one in status.workers if one.state != "dead"]
     observing = sum(one.mode == "observe" for one in alive)
     if not observing:
         return []
     who = "observe mode" if observing == len(alive) else f"observe mode on {observing} of {len(alive)} workers"
-    line = f"{who}: everything starts at once; what would have waited is counted"
+    line = f"{who}: everything starts at once; runs that would have waited are counted"
     return wrapped(plain(line, "yellow"), width, 0)
 
 
 def _problems(status: Status, width: int, most: int) -> list[Text]:
-    found = wrong(status)
+    found = problems_of(status)
     lines = [line for one in found[:most] for line in _problem(one, width)]
     more = len(found) - most
     return [*lines, Text(f"… {more} more problems", "bold red")] if more > 0 else lines
@@ -129,15 +121,15 @@ def _problem(problem: str, width: int) -> list[Text]:
 
 
 def _scheduler(scheduler: SchedulerStatus, now: datetime, width: int) -> list[Text]:
-    said = []
+    texts = []
     if scheduler.leader is not None and scheduler.since is not None:
-        said.append(f"{scheduler.leader} has led for {lasting((now - scheduler.since).total_seconds())}")
-    said += [f"{one.leader} leads {one.service}" for one in scheduler.others]
+        texts.append(f"{scheduler.leader} has led for {lasting((now - scheduler.since).total_seconds())}")
+    texts += [f"{one.leader} leads {one.service}" for one in scheduler.others]
     if scheduler.standbys:
-        said.append(many(len(scheduler.standbys), "stands by", "stand by"))
+        texts.append(many(len(scheduler.standbys), "stands by", "stand by"))
     if scheduler.entries:
-        said.append(many(scheduler.entries, "entry", "entries"))
-    return wrapped(plain(f"scheduler: {', '.join(said)}"), width, 0) if said else []
+        texts.append(many(scheduler.entries, "entry", "entries"))
+    return wrapped(plain(f"scheduler: {', '.join(texts)}"), width, 0) if texts else []
 
 
 def _deaths(status: Status, most: int) -> list[Text]:
@@ -148,271 +140,3 @@ def _deaths(status: Status, most: int) -> list[Text]:
     ]
     more = len(recent) - most
     return [*lines, Text(f"… {more} more died within the hour", "red")] if more > 0 else lines
-
-
-def _section(
-    columns: Sequence[Column],
-    found: Sequence[T],
-    row: Callable[[T], Sequence[Text]],
-    width: int,
-    most: int,
-    below: Callable[[T], list[Text]] = lambda _: [],
-    total: int | None = None,
-) -> Section:
-    """Of the first ones as many rows as there may be lines."""
-    shown = found[:most]
-    head, *lines = grid(columns, [row(one) for one in shown], width)
-    blocks = [[line, *below(one)] for line, one in zip(lines, shown, strict=True)]
-    return Section([Text(), head], blocks, len(found) if total is None else total)
-
-
-# -- jobs
-
-_JOB_COLUMNS = (
-    Column("job", cut="left"),
-    Column("state"),
-    Column("prio", goes=7),
-    Column("running", goes=2, right=True),
-    Column("waiting", goes=1, right=True),
-    Column("fails", goes=4, right=True),
-    Column("last run", goes=5, right=True),
-    Column("took", goes=6, right=True),
-    Column("next", goes=3, right=True),
-)
-
-
-def _jobs(status: Status, width: int, most: int) -> Section:
-    jobs = by_urgency(status.jobs)
-    return _section(
-        _JOB_COLUMNS, jobs, lambda job: _job(job, status.at), width, most, lambda job: _about(job, status.at, width)
-    )
-
-
-def _job(job: JobStatus, now: datetime) -> Sequence[Text]:
-    busy = job.running or job.max_running is not None
-    cap = "" if job.max_running is None else f"/{job.max_running}{' a key' if job.keyed else ''}"
-    limit = "" if job.max_consecutive_failures is None else f"/{job.max_consecutive_failures}"
-    waiting = str(job.waiting + job.later) if job.waiting or job.later else ""
-    if job.oldest_arrival is not None:
-        waiting += f" ({lasting(max(0, _seconds(now, job.oldest_arrival)))})"
-    return (
-        plain(job.name),
-        Text("overdue", "red") if job.overdue and job.state == "idle" else state(job.state),
-        Text("" if job.priority in (None, "normal") else str(job.priority)),
-        Text(f"{job.running}{cap}" if busy else ""),
-        Text(waiting),
-        Text(f"{job.failures}{limit}" if job.failures else "", "red"),
-        Text(ago(now, job.last_end), "red" if job.last_outcome == "failed" else ""),
-        Text("" if job.last_seconds is None else took(job.last_seconds)),
-        _next(job, now),
-    )
-
-
-def _next(job: JobStatus, now: datetime) -> Text:
-    if job.next_fire is None:
-        return Text("")
-    seconds = (job.next_fire - now).total_seconds()
-    return Text(f"in {lasting(seconds)}") if seconds >= 0 else Text(f"{lasting(-seconds)} late", "yellow")
-
-
-def _about(job: JobStatus, now: datetime, width: int) -> list[Text]:
-    """Where there is something to tell."""
-    said = []
-    if job.disabled is not None:
-        by = "" if job.disabled.by == "failures" else f" ({job.disabled.by})"
-        why = f"disabled {ago(now, job.disabled.at)}: {job.disabled.why or 'no reason given'}{by}"
-        probe = "" if job.next_probe is None else f", tried again in {lasting(max(0, _seconds(job.next_probe, now)))}"
-        said.append(plain(why + probe, "red"))
-    if job.overdue:
-        last = "it never succeeded" if job.last_success is None else f"last success {ago(now, job.last_success)}"
-        said.append(plain(f"overdue: {last}", "red"))
-    told = job.disabled is not None and job.last_error is not None and job.last_error in job.disabled.why
-    if job.last_error and is_failing(job) and not told:
-        said.append(plain(f"last error: {job.last_error}", "red"))
-    said += [
-        plain(f"would have waited {many(count, 'time')} for {reason}")
-        for reason, count in sorted(job.would_have_waited.items())
-    ]
-    return [line for one in said for line in wrapped(one, width, 4)]
-
-
-def _seconds(later: datetime, earlier: datetime) -> float:
-    return (later - earlier).total_seconds()
-
-
-# -- pools
-
-
-def _pools(status: Status, width: int, most: int) -> Section:
-    """Those that lack workers first; of a single one also why it has as many as it has."""
-    order = sorted(status.pools, key=lambda pool: (pool.live >= pool.wanted, pool.name))
-    about = _about_pool(status, width)
-    return _section(pools.COLUMNS, order, lambda pool: pools.pool_row(pool, {}), width, most, about)
-
-
-def _about_pool(status: Status, width: int) -> Callable[[PoolStatus], list[Text]]:
-    def about(pool: PoolStatus) -> list[Text]:
-        if len(status.pools) > 1:
-            return []
-        why = wrapped(plain(pool.reason), width, 4, 3)
-        return [*why, *pools.changes_lines(pool.changes[:5], status.at, width)]
-
-    return about
-
-
-# -- runs
-
-_RUN_COLUMNS = (
-    Column("running"),
-    Column("job", cut="left"),
-    Column("state", goes=3),
-    Column("worker", goes=4, cut="right"),
-    Column("for", goes=1, right=True),
-    Column("progress", goes=2, cut="right"),
-)
-_WAIT_COLUMNS = (
-    Column("waiting"),
-    Column("job", cut="left"),
-    Column("for", goes=1, right=True),
-    Column("why"),
-)
-#: Characters of a bar, and of one in a window of fewer columns than that.
-BAR, SHORT_BAR, WIDE = 20, 10, 100
-
-
-def _runs(status: Status, width: int, most: int, bars: bool) -> Section:
-    """Those that have taken longest first."""
-    size = BAR if width >= WIDE else SHORT_BAR
-    far = partial(_bar, size=size) if bars else _progress
-    order = sorted(status.runs, key=lambda run: (run.timed_out is None, -run.seconds))
-    return _section(_RUN_COLUMNS, order, lambda run: _run(run, far), width, most)
-
-
-def _run(run: RunStatus, far: Callable[[Progress | None], str]) -> Sequence[Text]:
-    return (
-        plain(run.id[:8]),
-        plain(run.job),
-        state("timed out" if run.timed_out else run.state),
-        plain(run.worker or f"queue {run.queue}"),
-        Text(lasting(run.seconds)),
-        plain(far(run.progress)),
-    )
-
-
-def _waits(status: Status, width: int, most: int) -> Section:
-    """The reason beside the run where it fits, else below it."""
-    shown = status.waits[:most]
-    total = max(status.waiting + status.later, len(status.waits))
-    beside = [(*_wait(run), plain(run.reason or "")) for run in shown]
-    natural = sum(max((row[at].cell_len for row in beside), default=0) for at in range(4)) + 6
-    if natural <= width:
-        head, *lines = grid(_WAIT_COLUMNS, beside, width)
-        return Section([Text(), head], [[line] for line in lines], total)
-    return _section(
-        _WAIT_COLUMNS[:3], shown, _wait, width, most, lambda run: wrapped(plain(run.reason or ""), width, 4), total
-    )
-
-
-def _wait(run: RunStatus) -> tuple[Text, Text, Text]:
-    return plain(run.id[:8]), plain(run.job), Text(lasting(run.seconds))
-
-
-#: Up to so many, "3/10" says more than "30 %"; characters of a note that fit into a table.
-_COUNTED, _NOTE = 100, 60
-
-
-def _progress(progress: Progress | None) -> str:
-    if progress is None:
-        return ""
-    return f"{_far(progress)} {_noted(progress)}".strip()
-
-
-def _far(progress: Progress) -> str:
-    done, total = progress.done, progress.total
-    if total is None:
-        return f"{done:g}" if isinstance(done, float) else str(done)
-    if isinstance(done, int) and isinstance(total, int) and total <= _COUNTED:
-        return f"{done}/{total}"
-    return f"{100 * done / total:.0f} %" if total else "100 %"
-
-
-def _noted(progress: Progress) -> str:
-    return progress.note if len(progress.note) <= _NOTE else progress.note[:_NOTE] + "…"
-
-
-def _bar(progress: Progress | None, size: int) -> str:
-    """The number first, as the end may be cut. Without a total there is nothing to draw."""
-    if progress is None or progress.total is None:
-        return _progress(progress)
-    share = min(1.0, max(0.0, progress.done / progress.total)) if progress.total else 1.0
-    full = int(share * size)
-    return f"{_far(progress):>5} {'█' * full}{'░' * (size - full)} {_noted(progress)}".rstrip()
-
-
-# -- queues and workers
-
-_QUEUE_COLUMNS = (
-    Column("queue", cut="right"),
-    Column("depth", right=True),
-    Column("served by", goes=1),
-    Column("under way", goes=3, right=True),
-    Column("waiting", goes=2, right=True),
-)
-_WORKER_COLUMNS = (
-    Column("worker", cut="right"),
-    Column("state"),
-    Column("slots", goes=1, right=True),
-    Column("fetched", goes=6, right=True),
-    Column("done", goes=2, right=True),
-    Column("failed", goes=3, right=True),
-    Column("pool", goes=4),
-    Column("queues", goes=5, cut="right"),
-)
-_WORKER_STATES: tuple[Literal["dead", "draining", "busy", "idle"], ...] = ("dead", "draining", "busy", "idle")
-
-
-def _queues(status: Status, width: int, most: int) -> Section:
-    """Those that nobody serves first, then those with something in them."""
-    order = sorted(status.queues, key=lambda one: (one.slots > 0, not (one.depth or one.under_way), one.name))
-    section = _section(_QUEUE_COLUMNS, order, _queue, width, most)
-    unserved = sum(not one.slots for one in order)
-    served = f"{unserved} that nobody serves" if unserved else "all served"
-    depth = "?" if any(one.depth is None for one in order) else str(sum(one.depth or 0 for one in order))
-    section.brief = [Text(), *wrapped(Text(f"queues: {len(order)}, {served}; messages: {depth}"), width, 0)]
-    return section
-
-
-def _queue(queue: QueueStatus) -> Sequence[Text]:
-    return (
-        plain(queue.name),
-        Text("?" if queue.depth is None else str(queue.depth)),
-        Text(many(queue.slots, "slot")) if queue.slots else Text("nobody", "red"),
-        Text(str(queue.under_way or "")),
-        Text(str(queue.waiting or "")),
-    )
-
-
-def _workers(status: Status, width: int, most: int) -> Section:
-    order = sorted(status.workers, key=lambda one: (_WORKER_STATES.index(one.state), one.name))
-    section = _section(_WORKER_COLUMNS, order, _worker, width, most)
-    counts = Counter(one.state for one in order)
-    alive = [one for one in order if one.state != "dead"]
-    said = [Text(f"{counts[one]} ") + state(one) for one in reversed(_WORKER_STATES)]
-    slots = f"; {sum(one.running for one in alive)} of {sum(one.slots for one in alive)} slots at work"
-    line = Text.assemble("workers: ", Text(", ").join(said), slots)
-    section.brief = [Text(), *wrapped(line, width, 0)]
-    section.head = [*section.brief, section.head[-1]]
-    return section
-
-
-def _worker(worker: WorkerStatus) -> Sequence[Text]:
-    return (
-        plain(worker.name),
-        state(worker.state),
-        Text(f"{worker.running}/{worker.slots}"),
-        Text("" if worker.fetched is None else str(worker.fetched)),
-        Text(str(worker.done)),
-        Text(str(worker.failed)),
-        plain(worker.execution_pool),
-        plain(", ".join(worker.queues)),
-    )

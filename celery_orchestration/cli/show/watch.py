@@ -1,6 +1,6 @@
-"""The status as it changes.
+"""Shows a status as it changes.
 
-A thread asks the ledger, so that keys are heard and the window is followed while Redis does not answer.
+A thread asks the ledger, so that keys and a resized window are noticed while Redis does not answer.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ Look = Callable[[], BaseModel]
 
 
 class Drawn(Protocol):
-    """What is looked at, as lines."""
+    """A view as lines."""
 
     def lines(self, width: int) -> list[Text]: ...
 
 
-#: What was seen, rows of a section (None: as many as fit), height of the window, and what to say instead of that all is
-#: well.
+#: Takes the latest status, rows of a section (None: as many as fit), the height of the window, and a note that replaces
+#: the sentence that everything is all right.
 Draw = Callable[[Any, int | None, int | None, str], Drawn]
 
 
 def draw_status(status: Status, rows: int | None, height: int | None, note: str) -> Drawn:
     return View(status, ROWS if rows is None else rows, height, live=height is not None, note=note)
 
-#: Seconds in which a key or a resized window is noticed.
+
+#: Seconds within which a key or a resized window is noticed.
 NOTICE = 0.1
 _ENDING = ("q", "Q", "\x04")
 
 
 def is_window(file: IO[str]) -> bool:
-    """Whether something can be drawn there again and again."""
+    """Whether the file is a terminal that can be redrawn."""
     return file.isatty() and not Console().is_dumb_terminal
 
 
@@ -65,7 +66,7 @@ def follow(
     file: IO[str],
     draw: Draw = draw_status,
 ) -> None:
-    """Prints it every interval. That the ledger does not answer is said once, on stderr."""
+    """Prints a status every interval. If the ledger stops answering, that is printed once, on stderr."""
     console, seen, away = console_to(file), 0, False
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -94,7 +95,7 @@ def follow(
 
 
 class Asking:
-    """What the ledger said last, and since when it does not answer."""
+    """The last answer of the ledger, and since when it does not answer."""
 
     def __init__(self, look: Look, interval: float, draw: Draw = draw_status) -> None:
         self._look, self._draw = look, draw
@@ -112,7 +113,7 @@ class Asking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Does not wait for an answer that may never come."""
+        """Does not wait for a pending answer."""
         self._over.set()
         self._thread.join(NOTICE)
 
@@ -123,7 +124,7 @@ class Asking:
             except LedgerRefused as exc:
                 self.refused = exc
                 return
-            except Exception as exc:  # whatever it is, the screen goes on: it is shown
+            except Exception as exc:  # any error is shown, and watching continues
                 if self.away_since is None:
                     self.away_since = time.monotonic()
                 self.problem = str(exc)
@@ -135,7 +136,9 @@ class Asking:
         width, height = options.max_width, console.height
         note = ""
         if self.away_since is not None:
-            note = f"no answer for {lasting(time.monotonic() - self.away_since)}, this is what was; {self.problem}"
+            note = (
+                f"no answer for {lasting(time.monotonic() - self.away_since)}, the last status is shown; {self.problem}"
+            )
         lines = self._draw(self.status, None, height, note).lines(width)
         if len(lines) > height:
             lines = [*lines[: height - 1], Text("…", "dim")]
@@ -143,7 +146,7 @@ class Asking:
 
 
 def watch_live(look: Look, interval: float, count: int | None = None, draw: Draw = draw_status) -> None:
-    """In the whole window, until q, Ctrl-C or a signal ends it; the terminal is left as it was."""
+    """Uses the whole window until q, Ctrl-C or a signal, and restores the terminal then."""
     with contextlib.suppress(KeyboardInterrupt):
         asking = Asking(look, interval, draw)
         with _signals() as caught:
@@ -171,7 +174,7 @@ def _draw(asking: Asking, count: int | None, caught: Collection[int]) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Gives what to ask for a key that is pressed within so many seconds; '' if none is, or nobody can press one."""
+    """Yields a function that returns the key pressed within a number of seconds, or ''."""
     if not sys.stdin.isatty():
         yield _no_key
         return
@@ -195,13 +198,12 @@ def _key(seconds: float) -> str:
     if not select.select([sys.stdin], [], [], seconds)[0]:
         return ""
     key = sys.stdin.read(1)
-    return key or "q"  # the terminal is gone
+    return key or "q"  # the terminal was closed
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[Collection[int]]:
-    """Those that came meanwhile. They are noted, not raised: in the middle of drawing the terminal could not be put
-    right any more."""
+    """Collects signals. An error in the middle of drawing could leave the terminal unusable."""
     caught: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:

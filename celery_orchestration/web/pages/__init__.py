@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_orchestration.operate import Orchestration
-from celery_orchestration.operate.forecast import Forecast
+from celery_orchestration.operate.forecast.report import Forecast
 from celery_orchestration.operate.models import Ended, JobStatus, Status
 from celery_orchestration.web.formatting import common_prefix
 from celery_orchestration.web.live import Histories, Snapshot

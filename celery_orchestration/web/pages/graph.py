@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_orchestration.operate import dependency_graph as pictures
-from celery_orchestration.operate.attention import by_urgency
-from celery_orchestration.operate.dependency_graph import Picture
+from celery_orchestration.operate.graph import dependency_graph as pictures
+from celery_orchestration.operate.graph.dependency_graph import Picture
+from celery_orchestration.operate.status.urgency import by_urgency
 from celery_orchestration.web.formatting import state_of
 from celery_orchestration.web.pages import Look, Query
 from celery_orchestration.web.svg import graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from celery_orchestration.operate.attention import by_urgency
+from celery_orchestration.operate.status.urgency import by_urgency
 from celery_orchestration.web.filters import parse
 from celery_orchestration.web.formatting import state_of
 from celery_orchestration.web.pages import Look, Query, whole

@@ -9,9 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from celery_orchestration.operate.attention import by_urgency
-from celery_orchestration.operate.causes import Causes
 from celery_orchestration.operate.models import JobStatus, QueueStatus, RunStatus, Status
+from celery_orchestration.operate.status.findings import Findings
+from celery_orchestration.operate.status.urgency import by_urgency
 from celery_orchestration.web.live import Snapshot
 from celery_orchestration.web.pages import Look, Query
 from celery_orchestration.web.svg import spark
@@ -59,7 +59,7 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
     }
 
 
-def headline(status: Status, causes: Causes) -> str:
+def headline(status: Status, causes: Findings) -> str:
     """The headline of the page."""
     if not status.jobs and not status.workers:
         return "No worker has registered a job yet"

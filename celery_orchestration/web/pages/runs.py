@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from celery_orchestration.job.reasons import kind_of
 from celery_orchestration.operate.models import OUTCOMES, Ended, RunStatus
 from celery_orchestration.web.filters import Filter, is_like, parse, quoted
-from celery_orchestration.web.formatting import cause_of
 from celery_orchestration.web.pages import Look, Query
 
 FIELDS = ("job", "state", "key", "waits_for", "error", "since", "worker")
@@ -95,7 +95,7 @@ def active(run: RunStatus) -> RunRow:
         seconds=None,
         worker=run.worker,
         about=run.reason or (f"queue {run.queue}" if run.worker is None else ""),
-        cause=cause_of(run.rule) if run.rule else None,
+        cause=kind_of(run.rule) if run.rule else None,
         waits_for=run.waits_for,
         progress=run.progress,
     )

@@ -8,10 +8,11 @@ from typing import Any
 from markupsafe import Markup
 
 from celery_orchestration.errors import LedgerError, OrchestrationError
-from celery_orchestration.operate.forecast import Forecast
+from celery_orchestration.job.reasons import kind_of
+from celery_orchestration.operate.forecast.report import Forecast
 from celery_orchestration.operate.models import EntryStatus
 from celery_orchestration.web.filters import parse
-from celery_orchestration.web.formatting import cause_of, query, state_of
+from celery_orchestration.web.formatting import query, state_of
 from celery_orchestration.web.pages import Look, Query
 from celery_orchestration.web.redaction import as_text
 from celery_orchestration.web.svg import timeline
@@ -80,7 +81,7 @@ def _lane(job: str, found: Forecast, window: Window) -> Markup:
         if run.waited_seconds >= 1:
             for_whom = f" for {run.waits_for}" if run.waits_for else ""
             until = run.starts or window.end
-            strips.append(Span(f"wait {cause_of(run.rule)}", run.due, until, f"expected to wait{for_whom}", href))
+            strips.append(Span(f"wait {kind_of(run.rule)}", run.due, until, f"expected to wait{for_whom}", href))
     ran, waited = (timeline.merged(some, window, href) for some in (bars, strips))
     return timeline.lane(ran, waited, [], window, found.at, job)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from celery_orchestration.job.reasons import KINDS, kind_of
 from celery_orchestration.operate.models import Ended, EntryStatus, JobStatus, RunStatus
 from celery_orchestration.web import filters
-from celery_orchestration.web.formatting import CAUSE_WORDS, cause_of, query, state_of
+from celery_orchestration.web.formatting import query, state_of
 from celery_orchestration.web.pages import Look, Query
 from celery_orchestration.web.svg import timeline
 from celery_orchestration.web.svg.timeline import Span, Window
@@ -54,7 +55,7 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
         "earlier": at["earlier"],
         "later": at["later"],
         "is_now": not asked.get("until"),
-        "legend": CAUSE_WORDS,
+        "legend": KINDS,
         "mistakes": wanted.mistakes,
         "suggestions": ["state:running", "state:waiting", "state:disabled", "state:failing"],
     }
@@ -108,7 +109,7 @@ def of_ended(ended: Sequence[Ended], begin: datetime) -> tuple[list[Span], list[
         if run.waited_for and run.waited_seconds > 0:
             strips.append(
                 Span(
-                    f"wait {cause_of(run.waited_rule)}", run.arrived, waited_until, f"waited for {run.waited_for}", href
+                    f"wait {kind_of(run.waited_rule)}", run.arrived, waited_until, f"waited for {run.waited_for}", href
                 )
             )
     return bars, strips, points
@@ -120,7 +121,7 @@ def _add_active(run: RunStatus, now: datetime, bars: list[Span], strips: list[Sp
         kind = "failed" if run.timed_out else "running"
         bars.append(Span(kind, run.since, now, f"running on {run.worker or 'a worker that is gone'}", href))
     else:
-        kind = f"wait {cause_of(run.rule)}" if run.rule else "wait slot"
+        kind = f"wait {kind_of(run.rule)}" if run.rule else "wait slot"
         begin = run.since if run.state == "waiting" else min(run.since, now)
         strips.append(Span(kind, begin, now, run.reason or f"{run.state}, for queue {run.queue}", href))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from celery_orchestration.operate.pool_models import PoolStatus, ScalingChange
+from celery_orchestration.operate.pools.models import PoolStatus, ScalingChange
 from celery_orchestration.web.filters import parse
 from celery_orchestration.web.live import Sample
 from celery_orchestration.web.pages import Look, Query

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from celery_orchestration.operate.dependency_graph import Picture, edges
+from celery_orchestration.operate.graph.dependency_graph import Picture, edges
 from celery_orchestration.web.formatting import many, query, short
 from celery_orchestration.web.svg import tag, text
 

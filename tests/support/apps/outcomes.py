@@ -1,4 +1,4 @@
-"""Jobs that fail until they are mended. Configured by the environment, like ``plain``."""
+"""Jobs that fail until they are fixed. Configured by the environment, like ``plain``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Evil(Exception):
 @app.task(base=OrchestratedTask, bind=True, max_running=1, max_consecutive_failures=3)
 def fragile(self: Task, note: Any = None) -> Any:
     with recorded(self, note=note):
-        if not (SCRATCH / "mended").exists():
+        if not (SCRATCH / "fixed").exists():
             raise ConnectionError("no route to \x1b[31mhost\ud800")
     return note
 
@@ -58,7 +58,7 @@ def note_disabled(sender: str, why: str, **_: Any) -> None:
 @app.task(base=OrchestratedTask, bind=True, max_running=1, max_consecutive_failures=1, when_disabled="drop")
 def picky(self: Task, note: Any = None) -> Any:
     with recorded(self, note=note):
-        if not (SCRATCH / "mended").exists():
+        if not (SCRATCH / "fixed").exists():
             raise ValueError("not yet")
     return note
 
@@ -71,16 +71,16 @@ def breaker(self: Task, note: Any = None) -> Any:
     with recorded(self, note=note):
         while (SCRATCH / "hold").exists():
             time.sleep(0.01)
-        if not (SCRATCH / "mended").exists():
+        if not (SCRATCH / "fixed").exists():
             raise ValueError("not yet")
     return note
 
 
 @app.task(base=OrchestratedTask, bind=True, max_retries=1, default_retry_delay=0)
 def stubborn(self: Task, note: Any = None) -> Any:
-    """Fails after a retry, until it is mended."""
+    """Fails after a retry, until it is fixed."""
     with recorded(self, note=note):
-        if not (SCRATCH / "mended").exists():
+        if not (SCRATCH / "fixed").exists():
             raise self.retry(exc=LookupError(f"nothing for {note}"))
     return note
 

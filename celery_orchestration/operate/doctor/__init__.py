@@ -1,0 +1,1 @@
+"""Finds common problems, and shows how to fix them."""

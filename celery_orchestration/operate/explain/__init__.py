@@ -1,0 +1,1 @@
+"""Why a job or a run does not run, down to the root cause."""

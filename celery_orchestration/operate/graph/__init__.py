@@ -1,0 +1,1 @@
+"""Which jobs depend on which, and which never run together."""

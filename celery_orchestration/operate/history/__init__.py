@@ -1,0 +1,1 @@
+"""What ended, what was changed, and what jobs did over time."""

@@ -1,0 +1,1 @@
+"""The pools of ``orchestration_pools``: their work and their workers."""

@@ -1,0 +1,1 @@
+"""What runs, waits and is wrong now."""

@@ -1,0 +1,45 @@
+"""Reads the ledger's records of workers into models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from celery_orchestration.operate.clock import optional_time
+from celery_orchestration.operate.models import (
+    Death,
+    WorkerStatus,
+)
+
+
+def is_dead(worker: Mapping[str, Any], now: int) -> bool:
+    """By its lease. The ledger clock stops while nobody sweeps, so silence counts, too."""
+    return bool(worker["left"] <= 0 or now - worker["beat"] > worker["lease"])
+
+
+def worker_state(worker: Mapping[str, Any], now: int) -> Literal["idle", "busy", "draining", "dead"]:
+    if is_dead(worker, now):
+        return "dead"
+    return "draining" if worker["draining"] else "busy" if worker["running"] else "idle"
+
+
+def worker_status(worker: Mapping[str, Any], now: int) -> WorkerStatus:
+    return WorkerStatus(
+        name=worker["name"],
+        host=worker["host"],
+        pid=worker["pid"],
+        state=worker_state(worker, now),
+        execution_pool=worker["kind"],
+        slots=worker["slots"],
+        running=worker["running"],
+        done=worker["done"],
+        failed=worker["failed"],
+        queues=worker["queues"] or [],
+        mode=worker["mode"],
+        since=optional_time(worker["since"]),
+        last_beat=optional_time(worker["beat"]),
+    )
+
+
+def read_death(found: Mapping[str, Any]) -> Death:
+    return Death(name=found["name"], at=optional_time(found["at"]), runs=found["runs"])
