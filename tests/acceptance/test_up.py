@@ -290,7 +290,7 @@ def test_what_dies_is_started_again(shop: Shop) -> None:
         terminal.press(CTRL_C)
         assert terminal.ends(PATIENCE) == 0, text(terminal)
     assert re.search(r"^up +\| scheduler was ended by SIGKILL; it is restarted in 1 s", text(terminal), re.M)
-    assert re.search(r"^up +\| the private Redis has died and is started again", text(terminal), re.M)
+    assert re.search(r"^up +\| the private Redis has died and is restarted", text(terminal), re.M)
     shop.ends()
 
 

@@ -145,6 +145,19 @@ def test_the_ledger_is_gone_for_a_moment_while_fires_are_asked_for_one_by_one(sc
     until(scheduler.all_fire_once, message="each entry has fired")
 
 
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_leader_whose_term_the_ledger_refuses_stands_by(scheduler: Scheduler, adopted: bool):
+    """It still trusts its term, but another scheduler has one since."""
+    if adopted:
+        scheduler.make_due()
+        scheduler.runtime.dispatcher._take_over(scheduler.runtime.term.number)
+    scheduler.ledger.resign(scheduler.runtime.worker, scheduler.runtime.term.number)
+    assert scheduler.ledger.lead("other", "other@host", 10_000, "").term
+    scheduler.round()
+    assert scheduler.runtime.term.number == ""
+    assert set(scheduler.fires.values()) == {0}
+
+
 def test_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Scheduler):
     """As after a pause of the process: the same term is renewed right away."""
     scheduler.make_due()

@@ -6,6 +6,8 @@ from mutants import Mutant
 
 TIMES = "unit/test_times.py"
 SCHEDULER = "unit/test_scheduler_parts.py"
+CASES = "integration/test_scheduler_cases.py"
+DISPATCHER = "integration/test_dispatcher.py"
 DECIDE = "unit/test_pool_decide.py"
 POLICY = "unit/test_policy.py"
 GRAPH = "unit/test_graph.py"
@@ -64,6 +66,23 @@ MUTANTS = [
         "after + self._seconds * (1 + MARGIN)",
         "A scheduler that was silent for long trusts a term that another one has taken.",
         (SCHEDULER,),
+    ),
+    Mutant(
+        "lost-entries-start-anew",
+        "scheduler/entry_table.py",
+        "last = entry.last_ms if remembered and entry.last_ms else None",
+        "last = None",
+        "An entry that the ledger lost does not continue from its last due time.",
+        (CASES, DISPATCHER),
+    ),
+    Mutant(
+        "refused-term-still-leads",
+        "scheduler/dispatcher.py",
+        """        self._runtime.term.lost(term)
+        self._term = \"\"""",
+        "        pass",
+        "A scheduler goes on dispatching after the ledger has refused its term.",
+        (CASES, DISPATCHER),
     ),
     # -- pools
     Mutant(
@@ -310,6 +329,30 @@ MUTANTS = [
         (PARTS,),
     ),
     # -- the dashboard's doors
+    Mutant(
+        "csrf-not-checked",
+        "web/access.py",
+        "if not security.is_same_origin(request) or not self.sessions.is_csrf(guest.session, token):",
+        "if False:",
+        "A page elsewhere can press buttons in the name of a person who is logged in.",
+        (DASHBOARD,),
+    ),
+    Mutant(
+        "read-only-may-act",
+        "web/access.py",
+        "if identity is not None and self.read_only:",
+        "if False:",
+        "Operators can act on a dashboard that was started as read-only.",
+        (DASHBOARD,),
+    ),
+    Mutant(
+        "any-host-name-without-credentials",
+        "web/access.py",
+        "if not security.is_loopback(security.named_host(request)) or not",
+        "if not",
+        "Without credentials, a page elsewhere reaches the dashboard through a name that leads to this machine.",
+        (DASHBOARD,),
+    ),
     Mutant(
         "session-never-ends",
         "web/auth.py",
