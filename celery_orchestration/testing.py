@@ -1,6 +1,6 @@
-"""For the tests of projects that have jobs: the gate without Redis, worker or broker.
+"""For the tests of your own project: the gate without Redis, worker or broker.
 
-``decide`` answers whether a run would start in a situation that the test describes, and if not, why::
+``decide`` says whether a run would start in a situation that the test describes, and if not, why::
 
     decision = decide(app, job="shop.process_data", running=["shop.cleanup"])
     assert decision.reason == "waiting for shop.cleanup: running"
@@ -36,11 +36,11 @@ __all__ = ["Decision", "Ended", "decide"]
 
 
 class Decision(Model):
-    """What the gate says. It is true if the run starts."""
+    """The decision of the gate. It is true if the run starts."""
 
     starts: bool
     reason: str | None = Field(default=None, description="why it waits, in the words of `status`")
-    rule: Rule | None = Field(default=None, description="which rule of the gate it is")
+    rule: Rule | None = Field(default=None, description="the rule of the gate that makes it wait")
     waits_for: str | None = Field(default=None, description="the job that it waits for, if it is one")
 
     def __bool__(self) -> bool:
@@ -48,7 +48,7 @@ class Decision(Model):
 
 
 class Ended(Model):
-    """How the latest run of a job that has ended did so, and how long ago."""
+    """How the latest ended run of a job ended, and how long ago."""
 
     outcome: Literal["succeeded", "failed"]
     seconds_ago: NonNegativeFloat = 0
@@ -65,18 +65,18 @@ def decide(
     disabled: Collection[Any] = (),
     paused: bool = False,
 ) -> Decision:
-    """Whether a run of ``job`` that arrives now would start. What is not mentioned is as on a good day.
+    """Whether a run of ``job`` that arrives now would start. Everything that is not given is assumed to be fine.
 
     A job is given by its full name or its task. Where the arguments or the priority of a run matter, write the call:
     ``sync.s("eu")``, ``sync.s().set(priority="high")``.
 
-    ``running``: runs that have started and not ended; the same job may be there several times.
-    ``waiting``: runs that wait, in the order in which they came, and all before this one.
+    ``running``: runs that have started and not ended; the same job may be listed several times.
+    ``waiting``: waiting runs in the order of their arrival, all of them before this run.
     ``ended``: how the latest ended run of a job ended; for ``max_age_seconds`` and ``fresh``, ``Ended(
     outcome="failed", seconds_ago=90)``. A job that is not named has just succeeded.
-    ``started``: seconds since the last start of a job; only ``Dependency(fresh=True)`` looks at it. A job that is not
-    named started before everything in ``ended``.
-    ``disabled``: jobs that are; with a mapping, why.
+    ``started``: seconds since the last start of a job; only ``Dependency(fresh=True)`` uses it. A job that is not named
+    started before everything in ``ended``.
+    ``disabled``: disabled jobs; or a mapping of disabled jobs to reasons.
     """
     jobs = _jobs(app)
     graph = Graph.build(jobs, plain=[name for name in app.tasks if name not in jobs])
@@ -110,7 +110,7 @@ def decide(
 
 
 class _Names:
-    """Jobs and calls, as a test writes them."""
+    """Reads jobs and calls as a test writes them."""
 
     def __init__(self, app: Celery, jobs: Mapping[str, Policy]) -> None:
         self._app = app
@@ -130,7 +130,7 @@ class _Names:
         raise ConfigurationError(f"decide: {where} names an unknown job {show(name)}{suggest(name, self.known)}")
 
     def run(self, where: str, job: Any, with_key: bool) -> Run:
-        """``with_key``: room keys count among runs of one job; for another one nobody has to think of arguments."""
+        """``with_key``: read the room key from the arguments. It matters only among runs of the job in question."""
         name = self.of(where, job)
         policy = self._jobs.get(name)
         args, kwargs, options = (job.args, job.kwargs, job.options) if isinstance(job, Signature) else ((), {}, {})
@@ -151,7 +151,7 @@ _imported: WeakSet[Celery] = WeakSet()
 
 
 def _jobs(app: Celery) -> dict[str, Policy]:
-    """With those of modules that a worker would find by itself."""
+    """The app's jobs, those in modules that a worker imports by itself included."""
     if app not in _imported:
         app.loader.import_default_modules()
         _imported.add(app)
@@ -164,7 +164,7 @@ def _name_of(job: Any) -> str:
     name = job.task if isinstance(job, Signature) else getattr(job, "name", None)
     if isinstance(name, str):
         return name
-    raise ConfigurationError(f"decide: a job is given by its full name, its task or a call of it, not by {show(job)}")
+    raise ConfigurationError(f"decide: give a job as its full name, its task or a call of it, not as {show(job)}")
 
 
 def _is_of(job: Any, name: str) -> bool:
@@ -172,7 +172,7 @@ def _is_of(job: Any, name: str) -> bool:
 
 
 def _last(how: Literal["succeeded", "failed", "never"] | Ended) -> Last | None:
-    """Of a moment at which the clock shows 0."""
+    """The present moment is 0."""
     if isinstance(how, Ended):
         return Last(how.outcome == "succeeded", -how.seconds_ago)
     if how == "never":

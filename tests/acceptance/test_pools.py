@@ -488,7 +488,7 @@ class TestSeeing:
         assert re.search(r"images +2/2 +1-2 +1/2 +0", shown), shown
         assert "→ 2:" in shown
         explained = self.run(stage, "explain", "pool:images")
-        assert "pool images is to have 2 workers and has 2" in explained
+        assert "pool images should have 2 workers and has 2" in explained
         assert json.loads(self.run(stage, "explain", "pool:images", "--json"))["wanted"] == 2
         at_rest = self.run(stage, "explain", "support.apps.pools.mail")
         assert "pool email has no worker now: its supervisor starts one when runs are ready" in at_rest

@@ -214,7 +214,7 @@ def test_an_unknown_name_is_said_with_what_was_meant(app, where):
     assert str(error.value) == f"decide: {where} names an unknown job 'shop.proces', did you mean 'shop.process'?"
     with pytest.raises(ConfigurationError, match=f"{where} names 'shop.plain', a task without base=OrchestratedTask"):
         ask("shop.plain")
-    with pytest.raises(ConfigurationError, match="a job is given by its full name, its task or a call of it, not by 5"):
+    with pytest.raises(ConfigurationError, match="give a job as its full name, its task or a call of it, not as 5"):
         ask(5)
 
 
