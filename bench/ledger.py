@@ -108,8 +108,8 @@ class Book:
 
     def _register(self) -> None:
         live = self.ledger.register(self.presence).live
-        merged = releases.merged(self.ledger.releases(live))
-        if not self.ledger.install(live, merged.cap, merged.jobs):
+        merged = releases.merged(self.ledger.read_releases(live))
+        if not self.ledger.install_policies(live, merged.cap, merged.jobs):
             raise RuntimeError("the policies could not be installed")
 
     def close(self) -> None:

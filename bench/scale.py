@@ -102,7 +102,7 @@ class Simulation:
     def build(self) -> None:
         merged = releases.merged([self.document])
         found = self.timed("register", lambda: self.ledger.register(self.presence(SURVIVOR, LEASE)))
-        self.timed("install", lambda: self.ledger.install(found.live, merged.cap, merged.jobs))
+        self.timed("install", lambda: self.ledger.install_policies(found.live, merged.cap, merged.jobs))
         for n in range(self.crowd.workers):
             self.ledger.register(self.presence(f"w{n}", LEASE))
         for n in range(self.crowd.workers):
@@ -129,9 +129,9 @@ class Simulation:
         for again in range(3):
             new = f"new{again}"
             self.timed("register", lambda new=new: self.ledger.register(self.presence(new, LEASE)))
-            self.timed("beat", lambda new=new: self.ledger.beat(new, LEASE, []))
-            self.timed("health", lambda: self.ledger.health("bench", "w1@host"))
-            self.timed("status", lambda: self.ledger.status(100, 100))
+            self.timed("beat", lambda new=new: self.ledger.heartbeat(new, LEASE, []))
+            self.timed("health", lambda: self.ledger.read_health("bench", "w1@host"))
+            self.timed("status", lambda: self.ledger.read_status(100, 100))
             self.sweep()
             run = _arrival(f"free{again}", "job0")
             fence = self.timed("turn", lambda run=run: self.turn(SURVIVOR, 1, [], [run])).answers[0].fence
@@ -146,7 +146,7 @@ class Simulation:
     def mass_death(self) -> dict[str, Any]:
         """All workers but one stop at once."""
         for n in range(self.crowd.workers):
-            self.ledger.beat(f"w{n}", SHORT_LEASE, [])
+            self.ledger.heartbeat(f"w{n}", SHORT_LEASE, [])
         self.sweep()
         time.sleep(SHORT_LEASE / 1000 + 0.2)
         began, calls, recovered, dead = time.monotonic(), 0, 0, 0
@@ -200,7 +200,7 @@ def _small(server: Any, jobs: dict[str, Any]) -> Simulation:
     simulation.document, simulation.names = json.dumps({"cap": None, "jobs": jobs}), tuple(jobs)
     merged = releases.merged([simulation.document])
     found = simulation.ledger.register(simulation.presence(SURVIVOR, LEASE))
-    simulation.ledger.install(found.live, merged.cap, merged.jobs)
+    simulation.ledger.install_policies(found.live, merged.cap, merged.jobs)
     return simulation
 
 

@@ -5,7 +5,7 @@
     decision = decide(app, job="shop.process_data", running=["shop.cleanup"])
     assert decision.reason == "waiting for shop.cleanup: running"
 
-Rules and words are those of the ledger (``rules.py``, ``lua/lib/gate.lua``, ``operate/reasons.py``).
+Rules and words are those of the ledger (``rules.py``, ``lua/rules.lua``, ``operate/reasons.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a run has come, as its code says it: ``self.progress(3, 10, "halfway up")``.
+"""How far a run has come, as its code says it: ``self.record_progress(3, 10, "halfway up")``.
 
 What is said is checked at once and told to the ledger by a thread of this process, which takes the latest of each run a
 few times a second: code that says it in a tight loop costs nobody a round trip, and never waits for Redis.
@@ -84,7 +84,7 @@ class Reporter(threading.Thread):
         try:
             runs = list(told.items())
             for at in range(0, len(runs), AT_ONCE):
-                self._ledger().progress((id, fence, what) for (id, fence), what in runs[at : at + AT_ONCE])
+                self._ledger().record_progress((id, fence, what) for (id, fence), what in runs[at : at + AT_ONCE])
             self._wait = EVERY
         except LedgerUnavailable as exc:
             logger.debug("Progress is not told yet: %s", exc)

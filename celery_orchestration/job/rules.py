@@ -1,7 +1,7 @@
-"""The rules of the gate over plain values: what ``lua/lib/gate.lua`` decides in Redis, without Redis.
+"""The rules of the gate over plain values: what ``lua/rules.lua`` decides in Redis, without Redis.
 
 ``testing.decide`` asks for one run, ``operate/forecast.py`` for many, one after another. A change here needs the same
-in ``gate.lua`` and in ``tests/support/model.py``; ``tests/integration/test_decide.py`` compares them.
+in ``lua/rules.lua`` and in ``tests/support/model.py``; ``tests/integration/test_decide.py`` compares them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Situation:
     # -- rules ----------------------------------------------------------------------------------------
 
     def closed(self, run: Run) -> list[str] | None:
-        """None if the run may start, else what it waits for: the words of ``closed`` in ``lua/lib/gate.lua``."""
+        """None if the run may start, else what it waits for: the words of ``closed`` in ``lua/rules.lua``."""
         job = self.jobs[run.job]
         if self.paused:
             return ["paused"]

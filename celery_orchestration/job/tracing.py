@@ -37,7 +37,7 @@ class Wait:
     kind: str
     from_ms: int
     to_ms: int
-    #: What it was for, in the words of ``lua/lib/gate.lua``.
+    #: What it was for, in the words of ``lua/rules.lua``.
     why: tuple[str, ...] = ()
     run: str = ""
     fence: str = ""
@@ -66,7 +66,7 @@ class Wait:
 
 
 def read(document: str) -> list[Wait]:
-    """What ``lua/turn.lua`` tells of the waits of one run."""
+    """What ``lua/verbs/worker/turn.lua`` tells of the waits of one run."""
     return [_wait(one) for one in json.loads(document)]
 
 

@@ -1,6 +1,6 @@
 """The ledger: the state of all jobs and runs in Redis, and the only code that talks to it.
 
-One method per verb; what a verb takes, does and returns is said at the head of ``lua/<verb>.lua``. A
+One method per verb, with the name of the verb. The head of ``lua/verbs/<caller>/<verb>.lua`` is its contract. A
 :class:`Ledger` is one connection and belongs to one thread: :meth:`Ledger.new_connection` makes another.
 """
 
@@ -257,7 +257,7 @@ class Turn:
     endings: list[Ending]
     #: Seconds until something is due, or None.
     due: float | None
-    #: Of runs that start, have waited and are traced: run id, and its waits as ``lua/turn.lua`` says.
+    #: Of runs that start, have waited and are traced: run id, and its waits as ``lua/verbs/worker/turn.lua`` says.
     waits: dict[str, str] = field(default_factory=dict)
 
 
@@ -287,7 +287,7 @@ class Decisions:
 
     number: int
     epoch: str
-    #: As ``lua/decisions.lua`` made it: nobody else reads it but ``lua/restore.lua``.
+    #: The verb read_decisions makes it, and only the verb restore_decisions reads it.
     document: bytes
 
 
@@ -361,7 +361,7 @@ class Fire:
 class Dispatched:
     #: ok, term, full.
     what: str
-    #: Of each fire; see ``lua/dispatch.lua``.
+    #: Of each fire; see ``lua/verbs/schedule/dispatch.lua``.
     answers: list[tuple[str, ...]]
     grants: list[Grant]
 
@@ -420,9 +420,7 @@ class Presence:
 
 
 class Ledger(PoolVerbs):
-    def __init__(
-        self, pool: ConnectionPool, prefix: str, address: Address | None = None, service: str = ""
-    ) -> None:
+    def __init__(self, pool: ConnectionPool, prefix: str, address: Address | None = None, service: str = "") -> None:
         """`service`: which of those that share the ledger, see :func:`keys.service`."""
         self.prefix = prefix
         self.address = address
@@ -460,9 +458,9 @@ class Ledger(PoolVerbs):
         if schema is not None and not keys.OLDEST_SCHEMA <= schema <= keys.SCHEMA + 1:
             _typed(LedgerError(f"SCHEMA {schema}"), self)
 
-    def health(self, owner: str, worker: str = "") -> dict[str, Any]:
-        """In one round trip: see ``lua/health.lua``. Raises :class:`LedgerRefused` as :meth:`check` does."""
-        found: dict[str, Any] = self._quick(partial(self._tell, "health", (worker, self.service)))
+    def read_health(self, owner: str, worker: str = "") -> dict[str, Any]:
+        """In one round trip. Raises :class:`LedgerRefused` as :meth:`check` does."""
+        found: dict[str, Any] = self._quick(partial(self._tell, "read_health", (worker, self.service)))
         self._refuse(found.get("owner") or None, found.get("schema"), owner)
         return found
 
@@ -512,7 +510,7 @@ class Ledger(PoolVerbs):
         )
         return Registered(_text(live), _text(installed), _text(now), _text(why), closed_ms)
 
-    def claim(self, worker: str, epoch: str, taken: Sequence[Outcome], runs: Sequence[Claim]) -> Claimed:
+    def claim_runs(self, worker: str, epoch: str, taken: Sequence[Outcome], runs: Sequence[Claim]) -> Claimed:
         """`taken`: outcomes that the ledger accepted lately and may have forgotten."""
         args: list[Argument] = [worker, epoch, len(taken)]
         for o in taken:
@@ -520,25 +518,25 @@ class Ledger(PoolVerbs):
         args.append(len(runs))
         for one in runs:
             args += (*_arrival_args(replace(one.run, id=one.id or one.run.id)), one.fence, one.run.id)
-        answers, told_again, returned, disabled = self._call("claim", args)
+        answers, told_again, returned, disabled = self._call("claim_runs", args)
         return Claimed([_text(one) for one in answers], told_again, returned, _disabled(disabled))
 
-    def members(self) -> Members:
-        releases, done_ms, found = self._call("members", ())
+    def list_nodes(self) -> Members:
+        releases, done_ms, found = self._call("list_nodes", ())
         texts = [[_text(part) for part in one] for one in found]
         members = [Member(name, kind, release, mode, int(since or 0)) for name, kind, release, mode, since in texts]
         return Members(_text(releases), int(done_ms), members)
 
-    def releases(self, names: str) -> list[str]:
-        return [_text(one) for one in self._call("releases", (names,))]
+    def read_releases(self, names: str) -> list[str]:
+        return [_text(one) for one in self._call("read_releases", (names,))]
 
-    def install(self, releases: str, cap: int | None, jobs: Mapping[str, Any]) -> bool:
+    def install_policies(self, releases: str, cap: int | None, jobs: Mapping[str, Any]) -> bool:
         """False if other releases are live now: merge again.
 
         Only what is another than before, a part at a time: so many jobs as a large installation has would keep Redis
         busy. What was interrupted is completed by who comes next.
         """
-        found = [_text(one) for one in self._call("installed", ())]
+        found = [_text(one) for one in self._call("list_installed", ())]
         before = dict(zip(found[::2], found[1::2], strict=True))
         changed = [name for name, job in jobs.items() if before.get(name) != job["hash"]]
         gone = [name for name in before if name not in jobs]
@@ -548,17 +546,19 @@ class Ledger(PoolVerbs):
             wanted = {name: jobs[name] for name, kept in part if kept}
             unwanted = [name for name, kept in part if not kept]
             arguments = (json.dumps(wanted, sort_keys=True), json.dumps(unwanted))
-            answer = self._call("install", (releases, "" if cap is None else cap, "" if todo else 1, *arguments))
+            answer = self._call(
+                "install_policies", (releases, "" if cap is None else cap, "" if todo else 1, *arguments)
+            )
             if _text(answer) != "ok" or not todo:
                 return _text(answer) == "ok"
 
-    def beat(self, worker: str, lease_ms: int, runs: Iterable[tuple[str, str]]) -> list[str]:
+    def heartbeat(self, worker: str, lease_ms: int, runs: Iterable[tuple[str, str]]) -> list[str]:
         """Returns the ids of runs that are void; notes how far our clock is ahead of Redis's."""
         args: list[Argument] = [worker, lease_ms]
         for run in runs:
             args += run
         before = time.time()
-        now, *void = self._call("beat", args)
+        now, *void = self._call("heartbeat", args)
         self.ahead = (before + time.time()) / 2 - int(now) / 1000
         return [_text(one) for one in void]
 
@@ -573,9 +573,9 @@ class Ledger(PoolVerbs):
             grants += _grants(granted)
         return grants
 
-    def gone(self, lease_ms: int, workers: Iterable[str]) -> set[str]:
+    def find_gone_workers(self, lease_ms: int, workers: Iterable[str]) -> set[str]:
         """Those of these workers that the ledger does not list, if it can know by now."""
-        return {_text(one) for one in self._call("gone", (lease_ms, *workers))}
+        return {_text(one) for one in self._call("find_gone_workers", (lease_ms, *workers))}
 
     # ------------------------------------------------------------------- runs
 
@@ -588,7 +588,7 @@ class Ledger(PoolVerbs):
         outcomes: Sequence[Outcome],
         arrivals: Sequence[Arrival],
     ) -> Turn:
-        self._meet()
+        self._check_epoch()
         return _turn(self._call("turn", _turn_args(worker, number, mode, free, outcomes, arrivals)))
 
     def send_turn(
@@ -638,48 +638,48 @@ class Ledger(PoolVerbs):
             list(strays),
         )
 
-    def stray(self, worker: str, messages: Sequence[Stray]) -> tuple[list[str], list[Grant]]:
-        """Messages of jobs that this worker lacks. Of each: wait, drop, nobody, later, full; see ``lua/stray.lua``."""
+    def accept_strays(self, worker: str, messages: Sequence[Stray]) -> tuple[list[str], list[Grant]]:
+        """Messages of jobs that this worker lacks. Returns for each: wait, drop, nobody, later or full."""
         args: list[Argument] = [worker]
         for one in messages:
             args += (one.id, one.attempt, one.job, one.priority, one.grant, _or_none(one.expires_ms))
             args += (one.queue, one.granted_queue, one.message, _publication(one))
-        answers, grants = self._call("stray", args)
+        answers, grants = self._call("accept_strays", args)
         return [_text(one) for one in answers], _grants(grants)
 
-    def decisions(self, most_jobs: int, most_entries: int) -> Decisions:
-        number, epoch, document = self._call("decisions", (most_jobs, most_entries))
+    def read_decisions(self, most_jobs: int, most_entries: int) -> Decisions:
+        number, epoch, document = self._call("read_decisions", (most_jobs, most_entries))
         return Decisions(int(number), _text(epoch), document)
 
-    def restore(self, who: str, epoch: str, known: Decisions) -> int:
+    def restore_decisions(self, who: str, epoch: str, known: Decisions) -> int:
         """After the ledger was emptied. Returns how many decisions changed."""
-        return int(self._call("restore", (who, epoch, known.number, known.document)))
+        return int(self._call("restore_decisions", (who, epoch, known.number, known.document)))
 
     def cancel(self, worker: str, number: int, why: str, ids: Sequence[str]) -> tuple[list[Ending], list[Grant]]:
         endings, grants = self._call("cancel", (worker, number, why, *ids))
         return _endings(endings), _grants(grants)
 
-    def published(self, grants: Sequence[Grant]) -> int:
-        count: int = self._call("published", [part for g in grants for part in (g.id, g.number)])
+    def confirm_published(self, grants: Sequence[Grant]) -> int:
+        count: int = self._call("confirm_published", [part for g in grants for part in (g.id, g.number)])
         return count
 
-    def finish(self, runs: Sequence[tuple[str, int]]) -> list[Grant]:
+    def confirm_end(self, runs: Sequence[tuple[str, int]]) -> list[Grant]:
         """Celery knows how these runs (id, attempt) ended without having run."""
-        return _grants(self._call("finish", ["", *(part for run in runs for part in (*run, "run"))])[0])
+        return _grants(self._call("confirm_end", ["", *(part for run in runs for part in (*run, "run"))])[0])
 
-    def finish_messages(self, messages: Sequence[Discarded]) -> list[Grant]:
+    def confirm_end_of_messages(self, messages: Sequence[Discarded]) -> list[Grant]:
         """Celery knows how the runs of these messages ended without having run."""
         args = [part for one in messages for part in (one.id, one.attempt, _publication(one))]
-        return _grants(self._call("finish", ["", *args])[0])
+        return _grants(self._call("confirm_end", ["", *args])[0])
 
-    def over(self, run: Over) -> bool:
+    def time_out(self, run: Over) -> bool:
         """False if the run has ended meanwhile, or its fence is void."""
-        return bool(self._call("over", (run.id, run.fence, run.note, int(run.failed))))
+        return bool(self._call("time_out", (run.id, run.fence, run.note, int(run.failed))))
 
-    def progress(self, said: Iterable[tuple[str, str, str]]) -> int:
+    def record_progress(self, said: Iterable[tuple[str, str, str]]) -> int:
         """Of each run id, fence and a JSON text of at most :data:`keys.LONGEST_PROGRESS` bytes. Returns how many of
         them are current."""
-        count: int = self._call("progress", [part for one in said for part in one])
+        count: int = self._call("record_progress", [part for one in said for part in one])
         return count
 
     # --------------------------------------------------------------- schedule
@@ -691,21 +691,21 @@ class Ledger(PoolVerbs):
     def resign(self, scheduler: str, term: str) -> bool:
         return bool(self._call("resign", (scheduler, term)))
 
-    def adopt(self, term: str, now_ms: int, entries: Sequence[Adoption]) -> list[Adopted] | None:
+    def adopt_entries(self, term: str, now_ms: int, entries: Sequence[Adoption]) -> list[Adopted] | None:
         """None if another one leads."""
         args: list[Argument] = [term, now_ms]
         for e in entries:
             args += (e.entry, e.name, e.task, e.job, e.every, e.source, _or_none(e.last_ms), _or_none(e.gap_ms))
             args += (e.message, e.queue, e.granted_queue, e.key, e.priority)
-        what, found = self._call("adopt", args)
+        what, found = self._call("adopt_entries", args)
         return [_adopted(one) for one in found] if _text(what) == "ok" else None
 
-    def retire(self, term: str) -> bool:
+    def retire_entries(self, term: str) -> bool:
         """False if another one leads."""
-        return bool(self._call("retire", (term,)))
+        return bool(self._call("retire_entries", (term,)))
 
-    def plan(self, term: str, times: Sequence[tuple[str, int]]) -> bool:
-        return bool(self._call("plan", [term, *(part for one in times for part in one)]))
+    def record_next_due(self, term: str, times: Sequence[tuple[str, int]]) -> bool:
+        return bool(self._call("record_next_due", [term, *(part for one in times for part in one)]))
 
     def dispatch(self, term: str, fires: Sequence[Fire]) -> Dispatched:
         args: list[Argument] = [term]
@@ -713,71 +713,74 @@ class Ledger(PoolVerbs):
             args += (f.entry, f.generation, f.due_ms, f.next_ms, f.missed, f.job, f.id, f.key, f.priority)
             args += (_or_none(f.expires_ms), f.queue, f.granted_queue, f.message, _or_none(f.eta_ms), f.overlap)
             args += (f.late_ms, f.refused)
-        self._meet()
+        self._check_epoch()
         return _dispatched(self._call("dispatch", args))
 
-    def fired(self, fires: Sequence[Fire]) -> int:
+    def confirm_sent(self, fires: Sequence[Fire]) -> int:
         args: list[Argument] = []
         for f in fires:
             args += (f.entry, f.generation, f.due_ms, f.next_ms, f.missed)
-        count: int = self._call("fired", args)
+        count: int = self._call("confirm_sent", args)
         return count
 
-    def continue_(self, term: str, entries: Sequence[str]) -> Dispatched:
-        self._meet()
-        return _dispatched(self._call("continue", (term, *entries)))
+    def continue_entries(self, term: str, entries: Sequence[str]) -> Dispatched:
+        self._check_epoch()
+        return _dispatched(self._call("continue_entries", (term, *entries)))
 
-    def changes(self, known: int | None) -> Changes:
-        number, complete, found = self._call("changes", (_or_none(known), self.service))
+    def read_changes(self, known: int | None) -> Changes:
+        number, complete, found = self._call("read_changes", (_or_none(known), self.service))
         return Changes(
             int(number), bool(complete), [(_text(entry), bool(there), _legible(doc)) for entry, there, doc in found]
         )
 
     # ---------------------------------------------------------------- reading
 
-    def granted(self, grant: Grant) -> tuple[str, bytes] | None:
+    def read_granted(self, grant: Grant) -> tuple[str, bytes] | None:
         """Queue and message of a granted run, or None if that grant is no longer the latest."""
-        return self.all_granted([grant])[0]
+        return self.read_all_granted([grant])[0]
 
-    def all_granted(self, grants: Sequence[Grant]) -> list[tuple[str, bytes] | None]:
-        found = self._call("granted", [part for g in grants for part in (g.id, g.number)])
+    def read_all_granted(self, grants: Sequence[Grant]) -> list[tuple[str, bytes] | None]:
+        found = self._call("read_granted", [part for g in grants for part in (g.id, g.number)])
         return [(_text(one[0]), one[1]) if one else None for one in found]
 
-    def ending(self, id: str) -> tuple[str, int, bytes] | None:
+    def pending_end(self, id: str) -> tuple[str, int, bytes] | None:
         """Why a run ends, its attempt and its message, or None if that was carried out."""
-        found = self._call("ending", (id,))
+        found = self._call("pending_end", (id,))
         return (_text(found[0]), int(found[1]), found[2]) if found else None
 
-    def retrying(self, id: str) -> tuple[str, int, bytes] | None:
+    def read_retry(self, id: str) -> tuple[str, int, bytes] | None:
         """Queue, attempt and message of a run whose retry has not arrived."""
-        found = self._call("retrying", (id,))
+        found = self._call("read_retry", (id,))
         return (_text(found[0]), int(found[1]), found[2]) if found else None
 
-    def status(self, most_running: int, most_waiting: int) -> dict[str, Any]:
-        """See ``lua/status.lua``; with all jobs and, in fires, the entries of each job that has some."""
-        found = self._tell("status", (most_running, most_waiting, JOBS_AT_ONCE, ENTRIES_AT_ONCE, self.service))
+    def read_status(self, most_running: int, most_waiting: int) -> dict[str, Any]:
+        """With all jobs and, in fires, the entries of each job that has some."""
+        found = self._tell("read_status", (most_running, most_waiting, JOBS_AT_ONCE, ENTRIES_AT_ONCE, self.service))
         more = found.pop("more") or []
-        rest = [self.jobs(more[at : at + JOBS_AT_ONCE]) for at in range(0, len(more), JOBS_AT_ONCE)]
+        rest = [self.read_jobs(more[at : at + JOBS_AT_ONCE]) for at in range(0, len(more), JOBS_AT_ONCE)]
         found["jobs"] = [*(found["jobs"] or ()), *(job for part in rest for job in part)]
-        return self._with_fires(found)
+        return self._with_entries(found)
 
-    def jobs(self, encoded: Sequence[str]) -> list[dict[str, Any]]:
+    def read_jobs(self, encoded: Sequence[str]) -> list[dict[str, Any]]:
         """Those that are there, as a status has them."""
-        return self._tell("jobs", encoded) or []
+        return self._tell("read_jobs", encoded) or []
 
     def job_names(self) -> list[str]:
         """Of all jobs, encoded, in order."""
-        return sorted(_text(one) for one in self._call("installed", ())[::2])
+        return sorted(_text(one) for one in self._call("list_installed", ())[::2])
 
-    def statistics(self, what: str, encoded: Sequence[str], not_before_ms: int = 0, points: int = 1) -> dict[str, Any]:
-        """`what`: all, minutes or hours; see ``lua/statistics.lua``. `points`: how many minutes or hours at most of
-        each job. Returns now, limits (ms) and jobs: name, and sums in order of time, as :meth:`packed.Names.named` has
-        them."""
+    def read_statistics(
+        self, what: str, encoded: Sequence[str], not_before_ms: int = 0, points: int = 1
+    ) -> dict[str, Any]:
+        """`what`: all, minutes or hours. `points`: how many minutes or hours at most of each job.
+
+        Returns now, limits (ms) and jobs: name, and sums in order of time, as :meth:`packed.Names.named` has them.
+        """
         at_once = max(1, min(JOBS_AT_ONCE, POINTS_AT_ONCE // max(1, points)))
         found: dict[str, Any] = {"now": 0, "limits": [], "jobs": []}
         for at in range(0, len(encoded), at_once):
             part = encoded[at : at + at_once]
-            now, head, jobs = self._call("statistics", (what, not_before_ms, *part))
+            now, head, jobs = self._call("read_statistics", (what, not_before_ms, *part))
             told = json.loads(_text(head))
             names = packed.Names(told)
             found |= {"now": now, "limits": told["limits"]}
@@ -788,65 +791,66 @@ class Ledger(PoolVerbs):
                 found["jobs"].append({"name": name, "sums": told_sums})
         return found
 
-    def fires(self, skip: int, count: int) -> list[dict[str, Any]]:
+    def list_entries(self, skip: int, count: int) -> list[dict[str, Any]]:
         """Entries of the schedule that fire jobs, as a status has them."""
-        return self._tell("fires", (skip, count)) or []
+        return self._tell("list_entries", (skip, count)) or []
 
     def explain(self, kind: str, name: str, exists: bool = False, priority: int = 1) -> dict[str, Any] | None:
-        """Of a 'job' or a 'run': see ``lua/explain.lua``; with all entries, as a status has them. None if there is none
-        that has not ended."""
+        """Of a 'job' or a 'run', with all entries as a status has them. None if there is none that has not ended."""
         about = keys.encode_job(name) if kind == "job" else name
         found = self._call("explain", (kind, about, int(exists), priority, ENTRIES_AT_ONCE, self.service))
-        return None if found is None else self._with_fires(json.loads(_text(found)))
+        return None if found is None else self._with_entries(json.loads(_text(found)))
 
-    def _with_fires(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _with_entries(self, found: dict[str, Any]) -> dict[str, Any]:
         told = {entry["id"]: entry for entry in found["fires"] or ()}
         for skip in range(ENTRIES_AT_ONCE, found["entries"], ENTRIES_AT_ONCE):
-            told |= {entry["id"]: entry for entry in self.fires(skip, ENTRIES_AT_ONCE)}
+            told |= {entry["id"]: entry for entry in self.list_entries(skip, ENTRIES_AT_ONCE)}
         by_job: dict[str, list[dict[str, Any]]] = {}
         for entry in told.values():
             by_job.setdefault(entry["job"], []).append(entry)
         return {**found, "fires": by_job}
 
-    def find(self, word: str, letters: bool, least: int, most_running: int, most: int) -> list[str]:
+    def find_ids(self, word: str, letters: bool, least: int, most_running: int, most: int) -> list[str]:
         """Ids of runs, or of dead letters, that are this or, at `least` so long, begin with it."""
-        return [_text(one) for one in self._call("find", (word, int(letters), least, most_running, most))]
+        return [_text(one) for one in self._call("find_ids", (word, int(letters), least, most_running, most))]
 
     def inspect(
         self, worker: str, which: str, most: int, largest: int, beginning: int, ids: Sequence[str] = ()
     ) -> list[Waiting]:
-        """What this worker reports to Celery's remote control; see ``lua/inspect.lua``."""
+        """What this worker reports to Celery's remote control."""
         found = self._call("inspect", (worker, which, most, largest, beginning, *ids))
         return [
             Waiting(_text(id), keys.decode_job(_text(job)), _text(state), int(eta) if eta else None, message)
             for id, job, state, eta, message in found
         ]
 
-    def graph(self) -> dict[str, Any]:
-        """See ``lua/graph.lua``."""
-        found = part = self._tell("graph", (JOBS_AT_ONCE,))
+    def read_graph(self) -> dict[str, Any]:
+        """What each job depends on and conflicts with, and how it is."""
+        found = part = self._tell("read_graph", (JOBS_AT_ONCE,))
         jobs, more = list(part["jobs"] or ()), part["more"] or []
         for at in range(0, len(more), JOBS_AT_ONCE):
-            part = self._tell("graph", (JOBS_AT_ONCE, *more[at : at + JOBS_AT_ONCE]))
+            part = self._tell("read_graph", (JOBS_AT_ONCE, *more[at : at + JOBS_AT_ONCE]))
             jobs += part["jobs"] or ()
         return {**found, "jobs": jobs}
 
-    def is_current(self, id: str, fence: str) -> bool:
-        return bool(_read(lambda: self._call("current", (id, fence))))
+    def holds_lease(self, id: str, fence: str) -> bool:
+        return bool(_read(lambda: self._call("holds_lease", (id, fence))))
 
     # ----------------------------------------------------------------- people
 
-    def switch(self, job: str, on: bool, who: str, why: str) -> list[Grant] | None:
+    def enable_or_disable(self, job: str, on: bool, who: str, why: str) -> list[Grant] | None:
         """None if the ledger does not know the job."""
-        found, grants = self._call("switch", (keys.encode_job(job), "on" if on else "off", who, keys.note(why)))
+        found, grants = self._call(
+            "enable_or_disable", (keys.encode_job(job), "on" if on else "off", who, keys.note(why))
+        )
         return _grants(grants) if _text(found) == "ok" else None
 
-    def pause(self, paused: bool, who: str, why: str) -> list[Grant]:
-        return _grants(self._call("pause", (int(paused), who, keys.note(why))))
+    def pause_or_resume(self, paused: bool, who: str, why: str) -> list[Grant]:
+        return _grants(self._call("pause_or_resume", (int(paused), who, keys.note(why))))
 
-    def unstarted(self, job: str, where: str, skip: int, count: int) -> tuple[int, list[str]]:
-        """How many runs were looked at, and the ids of those of this job; see ``lua/unstarted.lua``."""
-        looked, found = self._call("unstarted", (keys.encode_job(job), where, skip, count))
+    def list_unstarted(self, job: str, where: str, skip: int, count: int) -> tuple[int, list[str]]:
+        """How many runs were looked at, and the ids of those of this job."""
+        looked, found = self._call("list_unstarted", (keys.encode_job(job), where, skip, count))
         return looked, [_text(one) for one in found]
 
     def cancel_all_by_hand(self, who: str, ids: Sequence[str]) -> tuple[int, list[Grant]]:
@@ -859,19 +863,21 @@ class Ledger(PoolVerbs):
         _, grants, found = self._call("cancel", (who, "", "revoked", id))
         return _text(found[0]), _grants(grants)
 
-    def history(self, job: str, count: int) -> list[str] | None:
+    def read_history(self, job: str, count: int) -> list[str] | None:
         """None if the ledger does not know the job."""
-        found = self._call("history", (keys.encode_job(job), count))
+        found = self._call("read_history", (keys.encode_job(job), count))
         return None if found is None else [_text(one) for one in found]
 
-    def letters(self, job: str | None, skip: int, count: int) -> list[tuple[str, bool]] | None:
+    def list_dead_letters(self, job: str | None, skip: int, count: int) -> list[tuple[str, bool]] | None:
         """Of all jobs if none is named; None if the ledger does not know the job."""
-        found = self._call("letters", (int(job is None), "" if job is None else keys.encode_job(job), skip, count))
+        found = self._call(
+            "list_dead_letters", (int(job is None), "" if job is None else keys.encode_job(job), skip, count)
+        )
         return None if found is None else [(_text(info), bool(revoked)) for info, revoked in found]
 
-    def letter(self, id: str, or_run: bool = False) -> tuple[str, bool, bytes] | None:
+    def read_dead_letter(self, id: str, or_run: bool = False) -> tuple[str, bool, bytes] | None:
         """`or_run`: also the message of a run that waits; then '{}' in place of what happened."""
-        found = self._call("letter", (id, int(or_run)))
+        found = self._call("read_dead_letter", (id, int(or_run)))
         return (_text(found[0]), bool(found[1]), found[2]) if found else None
 
     def requeue(
@@ -882,50 +888,50 @@ class Ledger(PoolVerbs):
         what, grants = self._call("requeue", (who, id, new_id, attempt, message, *other_args))
         return _text(what), _grants(grants)
 
-    def purge(self, who: str, ids: Sequence[str]) -> int:
-        count: int = self._call("purge", (who, *ids))
+    def purge_dead_letters(self, who: str, ids: Sequence[str]) -> int:
+        count: int = self._call("purge_dead_letters", (who, *ids))
         return count
 
-    def schedule(self, who: str, what: str, name: str, why: str, written: Sequence[str] = ()) -> str:
+    def change_schedule(self, who: str, what: str, name: str, why: str, written: Sequence[str] = ()) -> str:
         """Returns ok, exists, none, code, changed or corrupt. `written`, where something was: task, job, when, all of
         it, and for an update the generation that it changes."""
         args = (who, what, self.entry_id(name), keys.note(name), keys.note(why), *written)
-        return _text(self._call("schedule", args))
+        return _text(self._call("change_schedule", args))
 
-    def entries(self, skip: int, count: int) -> list[tuple[str, dict[str, str]]]:
+    def read_entries(self, skip: int, count: int) -> list[tuple[str, dict[str, str]]]:
         """Entries of the schedule, with nothing but their key if they are corrupt."""
-        return [_fields(one) for one in self._call("entries", (skip, count))]
+        return [_fields(one) for one in self._call("read_entries", (skip, count))]
 
     def entry_id(self, name: str) -> str:
         """Of an entry of this service."""
         return keys.entry(name, self.service)
 
-    def entry(self, name: str) -> dict[str, str] | None:
+    def read_entry(self, name: str) -> dict[str, str] | None:
         """An entry by its name; None if there is none."""
-        found = self._call("entries", ("", "", self.entry_id(name)))
+        found = self._call("read_entries", ("", "", self.entry_id(name)))
         return _fields(found[0])[1] if found else None
 
-    def release(self, who: str, most: int, which: str = "") -> tuple[str, list[tuple[str, str, bytes]]]:
+    def release_waiting(self, who: str, most: int, which: str = "") -> tuple[str, list[tuple[str, str, bytes]]]:
         """Returns what to pass as `which` the next time, and id, queue and message of each."""
-        which, found = self._call("release", (who, most, which))
+        which, found = self._call("release_waiting", (who, most, which))
         return _text(which), [(_text(id), _text(queue), message) for id, queue, message in found]
 
-    def released(self, ids: Sequence[str]) -> int:
-        count: int = self._call("released", ids)
+    def confirm_released(self, ids: Sequence[str]) -> int:
+        count: int = self._call("confirm_released", ids)
         return count
 
-    def note(self, who: str, what: str, about: str, why: str) -> None:
-        self._call("note", (who, what, about, why))
+    def record_audit(self, who: str, what: str, about: str, why: str) -> None:
+        self._call("record_audit", (who, what, about, why))
 
-    def audit(self, count: int) -> list[str]:
-        return [_text(one) for one in self._call("audit", (count,))]
+    def read_audit(self, count: int) -> list[str]:
+        return [_text(one) for one in self._call("read_audit", (count,))]
 
     # ------------------------------------------------------------------ inside
 
-    def _meet(self) -> None:
+    def _check_epoch(self) -> None:
         """A Redis that forgot something must not be asked to start runs before that was noticed."""
         if self._wire.fresh:
-            self._call("meet", ())
+            self._call("check_epoch", ())
             self._wire.fresh = False
 
     def _tell(self, verb: str, args: Sequence[Argument]) -> Any:

@@ -43,7 +43,7 @@ class Claimed:
 
 
 class PoolVerbs:
-    """What each takes, does and returns is said at the head of ``lua/<verb>.lua``."""
+    """The head of ``lua/verbs/supervisor/<verb>.lua`` is the contract of each."""
 
     def _call(self, verb: str, args: Sequence[Argument]) -> Any:
         raise NotImplementedError
@@ -108,12 +108,14 @@ class PoolVerbs:
             args += (number, fence)
         return bool(self._call("scale_pool", args)[0])
 
-    def pools(self, queues: Mapping[str, Sequence[str]], jobs: Sequence[str] = (), changes: int = 0) -> dict[str, Any]:
-        """`queues`: of each pool; `jobs`: encoded names of those whose duration is asked for. See ``lua/pools.lua``."""
+    def read_pools(
+        self, queues: Mapping[str, Sequence[str]], jobs: Sequence[str] = (), changes: int = 0
+    ) -> dict[str, Any]:
+        """`queues`: of each pool; `jobs`: encoded names of those whose duration is asked for."""
         asked: dict[str, Any] = {"pools": {pool: list(names) for pool, names in queues.items()}, "changes": changes}
         if jobs:
             asked["jobs"] = list(jobs)
-        found: dict[str, Any] = json.loads(_text(self._call("pools", (json.dumps(asked),))))
+        found: dict[str, Any] = json.loads(_text(self._call("read_pools", (json.dumps(asked),))))
         return found
 
 

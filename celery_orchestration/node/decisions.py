@@ -3,7 +3,7 @@
 The ledger may be emptied: by FLUSHALL, or by a restart of a Redis that keeps nothing. Or it fails over to a replica
 that lacks the last writes. Runs that waited may be lost then, but nothing that people had stopped may start: every
 member remembers the pause, the disabled jobs and the entries that people added or paused, and restores them in the
-epoch that begins then (``lua/restore.lua``), before the gate opens and before its own scheduler fires anything. A
+epoch that begins then (verb restore_decisions), before the gate opens and before its own scheduler fires anything. A
 sweep tells whether something was decided since the copy was made: what was decided in the last seconds before
 (``sweep_seconds``) may be unknown to all.
 """
@@ -27,13 +27,13 @@ class Memory:
     def refresh(self, ledger: Ledger, number: int, epoch: str) -> None:
         """`number`: of the last decision in the ledger, in this epoch."""
         if self._known is None or (self._known.number, self._known.epoch) != (number, epoch):
-            found = ledger.decisions(MOST_JOBS, MOST_ENTRIES)
+            found = ledger.read_decisions(MOST_JOBS, MOST_ENTRIES)
             if found.epoch == epoch:  # else the ledger was emptied just now
                 self._known = found
 
     def restore(self, ledger: Ledger, who: str, epoch: str) -> None:
         """In an epoch that began because the ledger was emptied, or moved to a Redis that may lack something."""
         if self._known is not None:
-            count = ledger.restore(who, epoch, self._known)
+            count = ledger.restore_decisions(who, epoch, self._known)
             if count:
                 logger.warning("The ledger had forgotten %d decisions of people and failures: they are restored", count)

@@ -159,7 +159,7 @@ class Publisher(threading.Thread):
         """In one question and, where kombu can, in one write. None if that did not go well: what went wrong is met
         again one by one, where trouble with one is not the others'. A message that comes twice starts its run once."""
         try:
-            found = zip(grants, self._ledger.all_granted(grants), strict=True)
+            found = zip(grants, self._ledger.read_all_granted(grants), strict=True)
             messages = [(Envelope.unpack(one[1]), one[0], grant) for grant, one in found if one is not None]
             producer = self._connected()
             with producer.batch(MOST_AT_ONCE) if hasattr(producer, "batch") else nullcontext():
@@ -201,9 +201,9 @@ class Publisher(threading.Thread):
             return False
         logger.error("Run %s ended (%s), but Celery could not be told: %r", errand.id, errand.why, exc, exc_info=exc)
         try:
-            found = self._ledger.ending(errand.id)
+            found = self._ledger.pending_end(errand.id)
             if found is not None:
-                self.publish(self._ledger.finish([(errand.id, found[1])]))
+                self.publish(self._ledger.confirm_end([(errand.id, found[1])]))
         except LedgerError as trouble:
             logger.error("Nor the ledger: %s", trouble)  # a sweep gives it to somebody again
         return False
@@ -217,7 +217,7 @@ class Publisher(threading.Thread):
             return self._retry(errand)
         if isinstance(errand, Look):
             return self._look(errand)
-        found = self._ledger.granted(errand)
+        found = self._ledger.read_granted(errand)
         if found is None:
             return False  # granted again since, or over
         queue, message = found
@@ -226,7 +226,7 @@ class Publisher(threading.Thread):
     def _retry(self, again: Again) -> bool:
         """With the message of the attempt before, whatever `retry()` was given: that is all there is. Should the
         other one still come, the later of the two is dropped."""
-        found = self._ledger.retrying(again.id)
+        found = self._ledger.read_retry(again.id)
         if found is None:
             return False
         queue, attempt, message = found
@@ -257,7 +257,7 @@ class Publisher(threading.Thread):
         if not published:
             return
         try:
-            self._ledger.published(published)
+            self._ledger.confirm_published(published)
         except LedgerError as exc:
             logger.warning("%d runs were published, but the ledger does not know: %s", len(published), exc)
 
@@ -272,7 +272,7 @@ class Publisher(threading.Thread):
     # -- runs that end without having run -----------------------------------------------------------
 
     def _carry_out(self, ending: Ending) -> bool:
-        found = self._ledger.ending(ending.id)
+        found = self._ledger.pending_end(ending.id)
         if found is None:
             return False
         why, attempt, message = found
@@ -302,7 +302,7 @@ class Publisher(threading.Thread):
             signals.task_revoked.send(task, request=context, terminated=False, signum=None, expired=why == "expired")
             self._node.send_event("task-revoked", id, terminated=False, signum=None, expired=why == "expired")
         logger.info("Run %s of job %s ended before it started: %s", ending.id, headers.get("task"), why)
-        self.publish(self._ledger.finish([(ending.id, attempt)]))
+        self.publish(self._ledger.confirm_end([(ending.id, attempt)]))
         return True
 
     def _read(self, envelope: Envelope) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -201,7 +201,7 @@ class Orchestration:
 
     def _status(self) -> tuple[Status, dict[str, list[str]]]:
         """And the queues that jobs are sent to, each with its jobs."""
-        found = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
+        found = self._ask(lambda: self._ledger.read_status(MOST_RUNNING, MOST_WAITING))
         jobs, mistakes = code.sound_jobs(self._app)
         sent = queues.destinations(self._app, jobs)
         scheduled = partial(self._is_scheduled, found["entries"])
@@ -232,7 +232,7 @@ class Orchestration:
         name = None if worker is None else keys.text(host_format(default_nodename(worker)))
         address, namespace = str(self._ledger.address), self._settings.namespace
         try:
-            found = self._ledger.health(owner_of(self._app), name or "")
+            found = self._ledger.read_health(owner_of(self._app), name or "")
         except LedgerRefused as exc:
             return health.no_answer(str(exc), address, namespace, name)
         except LedgerError as exc:
@@ -244,7 +244,7 @@ class Orchestration:
         """The id of a run that has not ended, or of a dead letter, for people: by its beginning, too, if a status lists
         the run or it is one of the latest dead letters. `ended`: or one that has, if a history has it."""
         word = keys.text(id_or_prefix)
-        found = self._ask(lambda: self._ledger.find(word, dead, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
+        found = self._ask(lambda: self._ledger.find_ids(word, dead, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
         if ended and len(word) >= SHORTEST_ID and found != [word]:
             found = list(dict.fromkeys([*found, *self._ended_like(word)]))
         if not found and not dead and len(word) >= SHORTEST_ID:
@@ -262,17 +262,17 @@ class Orchestration:
         return found[0]
 
     def _ended_like(self, beginning: str) -> list[str]:
-        jobs = [keys.decode_job(job["name"]) for job in self._ask(self._ledger.graph)["jobs"]]
-        records = [self._ask(lambda job=job: self._ledger.history(job, MOST_HISTORY)) or () for job in jobs]  # type: ignore[misc]
+        jobs = [keys.decode_job(job["name"]) for job in self._ask(self._ledger.read_graph)["jobs"]]
+        records = [self._ask(lambda job=job: self._ledger.read_history(job, MOST_HISTORY)) or () for job in jobs]  # type: ignore[misc]
         ids = [reading.id_of(record) for of_job in records for record in of_job]
-        letters = self._ask(lambda: self._ledger.find(beginning, True, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
+        letters = self._ask(lambda: self._ledger.find_ids(beginning, True, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
         return [*letters, *(id for id in ids if id.startswith(beginning))]
 
     def graph(self, job: str | None = None) -> Picture:
         """Which jobs wait for which, and which never run together; of one job, what it has to do with."""
         from celery_orchestration.operate.dependency_graph import about, picture  # noqa: PLC0415
 
-        found = picture(self._settings.namespace, self._ask(self._ledger.graph), code.jobs(self._app))
+        found = picture(self._settings.namespace, self._ask(self._ledger.read_graph), code.jobs(self._app))
         if job is None:
             return found
         known = [one.name for one in found.jobs]
@@ -284,7 +284,7 @@ class Orchestration:
         """How the last runs of a job ended, the latest first; `outcomes`: only those that ended so."""
         if unknown := [one for one in outcomes if one not in OUTCOMES]:
             raise BadCall(f"no run ends as {show(unknown[0])}{suggest(unknown[0], OUTCOMES)}: {', '.join(OUTCOMES)}")
-        found = self._ask_about(lambda: self._ledger.history(job, MOST_HISTORY if outcomes else count))
+        found = self._ask_about(lambda: self._ledger.read_history(job, MOST_HISTORY if outcomes else count))
         if found is None:
             raise self._unknown(job)
         runs = (reading.ended(job, one) for one in found)
@@ -330,7 +330,7 @@ class Orchestration:
 
     def audit(self, count: int = 100) -> list[Change]:
         """Who changed what, the latest first."""
-        return [reading.change(one) for one in self._ask(lambda: self._ledger.audit(count))]
+        return [reading.change(one) for one in self._ask(lambda: self._ledger.read_audit(count))]
 
     # -- what people change: each is written into the audit -----------------------------------------
 
@@ -353,7 +353,9 @@ class Orchestration:
         except (OperationalError, OSError) as exc:
             raise BrokerUnavailable(f"{self._broker()} does not take the call: {exc}") from exc
         try:
-            self._ask(lambda: self._ledger.note(me(), "trigger", keys.encode_job(job), "forced" if force else ""))
+            self._ask(
+                lambda: self._ledger.record_audit(me(), "trigger", keys.encode_job(job), "forced" if force else "")
+            )
         except LedgerUnavailable as exc:
             raise LedgerUnavailable(f"run {result.id} was sent, but is not in the audit: {exc}") from exc
         return Triggered(run_id=result.id, job=job, forced=force)
@@ -368,11 +370,11 @@ class Orchestration:
 
     def pause(self, reason: str = "") -> Status:
         """No run of any job starts until somebody resumes. What runs goes on."""
-        self._ask(lambda: self._ledger.pause(True, me(), reason))
+        self._ask(lambda: self._ledger.pause_or_resume(True, me(), reason))
         return self.status(depths=False)
 
     def resume(self, reason: str = "") -> Status:
-        self._hand_over(self._ask(lambda: self._ledger.pause(False, me(), reason)))
+        self._hand_over(self._ask(lambda: self._ledger.pause_or_resume(False, me(), reason)))
         return self.status(depths=False)
 
     def cancel(self, run_id: str, terminate: bool = False) -> Cancelled:
@@ -397,17 +399,17 @@ class Orchestration:
 
     def drain(self, worker: str) -> None:
         """Has a worker stop when its runs have ended: it takes no more, and shows as draining until it is gone."""
-        known = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        known = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
         if worker not in known:
             raise UnknownWorker(f"there is no worker {show(worker)}{suggest(worker, known)}")
-        self._ask(lambda: self._ledger.note(me(), "drain", keys.encode_job(worker), ""))
+        self._ask(lambda: self._ledger.record_audit(me(), "drain", keys.encode_job(worker), ""))
         try:
             self._app.control.shutdown(destination=[worker])
         except _UNREACHABLE as exc:
             raise BrokerUnavailable(f"{self._broker()} does not take it, the worker goes on: {exc}") from exc
 
     def _revoke(self, run_id: str, note: str, terminate: bool) -> None:
-        self._ask(lambda: self._ledger.note(me(), "cancel", run_id, note))
+        self._ask(lambda: self._ledger.record_audit(me(), "cancel", run_id, note))
         try:
             self._app.control.revoke(run_id, terminate=terminate)
         except _UNREACHABLE as exc:
@@ -417,7 +419,7 @@ class Orchestration:
         """Runs that wait for a slot in the worker that has fetched them: the ledger has not heard of them."""
         from celery_orchestration.operate import broker  # noqa: PLC0415
 
-        workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        workers = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
         return broker.held(self._app, "fetched", workers)
 
     def unstarted(self, job: str, state: str | None = None) -> list[str]:
@@ -425,16 +427,16 @@ class Orchestration:
         that were handed over to a queue (``queued``)."""
         if state is not None and state not in UNSTARTED:
             raise BadCall(f"unknown state {show(state)}{suggest(state, UNSTARTED)}: {', '.join(UNSTARTED)}")
-        if self._ask_about(lambda: self._ledger.history(job, 0)) is None:
+        if self._ask_about(lambda: self._ledger.read_history(job, 0)) is None:
             raise self._unknown(job)
         return self._unstarted(job, state)
 
     def _unstarted(self, job: str, state: str | None) -> list[str]:
         found: list[str] = []
-        for where in (UNSTARTED[state] if state else [one for some in UNSTARTED.values() for one in some]):
+        for where in UNSTARTED[state] if state else [one for some in UNSTARTED.values() for one in some]:
             skip, looked = 0, LOOKED_AT
             while looked == LOOKED_AT:
-                looked, part = self._ask(partial(self._ledger.unstarted, job, where, skip, LOOKED_AT))
+                looked, part = self._ask(partial(self._ledger.list_unstarted, job, where, skip, LOOKED_AT))
                 skip, found = skip + looked, found + part
         return list(dict.fromkeys(found))
 
@@ -456,7 +458,7 @@ class Orchestration:
 
     def _have_swept(self) -> None:
         """A worker carries out what was left in the ledger. If none hears of it, one does so with its next sweep."""
-        workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        workers = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
         if workers:
             asked = random.sample(workers, min(len(workers), MOST_ASKED))
             with suppress(*_UNREACHABLE):
@@ -470,7 +472,7 @@ class Orchestration:
         """
         count, which = 0, ""
         while True:
-            which, part = self._ask(lambda which=which: self._ledger.release(me(), PART, which))  # type: ignore[misc]
+            which, part = self._ask(lambda which=which: self._ledger.release_waiting(me(), PART, which))  # type: ignore[misc]
             if not part:
                 return Released(count=count, given_back=self._give_back_fetched())
             try:
@@ -479,7 +481,7 @@ class Orchestration:
                 raise BrokerUnavailable(
                     f"{self._broker()} does not take them: {exc}; {count} runs were published, the others wait on"
                 ) from exc
-            count += self._ask(lambda part=part: self._ledger.released([id for id, _, _ in part]))  # type: ignore[misc]
+            count += self._ask(lambda part=part: self._ledger.confirm_released([id for id, _, _ in part]))  # type: ignore[misc]
 
     def _give_back_fetched(self) -> int:
         from celery_orchestration.operate import broker  # noqa: PLC0415
@@ -493,13 +495,13 @@ class Orchestration:
 
     def dead_letters(self, job: str | None = None, count: int = 100, skip: int = 0) -> list[DeadLetter]:
         """Runs that failed for good, the latest first."""
-        found = self._ask_about(lambda: self._ledger.letters(job, max(0, skip), count))
+        found = self._ask_about(lambda: self._ledger.list_dead_letters(job, max(0, skip), count))
         if found is None:
             raise self._unknown(job or "")
         return [reading.dead_letter(*one) for one in found]
 
     def dead_letter(self, run_id: str) -> Letter:
-        found = self._ask(lambda: self._ledger.letter(run_id))
+        found = self._ask(lambda: self._ledger.read_dead_letter(run_id))
         if found is None:
             raise UnknownRun(f"there is no dead letter {show(run_id)}")
         return reading.letter(*found)
@@ -547,7 +549,7 @@ class Orchestration:
     def purge_letters(self, run_ids: Sequence[str]) -> Purged:
         """These dead letters, as far as they are still there."""
         parts = [run_ids[i : i + PART] for i in range(0, len(run_ids), PART)]
-        count = sum(self._ask(lambda part=part: self._ledger.purge(me(), part)) for part in parts)  # type: ignore[misc]
+        count = sum(self._ask(lambda part=part: self._ledger.purge_dead_letters(me(), part)) for part in parts)  # type: ignore[misc]
         return Purged(count=count)
 
     def _letters(self, run_id: str | None, job: str | None, everything: bool) -> list[str]:
@@ -562,7 +564,7 @@ class Orchestration:
         return list(dict.fromkeys(reversed(found)))
 
     def _requeue(self, id: str) -> tuple[str, str]:
-        found = self._ask(lambda: self._ledger.letter(id))
+        found = self._ask(lambda: self._ledger.read_dead_letter(id))
         if found is None:
             return "none", id
         _, revoked, message = found
@@ -575,7 +577,7 @@ class Orchestration:
         return what, new
 
     def _requeue_as(self, id: str, job: str, queue: str) -> tuple[str, str]:
-        found = self._ask(lambda: self._ledger.letter(id, or_run=True))
+        found = self._ask(lambda: self._ledger.read_dead_letter(id, or_run=True))
         if found is None:
             return "none", id
         info, revoked, message = found
@@ -612,7 +614,7 @@ class Orchestration:
         return self.schedule.is_ours() and bool(entries or self.schedule.has_code())
 
     def _switch(self, job: str, on: bool, why: str) -> JobStatus:
-        grants = self._ask_about(lambda: self._ledger.switch(job, on, me(), why))
+        grants = self._ask_about(lambda: self._ledger.enable_or_disable(job, on, me(), why))
         if grants is None:
             raise self._unknown(job)
         self._hand_over(grants)
@@ -641,9 +643,9 @@ class Orchestration:
         if not grants:
             return
         try:
-            found = zip(self._ledger.all_granted(grants), grants, strict=True)
+            found = zip(self._ledger.read_all_granted(grants), grants, strict=True)
             self._publish([(one[0], Envelope.unpack(one[1]), grant.number) for one, grant in found if one is not None])
-            self._ledger.published(grants)
+            self._ledger.confirm_published(grants)
         except _UNREACHABLE as exc:
             logger.warning("%d runs are left to the workers to hand over: %s", len(grants), exc)
 

@@ -1,6 +1,6 @@
 """How jobs hang together, as a picture: who waits for whom, who never runs beside whom, and how each is doing.
 
-Pure: from what ``lua/graph.lua`` tells and the policies of the app's code. Nothing recurses, and cycles are allowed:
+Pure: from what verb read_graph tells and the policies of the app's code. Nothing recurses, and cycles are allowed:
 releases that are live together may form one.
 """
 

@@ -66,7 +66,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     # The workers first: one that is just starting answers before it is in the ledger.
     answers = broker.answers(app, "active_queues")
     told = broker.answers(app, commands.INSPECT, answers.replies)
-    found = ledger.status(_MOST_RUNNING, _MOST_WAITING)
+    found = ledger.read_status(_MOST_RUNNING, _MOST_WAITING)
     scheduled = partial(_is_scheduled, schedule, found["entries"])
     limits = limits_of(app)
     status = reading.status(settings.namespace, found, sent, limits, scheduled, jobs)
@@ -75,7 +75,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         update={"pools": pools_status(looks, status).pools, "problems": without_resting(status.problems, looks)}
     )
     plain = [name for name in limits if name not in jobs]
-    members = ledger.members()
+    members = ledger.list_nodes()
     known = {member.name for member in members.members}
     # Jobs of a module that cannot be imported would seem misnamed wherever others name them.
     misnamed, cycles = ([], []) if code.load(app) else _names(app, jobs)
@@ -91,7 +91,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         mistakes=[line for mistake in mistakes for line in mistake.splitlines()],
         misnamed=misnamed,
         cycles=cycles,
-        releases=dict(zip(members.releases.split(), ledger.releases(members.releases), strict=True)),
+        releases=dict(zip(members.releases.split(), ledger.read_releases(members.releases), strict=True)),
         entries=_entries(schedule),
         beat_is_ours=schedule.is_ours(),
         broker_problem=answers.problem,

@@ -1,4 +1,4 @@
-"""The chain from what was asked about down to the root (``lua/explain.lua``): each link waits for the next. Pure."""
+"""The chain from what was asked about down to the root (verb explain): each link waits for the next. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it alive? For probes, which ask often and want one answer: from what ``lua/health.lua`` tells."""
+"""Is it alive? For probes, which ask often and want one answer: from what verb read_health tells."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def no_answer(problem: str, ledger: str, namespace: str, worker: str | None) -> 
     return Health(ok=False, problem=problem, ledger=ledger, namespace=namespace, worker=worker)
 
 
-def _problems(
-    found: Mapping[str, Any], worker: str | None, scheduler: bool, beat: str | None
-) -> Iterator[str]:
+def _problems(found: Mapping[str, Any], worker: str | None, scheduler: bool, beat: str | None) -> Iterator[str]:
     epoch = found["epoch"]
     # These are no fault of a worker or a scheduler: nobody should restart them for it.
     if found["replica"] and worker is None and not scheduler:

@@ -10,7 +10,7 @@ SLACK_MS = 60_000
 
 
 def next_fire(entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """When the schedule asks for a job next, of its entries as ``lua/status.lua`` tells them."""
+    """When the schedule asks for a job next, of its entries as ``lua/verbs/operator/read_status.lua`` tells them."""
     return min((entry["next"] for entry in entries if "next" in entry and not entry["paused"]), default=None)
 
 

@@ -71,7 +71,7 @@ def entries_of(ledger: Ledger) -> dict[str, dict[str, str]]:
     """Of this service, by their keys."""
     found: dict[str, dict[str, str]] = {}
     skip = 0
-    while part := ledger.entries(skip, PART):
+    while part := ledger.read_entries(skip, PART):
         found.update((key, entry) for key, entry in part if keys.service_of_entry(key) == ledger.service)
         skip += len(part)
     return found

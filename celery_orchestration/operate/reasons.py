@@ -1,4 +1,4 @@
-"""Why a run waits, in a sentence: from the words that the gate gives (``closed`` in ``lua/lib/gate.lua``)."""
+"""Why a run waits, in a sentence: from the words that the gate gives (``closed`` in ``lua/rules.lua``)."""
 
 from __future__ import annotations
 

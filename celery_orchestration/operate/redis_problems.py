@@ -1,4 +1,4 @@
-"""Trouble with Redis, in words for people: from what ``lua/status.lua`` tells."""
+"""Trouble with Redis, in words for people: from what ``lua/verbs/operator/read_status.lua`` tells."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Finder:
-    """`found`: what ``lua/explain.lua`` tells."""
+    """`found`: what ``lua/verbs/operator/explain.lua`` tells."""
 
     found: Mapping[str, Any]
     around: Surroundings = Surroundings()

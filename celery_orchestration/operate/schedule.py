@@ -127,7 +127,7 @@ class Schedule:
     def _all(self) -> builtins.list[EntryStatus]:
         jobs, found = code.jobs(self._app), {}
         skip = 0
-        while part := self._ask(lambda skip=skip: self._ledger.entries(skip, PART)):  # type: ignore[misc]
+        while part := self._ask(lambda skip=skip: self._ledger.read_entries(skip, PART)):  # type: ignore[misc]
             found.update(part)
             skip += len(part)
         return sorted((self._status(*one, jobs) for one in found.items()), key=lambda entry: entry.name)
@@ -175,7 +175,7 @@ class Schedule:
 
     def _check_beat(self) -> None:
         """Refuses what nothing would ever fire."""
-        if self.is_ours() or self._ask(lambda: self._ledger.health(owner_of(self._app))).get("lead"):
+        if self.is_ours() or self._ask(lambda: self._ledger.read_health(owner_of(self._app))).get("lead"):
             return
         why = "orchestration is off" if self._settings.mode == "off" else foreign_beat(self._app)
         start = command("-S", SCHEDULER, program="beat")
@@ -183,7 +183,7 @@ class Schedule:
 
     def _change(self, what: str, name: str, why: str, parts: Sequence[str] = ()) -> bool:
         check_name(name)
-        answer = self._ask(lambda: self._ledger.schedule(me(), what, name, why, parts))
+        answer = self._ask(lambda: self._ledger.change_schedule(me(), what, name, why, parts))
         if answer == "none":
             raise self._unknown(name)
         if answer == "code" or (answer == "exists" and self._find(name).get("src") == "code"):
@@ -196,7 +196,7 @@ class Schedule:
 
     def _find(self, name: str) -> dict[str, str]:
         check_name(name)
-        found: dict[str, str] | None = self._ask(lambda: self._ledger.entry(name))
+        found: dict[str, str] | None = self._ask(lambda: self._ledger.read_entry(name))
         if found is None:
             raise self._unknown(name)
         return found

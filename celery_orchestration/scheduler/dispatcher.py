@@ -160,7 +160,7 @@ class Dispatcher(threading.Thread):
 
     def _take_over(self, term: str) -> None:
         now = self._runtime.term.now()
-        found = self._ledger.changes(None)
+        found = self._ledger.read_changes(None)
         entries = dict(self._code)
         for id, there, text in found.entries:
             entry = self._read(id, text) if there else None
@@ -173,7 +173,7 @@ class Dispatcher(threading.Thread):
         jumps = self._runtime.term.jumps
         # What it knows of last fires counts only if nobody else led since.
         known = not self._runtime.term.others_led
-        if self._adopt(term, entries.values(), now, known=known) and self._ledger.retire(term):
+        if self._adopt(term, entries.values(), now, known=known) and self._ledger.retire_entries(term):
             self._runtime.term.others_led = False
             self._term, self._changes, self._jumps = term, found.number, jumps
             self._adopt_at = monotonic() + ADOPT_EVERY
@@ -188,7 +188,7 @@ class Dispatcher(threading.Thread):
             logger.info("Scheduler: %s is due first, in %.1f s", entry.shown, (at_ms - now) / 1000)
 
     def _follow_changes(self) -> None:
-        found = self._ledger.changes(self._changes)
+        found = self._ledger.read_changes(self._changes)
         if not found.complete:
             return self._take_over(self._term)
         changed = []
@@ -231,7 +231,7 @@ class Dispatcher(threading.Thread):
                 except Exception as exc:
                     self._report(entry.id, f"entry {show(entry.name)} cannot be fired: {exc!r}")
             try:
-                answers = self._ledger.adopt(term, now, [adoption for _, adoption in adoptions])
+                answers = self._ledger.adopt_entries(term, now, [adoption for _, adoption in adoptions])
             except LedgerUnavailable:
                 raise
             except LedgerError as exc:
@@ -247,7 +247,7 @@ class Dispatcher(threading.Thread):
                 if due is not None:
                     times.append((entry.id, due))
             if times:
-                self._ledger.plan(term, times)
+                self._ledger.record_next_due(term, times)
         return True
 
     def _adopt_one_by_one(self, term: str, part: list[Entry], now: int, known: bool, exc: LedgerError) -> bool:
@@ -425,13 +425,13 @@ class Dispatcher(threading.Thread):
                 fires.append(one.fire)
                 self._next(one.entry, one.fire)
         for part in _parts(fires, MOST_ENTRIES):
-            self._ledger.fired(part)
+            self._ledger.confirm_sent(part)
 
     def _continue(self) -> None:
         """Continuous jobs go on by themselves, in the ledger; this begins them, and goes on where a chain broke."""
         self._continue_at = monotonic() + CONTINUE_EVERY
         for part in _parts(self._agenda.continuous(), MOST_FIRES):
-            found = self._ledger.continue_(self._term, [entry.id for entry in part])
+            found = self._ledger.continue_entries(self._term, [entry.id for entry in part])
             if found.what == "term":
                 return self._no_longer(self._term)
             if found.what == "full":

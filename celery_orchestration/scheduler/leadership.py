@@ -3,7 +3,7 @@
 Services that share a ledger (docs/services.md) each have a leader, terms and entries of their own. Below, "a scheduler"
 is one of the same service.
 
-**Why two schedulers never fire the same.** A term is a number that the ledger gives (``lua/lead.lua``): to whoever asks
+**Why two schedulers never fire the same.** A term is a number that the ledger gives (verb lead): to whoever asks
 when the term before it is over by Redis's own clock, and terms rise. Every dispatch carries the term of the scheduler
 that makes it; in the same script that would make runs of it, the ledger compares it with the latest one it gave, and
 refuses it if it is another one or if its time is up. So it does not matter where a leader is stopped and for how long,

@@ -43,7 +43,7 @@ class Epoch:
         if found is None:
             return
         runs = gate.claims()
-        claimed = ledger.claim(self._runtime.worker, found.epoch, list(gate.taken), runs)
+        claimed = ledger.claim_runs(self._runtime.worker, found.epoch, list(gate.taken), runs)
         self.name = found.epoch
         void = [one.id for one, answer in zip(runs, claimed.answers, strict=True) if answer != "ok"]
         logger.error(

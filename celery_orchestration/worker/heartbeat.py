@@ -123,7 +123,7 @@ class WorkerHeartbeat(Heartbeat):
     def _renew(self) -> None:
         runs = [(run.run_id, run.fence or "") for run in list(self._runtime.gate.runs.values()) if not run.void]
         sent = deadline.now()
-        void = self._ledger.beat(self._runtime.worker, int(self._runtime.settings.lease_seconds * 1000), runs)
+        void = self._ledger.heartbeat(self._runtime.worker, int(self._runtime.settings.lease_seconds * 1000), runs)
         self._lease_runs_from(sent)
         # A run may have ended while the question was under way: those are no longer ours to stop.
         asked = dict(runs)
@@ -147,18 +147,18 @@ class WorkerHeartbeat(Heartbeat):
             runtime.publisher.publish(grants)
         if self._finished:
             messages = list(self._finished)
-            runtime.publisher.publish(self._ledger.finish_messages(messages))
+            runtime.publisher.publish(self._ledger.confirm_end_of_messages(messages))
             for _ in messages:
                 self._finished.popleft()
         while self._strays:
             strays = [self._strays[n] for n in range(min(len(self._strays), 32))]
-            answers, grants = self._ledger.stray(runtime.worker, [message for message, _ in strays])
+            answers, grants = self._ledger.accept_strays(runtime.worker, [message for message, _ in strays])
             runtime.publisher.publish(grants)
             for (_, then), answer in zip(strays, answers, strict=True):
                 self._strays.popleft()
                 then(answer)
         while self._over:
-            self._ledger.over(self._over[0])
+            self._ledger.time_out(self._over[0])
             self._over.popleft()
         while self._failed:
             runtime.gate.tell(self._failed.popleft())

@@ -310,7 +310,7 @@ class Hand:
         )  # fmt: skip
         found = self.ledger.register(presence)
         if found.live != found.installed:
-            assert self.ledger.install(found.live, None, releases.merged([release.document]).jobs)
+            assert self.ledger.install_policies(found.live, None, releases.merged([release.document]).jobs)
 
     def take_in(self, id: str, message: bytes) -> Any:
         self.turns += 1

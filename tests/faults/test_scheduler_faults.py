@@ -208,7 +208,18 @@ def test_lost_replies_change_nothing(scheduled: Scheduled, proxy: DroppingProxy)
     for entry in ("job", "plain"):
         stage.was_last_due(entry, 3600)
     stage.worker()
-    verbs = ["lead", "changes", "adopt", "plan", "retire", "dispatch", "fired", "continue", "resign", "leave"]
+    verbs = [
+        "lead",
+        "read_changes",
+        "adopt_entries",
+        "record_next_due",
+        "retire_entries",
+        "dispatch",
+        "confirm_sent",
+        "continue_entries",
+        "resign",
+        "leave",
+    ]
     make_known(stage.ledger, *verbs)
     lost = {verb: proxy.lose_reply(asked(verb)) for verb in verbs}
     beat = stage.beat(broker_url=proxy.url(0), backend_url=proxy.url(1))

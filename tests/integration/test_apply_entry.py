@@ -156,7 +156,7 @@ class TestAPatchedApplyEntry:
         assert beat.record(entry)["how"] == "skipped"
         assert beat.runtime.dispatcher._agenda.first() is not None
         if entry == "job":
-            [record] = [json.loads(one) for one in beat.ledger.history("job", 10) or ()]
+            [record] = [json.loads(one) for one in beat.ledger.read_history("job", 10) or ()]
             assert (record[2], record[10]) == ("skipped", NOT_SENT)
 
     @BOTH

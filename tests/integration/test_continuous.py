@@ -22,14 +22,14 @@ class TestContinuous:
 
     def start(self, beat: Beat, entry: str = "e") -> str:
         """The chain begins, and its first run is running."""
-        found = beat.ledger.continue_(beat.term, [entry])
+        found = beat.ledger.continue_entries(beat.term, [entry])
         assert (found.what, found.answers) == ("ok", [("fired",)])
         [grant] = found.grants
         beat.run(grant)
         return grant.id
 
     def go_on(self, beat: Beat, entry: str = "e") -> str:
-        [(what,)] = beat.ledger.continue_(beat.term, [entry]).answers
+        [(what,)] = beat.ledger.continue_entries(beat.term, [entry]).answers
         return what
 
     def test_begins_at_once(self, one: Beat):
@@ -40,7 +40,7 @@ class TestContinuous:
     def test_has_one_run_at_a_time(self, one: Beat):
         self.start(one)
         for _ in range(3):
-            assert one.ledger.continue_(one.term, ["e"]) == Dispatched("ok", [("rests",)], [])
+            assert one.ledger.continue_entries(one.term, ["e"]) == Dispatched("ok", [("rests",)], [])
 
     @pytest.mark.parametrize("outcome", ["succeeded", "failed", "ignored", "rejected", "revoked"])
     def test_goes_on_in_the_call_that_ends_a_run(self, one: Beat, outcome: str):
@@ -68,7 +68,7 @@ class TestContinuous:
 
     def test_it_is_granted_where_no_slot_is_free(self, one: Beat):
         [grant] = one.turn(ends={self.start(one): "succeeded"}).grants
-        assert one.ledger.granted(grant) == ("q", message_of(grant.id))
+        assert one.ledger.read_granted(grant) == ("q", message_of(grant.id))
 
     def test_waits_between_two_runs_if_it_is_told_to(self, beat: Beat):
         beat.begin({"one": {"cap": 1}})
@@ -93,7 +93,7 @@ class TestContinuous:
 
     def test_survives_a_crashed_worker(self, one: Beat):
         one.register("w2")
-        [grant] = one.ledger.continue_(one.term, ["e"]).grants
+        [grant] = one.ledger.continue_entries(one.term, ["e"]).grants
         one.run(grant, worker="w2")
         [again] = one.dies("w2").grants
         assert again.id == grant.id, "it is the same run"
@@ -104,7 +104,7 @@ class TestContinuous:
         beat.begin({"one": {"cap": 1, "on_crash": "fail"}})
         beat.adopt_continuous()
         beat.register("w2")
-        [grant] = beat.ledger.continue_(beat.term, ["e"]).grants
+        [grant] = beat.ledger.continue_entries(beat.term, ["e"]).grants
         beat.run(grant, worker="w2")
         swept = beat.dies("w2")
         assert [ending.id for ending in swept.endings] == [grant.id]
@@ -114,37 +114,37 @@ class TestContinuous:
 
     def test_goes_on_when_a_run_is_cancelled(self, one: Beat):
         """Before it starts."""
-        one.ledger.switch("one", False, "me", "")
+        one.ledger.enable_or_disable("one", False, "me", "")
         assert self.go_on(one) == "fired"
         [id] = one.runs()
         assert one.ledger.cancel_by_hand("me", id)[0] == "waiting"
-        one.ledger.finish([(id, 0)])
+        one.ledger.confirm_end([(id, 0)])
         [following] = one.runs()
         assert following != id
         assert self.go_on(one) == "rests"
 
     def test_goes_on_when_a_worker_finds_the_message_of_a_run_revoked(self, one: Beat):
-        [grant] = one.ledger.continue_(one.term, ["e"]).grants
-        [following] = one.ledger.finish([(grant.id, 0)])
+        [grant] = one.ledger.continue_entries(one.term, ["e"]).grants
+        [following] = one.ledger.confirm_end([(grant.id, 0)])
         assert following.id != grant.id
 
     def test_a_disabled_job_holds(self, one: Beat):
         id = self.start(one)
-        one.ledger.switch("one", False, "me", "")
+        one.ledger.enable_or_disable("one", False, "me", "")
         assert one.end(id) == []
         [held] = one.runs()
         assert self.go_on(one) == "rests"
-        assert [grant.id for grant in one.ledger.switch("one", True, "me", "")] == [held]
+        assert [grant.id for grant in one.ledger.enable_or_disable("one", True, "me", "")] == [held]
 
     def test_or_stops_where_it_drops_and_begins_again_when_it_is_enabled(self, beat: Beat):
         beat.begin({"one": {"cap": 1, "drop": True}})
         beat.adopt_continuous()
         id = self.start(beat)
-        beat.ledger.switch("one", False, "me", "")
+        beat.ledger.enable_or_disable("one", False, "me", "")
         assert beat.end(id) == []
         assert beat.runs() == {}
         assert self.go_on(beat) == "rests"
-        beat.ledger.switch("one", True, "me", "")
+        beat.ledger.enable_or_disable("one", True, "me", "")
         assert self.go_on(beat) == "fired"
 
     def test_a_job_that_drops_gets_its_probe(self, beat: Beat):
@@ -167,18 +167,18 @@ class TestContinuous:
 
     def test_stops_when_its_entry_is_paused(self, one: Beat):
         id = self.start(one)
-        one.ledger.schedule("me", "pause", "e", "")
+        one.ledger.change_schedule("me", "pause", "e", "")
         assert one.end(id) == []
         assert one.runs() == {}
         assert self.go_on(one) == "rests"
-        one.ledger.schedule("me", "resume", "e", "")
+        one.ledger.change_schedule("me", "resume", "e", "")
         assert self.go_on(one) == "fired"
 
     def test_is_held_while_everything_is_paused(self, one: Beat):
         id = self.start(one)
-        one.ledger.pause(True, "me", "")
+        one.ledger.pause_or_resume(True, "me", "")
         assert one.end(id) == []
-        assert len(one.ledger.pause(False, "me", "")) == 1
+        assert len(one.ledger.pause_or_resume(False, "me", "")) == 1
 
     def test_a_retry_is_the_same_run(self, one: Beat):
         id = self.start(one)
@@ -301,9 +301,9 @@ class TestContinuous:
     def test_leaves_nothing_behind_when_it_was_stopped(self, beat: Beat):
         beat.begin({"one": {"cap": 1}, "j": {"deps": [{"job": "one"}]}})
         beat.adopt_continuous()
-        [grant] = beat.ledger.continue_(beat.term, ["e"]).grants
+        [grant] = beat.ledger.continue_entries(beat.term, ["e"]).grants
         beat.run(grant)
         [following] = beat.end(grant.id)
-        beat.ledger.schedule("me", "pause", "e", "")
+        beat.ledger.change_schedule("me", "pause", "e", "")
         beat.end(following)
         assert beat.leftovers() == set(), "I5"

@@ -59,7 +59,7 @@ def test_a_job_whose_record_cannot_be_read_is_reported_and_restored_and_others_g
     swept = case.sweep()
     assert swept.installed_releases == "" != swept.live_releases
     merged = releases.merged([case.document])
-    assert case.ledger.install("r1", merged.cap, merged.jobs)
+    assert case.ledger.install_policies("r1", merged.cap, merged.jobs)
     assert case.come("b4", "bad") == "wait"
     assert case.come("s1", "beside") == "wait"  # blocked by the run that was there before
     assert case.end("b1") == ["b2"]
@@ -72,7 +72,7 @@ def test_a_run_whose_record_cannot_be_read_keeps_nobody_waiting(case: Case) -> N
     case.redis.delete(f"{PREFIX}r:b2")
     case.redis.hset(f"{PREFIX}r:b3", "s", "garbage")
     assert case.end("b1") == ["b4"]
-    told = [json.loads(one) for one in case.ledger.audit(10)]
+    told = [json.loads(one) for one in case.ledger.read_audit(10)]
     assert {one["about"] for one in told if one["what"] == "lost"} == {"b2", "b3"}
     case.end("b4")
     assert case.redis.zcard(f"{PREFIX}wait") == 0
@@ -83,7 +83,7 @@ def test_a_running_run_whose_record_cannot_be_read_is_void_and_its_worker_goes_o
     assert [case.come("f1", "fine"), case.come("b1", "bad")] == ["start", "start"]
     case.redis.delete(f"{PREFIX}r:b1")
     case.redis.lpush(f"{PREFIX}r:b1", "x")
-    assert case.ledger.beat("w1", 30_000, [(id, case.fences[id]) for id in ("f1", "b1")]) == ["b1"]
+    assert case.ledger.heartbeat("w1", 30_000, [(id, case.fences[id]) for id in ("f1", "b1")]) == ["b1"]
     case.number += 1
     turn = case.ledger.turn("w1", case.number, "enforce", 0, [Outcome("b1", case.fences["b1"], "succeeded")], [])
     assert turn.outcomes == ["refused"]
@@ -99,7 +99,7 @@ def test_a_job_whose_record_was_deleted_waits_until_a_worker_brings_it(case: Cas
     assert case.status()["jobs"]
     case.end("f1")
     merged = releases.merged([case.document])
-    assert case.ledger.install("r1", merged.cap, merged.jobs)
+    assert case.ledger.install_policies("r1", merged.cap, merged.jobs)
     assert case.end("s1") == ["b1"]
 
 
@@ -115,12 +115,12 @@ def test_runs_of_a_job_whose_record_was_deleted_end_and_others_go_on(case: Case)
 
 
 def test_a_job_that_somebody_had_disabled_stays_so_when_its_record_was_deleted(case: Case) -> None:
-    case.ledger.switch("bad", False, "me", "")
+    case.ledger.enable_or_disable("bad", False, "me", "")
     case.redis.delete(f"{PREFIX}j:bad")
     merged = releases.merged([case.document])
-    assert case.ledger.install("r1", merged.cap, merged.jobs)
+    assert case.ledger.install_policies("r1", merged.cap, merged.jobs)
     assert case.come("b1", "bad") == "wait"
-    case.ledger.switch("bad", True, "me", "")
+    case.ledger.enable_or_disable("bad", True, "me", "")
     assert case.turn(free=1).starts or case.redis.hget(f"{PREFIX}out", "q") == "1"
 
 
@@ -157,7 +157,7 @@ def test_runs_are_recovered_though_the_set_of_them_was_deleted(case: Case) -> No
     case.register("w2")
     assert case.turn(worker="w2", come=[arrival("b1", "bad")]).answers[0].what == "start"
     case.redis.delete(f"{PREFIX}wr:w2")
-    assert case.ledger.beat("w2", 30_000, [("b1", case.fences["b1"])]) == []
+    assert case.ledger.heartbeat("w2", 30_000, [("b1", case.fences["b1"])]) == []
     assert case.dies("w2").recovered == 1
 
 
@@ -176,16 +176,16 @@ def test_a_worker_whose_record_is_of_another_type_registers_again_or_dies_and_ot
     assert len(status["workers"]) == (1 if record.startswith("w:") else 2)
     assert any(f"{record} could not be read" in problem for problem in redis_problems.with_redis(case.status()))
     assert case.ledger.explain("job", "fine")["chain"]
-    assert len(case.ledger.members().members) >= 1
-    case.ledger.health("shop", "")
+    assert len(case.ledger.list_nodes().members) >= 1
+    case.ledger.read_health("shop", "")
 
     corrupt = record[-2:]
     other = "w2" if corrupt == "w1" else "w1"
     if record.startswith("w:"):
         with pytest.raises(UnknownWorker):
-            case.ledger.beat(corrupt, 1000, [])
+            case.ledger.heartbeat(corrupt, 1000, [])
         case.register(corrupt)
         assert case.redis.hgetall(f"{PREFIX}slots") == {"q": "16"}
-    case.ledger.beat(corrupt, 1000, [])
+    case.ledger.heartbeat(corrupt, 1000, [])
     assert case.dies(corrupt, found_by=other).live_releases
     assert case.redis.hgetall(f"{PREFIX}slots") == {"q": "8"}

@@ -65,7 +65,7 @@ class Beat(Case):
         self, entry: str = "e", job: str = "one", ago_ms: int = 3_600_000, source: str = "code", **more: Any
     ) -> Adopted:
         adoption = Adoption(entry, entry, job or "plain", job, "every second", source, None, **more)
-        found = self.ledger.adopt(self.term, self.now() - ago_ms, [adoption])
+        found = self.ledger.adopt_entries(self.term, self.now() - ago_ms, [adoption])
         assert found is not None
         if not found[0].problem:
             self.adopted[entry], self.due[entry] = found[0], found[0].last_ms
@@ -102,7 +102,7 @@ class Beat(Case):
 
     def run(self, grant: Grant, job: str = "one", worker: str = "w1") -> None:
         """It was published, and starts."""
-        assert self.ledger.published([grant]) == 1
+        assert self.ledger.confirm_published([grant]) == 1
         [answer] = self.turn(come=[arrival(grant.id, job, grant=grant.number)], worker=worker).answers
         assert answer.what == "start"
 
@@ -117,7 +117,7 @@ class Beat(Case):
 
     def past(self, job: str = "one") -> list[tuple[str, Any, int]]:
         """Of each record in the history, the latest first: how it ended, why, and for how many fires it stands."""
-        found = [json.loads(one) for one in self.ledger.history(job, 100) or ()]
+        found = [json.loads(one) for one in self.ledger.read_history(job, 100) or ()]
         return [(one[2], one[10] or None, one[14] if len(one) > 14 else 1) for one in found]
 
     def runs(self) -> dict[str, str]:
@@ -174,9 +174,9 @@ class TestTerms:
     def test_also_one_that_is_over_if_nobody_else_took_the_lead(self, beat: Beat):
         term = beat.lead()
         beat.time_passes(TERM_MS + 1000)
-        assert beat.ledger.adopt(term, 1, []) is None
+        assert beat.ledger.adopt_entries(term, 1, []) is None
         assert beat.lead("s1", term) == term
-        assert beat.ledger.adopt(term, 1, []) == []
+        assert beat.ledger.adopt_entries(term, 1, []) == []
 
     def test_one_that_is_over_by_the_clock_of_redis_goes_to_who_asks(self, beat: Beat):
         first = beat.lead("s1")
@@ -191,14 +191,14 @@ class TestTerms:
         first = beat.lead("s1")
         assert beat.ledger.resign("s1", first)
         assert not beat.ledger.resign("s1", first)
-        assert beat.ledger.adopt(first, 1, []) is None
+        assert beat.ledger.adopt_entries(first, 1, []) is None
         assert int(beat.lead("s2")) > int(first)
 
     def test_nobody_resigns_for_another(self, beat: Beat):
         term = beat.lead("s1")
         assert not beat.ledger.resign("s2", term)
         assert not beat.ledger.resign("s1", "7")
-        assert beat.ledger.adopt(term, 1, []) == []
+        assert beat.ledger.adopt_entries(term, 1, []) == []
 
     def test_a_lost_reply_gives_the_same_term(self, beat: Beat):
         assert beat.lead("s1") == beat.lead("s1")
@@ -217,7 +217,7 @@ class TestTerms:
         beat.redis.flushall()
         second = beat.lead()
         assert int(second) > int(first)
-        assert beat.ledger.adopt(first, 1, []) is None
+        assert beat.ledger.adopt_entries(first, 1, []) is None
 
     def test_who_leads_is_found_out_anew_if_that_record_is_corrupt(self, any_beat: Beat):
         any_beat.redis.set(f"{PREFIX}lead", "x")
@@ -227,7 +227,7 @@ class TestTerms:
     def test_everybody_hears_how_often_people_changed_the_schedule(self, beat: Beat):
         beat.begin({"one": {}})
         assert beat.ledger.lead("s2", "s2@host", TERM_MS, "").changes == 0
-        assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
         assert beat.ledger.lead("s1", "s1@host", TERM_MS, beat.term).changes == 1
         assert beat.ledger.lead("s2", "s2@host", TERM_MS, "").changes == 1
 
@@ -241,9 +241,9 @@ class TestTerms:
         fire = beat.fire()
         for term in (old, "7", ""):
             assert beat.ledger.dispatch(term, [fire]) == Dispatched("term", [], [])
-            assert beat.ledger.continue_(term, ["c"]) == Dispatched("term", [], [])
-            assert beat.ledger.adopt(term, 1, [Adoption("x", "x", "one", "one", "", "code", None)]) is None
-            assert not beat.ledger.plan(term, [("e", 5)])
+            assert beat.ledger.continue_entries(term, ["c"]) == Dispatched("term", [], [])
+            assert beat.ledger.adopt_entries(term, 1, [Adoption("x", "x", "one", "one", "", "code", None)]) is None
+            assert not beat.ledger.record_next_due(term, [("e", 5)])
         assert beat.everything() == before
         beat.term = beat.lead("s2")
         assert beat.dispatch(fire).answers == [("fired",)]
@@ -273,7 +273,7 @@ class TestEntries:
         first = beat.adopt()
         beat.redis.delete(f"{PREFIX}e:e")
         later = beat.now() + 5000
-        [again] = beat.ledger.adopt(beat.term, 1, [Adoption("e", "e", "one", "one", "", "code", later)]) or []
+        [again] = beat.ledger.adopt_entries(beat.term, 1, [Adoption("e", "e", "one", "one", "", "code", later)]) or []
         assert again.last_ms == later
         assert int(again.generation) > int(first.generation)
 
@@ -281,22 +281,25 @@ class TestEntries:
         """Due times of the new schedule before that never were: they are not missed."""
         beat.begin({"one": {}})
         first = beat.adopt()
-        beat.ledger.schedule("me", "pause", "e", "")
+        beat.ledger.change_schedule("me", "pause", "e", "")
         now = beat.now()
-        [again] = beat.ledger.adopt(beat.term, now, [Adoption("e", "e", "one", "one", "every 5 s", "code", None)]) or []
+        [again] = (
+            beat.ledger.adopt_entries(beat.term, now, [Adoption("e", "e", "one", "one", "every 5 s", "code", None)])
+            or []
+        )
         assert (again.last_ms, again.paused) == (now, True)
         assert int(again.generation) > int(first.generation)
 
     def test_of_people_that_the_code_has_now_are_the_codes(self, beat: Beat):
         beat.begin({"one": {}})
-        beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every second", "{}"))
+        beat.ledger.change_schedule("me", "add", "e", "", ("one", "one", "every second", "{}"))
         before = beat.entry()["gen"]
         assert beat.adopt().generation == before
         assert beat.entry()["doc"] == "{}", "a release that is taken back must not take it away"
-        assert beat.ledger.schedule("me", "remove", "e", "") == "ok"
-        assert beat.ledger.changes(None).entries == []
+        assert beat.ledger.change_schedule("me", "remove", "e", "") == "ok"
+        assert beat.ledger.read_changes(None).entries == []
         assert beat.entry().get("doc") is None
-        assert beat.ledger.schedule("me", "remove", "e", "") == "code"
+        assert beat.ledger.change_schedule("me", "remove", "e", "") == "code"
 
     def test_of_code_that_who_leads_does_not_have_may_be_removed_or_replaced(self, beat: Beat):
         beat.begin({"one": {}})
@@ -304,21 +307,21 @@ class TestEntries:
             beat.adopt(entry)
         beat.redis.hset(f"{PREFIX}lead", "since", beat.now() - 61_000)
         beat.redis.zadd(f"{PREFIX}entries", {"e": beat.now() - 62_000})
-        assert [fields.get("left") for _, fields in beat.ledger.entries(0, 10)] == ["1", None]
-        assert beat.ledger.schedule("me", "remove", "f", "") == "code"
-        assert beat.ledger.schedule("me", "add", "f", "", ("one", "one", "every 5 s", "{}")) == "exists"
-        assert beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
-        assert beat.ledger.schedule("me", "remove", "e", "") == "ok"
+        assert [fields.get("left") for _, fields in beat.ledger.read_entries(0, 10)] == ["1", None]
+        assert beat.ledger.change_schedule("me", "remove", "f", "") == "code"
+        assert beat.ledger.change_schedule("me", "add", "f", "", ("one", "one", "every 5 s", "{}")) == "exists"
+        assert beat.ledger.change_schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.change_schedule("me", "remove", "e", "") == "ok"
 
     def test_that_people_removed_do_not_come_back(self, beat: Beat):
         beat.begin({"one": {}})
-        assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
-        assert beat.ledger.schedule("me", "remove", "mine", "") == "ok"
+        assert beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.change_schedule("me", "remove", "mine", "") == "ok"
         gone = Adoption("mine", "mine", "one", "one", "", "people", 5)
-        assert beat.ledger.adopt(beat.term, 1, [gone]) == [Adopted(problem="gone")]
-        assert beat.ledger.plan(beat.term, [("mine", 5)])
+        assert beat.ledger.adopt_entries(beat.term, 1, [gone]) == [Adopted(problem="gone")]
+        assert beat.ledger.record_next_due(beat.term, [("mine", 5)])
         assert not beat.redis.exists(f"{PREFIX}e:mine")
-        assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
 
     def test_that_are_corrupt_are_named_and_the_others_adopted(self, any_beat: Beat):
         beat = any_beat
@@ -326,24 +329,24 @@ class TestEntries:
         beat.redis.set(f"{PREFIX}e:string", "x")
         beat.redis.hset(f"{PREFIX}e:garbage", mapping={"gen": "x", "last": "y"})
         adoptions = [Adoption(name, name, "one", "one", "", "code", None) for name in ("string", "garbage", "good")]
-        string, garbage, good = beat.ledger.adopt(beat.term, 5, adoptions) or []
+        string, garbage, good = beat.ledger.adopt_entries(beat.term, 5, adoptions) or []
         assert string.problem.startswith("corrupt ")
         assert "WRONGTYPE" in string.problem
         assert garbage.problem == "corrupt its generation or last fire is no number"
         assert (good.problem, good.last_ms) == ("", 5)
         beat.redis.zadd(f"{PREFIX}entries", {"string": 1})
-        assert ("string", {}) in beat.ledger.entries(0, 10)
+        assert ("string", {}) in beat.ledger.read_entries(0, 10)
 
     def test_of_code_that_is_gone_go_after_a_day(self, beat: Beat):
         beat.begin({"one": {}})
-        beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}"))
+        beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}"))
         for entry in ("old", "e"):
             beat.adopt(entry)
         day_ago = beat.now() - 86_400_001
         beat.redis.zadd(f"{PREFIX}entries", {"old": day_ago, "mine": day_ago})
         beat.adopt("e")
         assert beat.redis.exists(f"{PREFIX}e:old"), "those that are adopted may be a part of all"
-        assert beat.ledger.retire(beat.term)
+        assert beat.ledger.retire_entries(beat.term)
         assert beat.redis.zrange(f"{PREFIX}entries", 0, -1) == ["mine", "e"]
         assert not beat.redis.exists(f"{PREFIX}e:old")
         assert beat.redis.exists(f"{PREFIX}e:mine"), "people's stay until people remove them"
@@ -352,19 +355,19 @@ class TestEntries:
         beat.begin({"one": {}})
         for entry in ("old", "e"):
             beat.adopt(entry)
-        beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}"))
-        beat.ledger.plan(beat.term, [(entry, beat.now()) for entry in ("old", "e", "mine")])
+        beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}"))
+        beat.ledger.record_next_due(beat.term, [(entry, beat.now()) for entry in ("old", "e", "mine")])
         beat.redis.zadd(f"{PREFIX}entries", {"old": beat.now() - 60_000, "mine": beat.now() - 60_000})
-        assert beat.ledger.retire(beat.term)
+        assert beat.ledger.retire_entries(beat.term)
         assert ["next" in beat.entry(entry) for entry in ("old", "e", "mine")] == [False, True, True]
         beat.adopt("old")
-        beat.ledger.plan(beat.term, [("old", beat.now())])
+        beat.ledger.record_next_due(beat.term, [("old", beat.now())])
         assert "next" in beat.entry("old"), "a leader has it again"
 
     def test_say_when_they_are_due_next(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt()
-        assert beat.ledger.plan(beat.term, [("e", 12345), ("unknown", 5)])
+        assert beat.ledger.record_next_due(beat.term, [("e", 12345), ("unknown", 5)])
         assert beat.entry()["next"] == "12345"
         assert not beat.redis.exists(f"{PREFIX}e:unknown")
 
@@ -377,14 +380,14 @@ class TestFires:
         found = beat.dispatch(fire)
         assert found.answers == [("fired",)]
         [grant] = found.grants
-        assert beat.ledger.granted(grant) == ("q", fire.message)
+        assert beat.ledger.read_granted(grant) == ("q", fire.message)
         entry = beat.entry()
         assert (entry["last"], entry["next"], entry["how"]) == (str(fire.due_ms), str(fire.next_ms), "fired")
         assert (entry["run"], entry["fires"]) == (fire.id, "1")
         beat.run(grant)
         beat.end(fire.id)
         assert beat.past() == [("succeeded", None, 1)]
-        [record] = [json.loads(one) for one in beat.ledger.history("one", 1) or ()]
+        [record] = [json.loads(one) for one in beat.ledger.read_history("one", 1) or ()]
         assert record[12:14] == ["e", fire.due_ms]
 
     def test_or_that_waits_without_a_message(self, beat: Beat):
@@ -421,7 +424,7 @@ class TestFires:
         again = beat.dispatch(*fires)
         assert again.answers == [("known", "fired"), ("known", "fired")]
         assert again.grants == first.grants
-        beat.ledger.published(first.grants[:1])
+        beat.ledger.confirm_published(first.grants[:1])
         assert beat.dispatch(*fires).grants == first.grants[1:]
         assert [int(beat.entry(entry)["fires"]) for entry in "ef"] == [1, 1]
 
@@ -436,7 +439,7 @@ class TestFires:
             beat.run(grant)
             beat.end(last.id)
         else:
-            beat.ledger.published([grant])
+            beat.ledger.confirm_published([grant])
         before = beat.entry()
         found = beat.dispatch(early, last)
         assert (found.answers, found.grants) == ([("known", ""), ("known", "fired")], [])
@@ -451,21 +454,21 @@ class TestFires:
 
     def test_an_entry_that_people_changed_is_another_generation(self, beat: Beat):
         beat.begin({"one": {}})
-        assert beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.change_schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
         beat.adopt("e", source="people")
         fire = beat.fire()
         changed = ("one", "one", "every 6 s", "{}", fire.generation)
-        assert beat.ledger.schedule("me", "update", "e", "", changed) == "ok"
+        assert beat.ledger.change_schedule("me", "update", "e", "", changed) == "ok"
         assert beat.dispatch(fire).answers == [("stale",)]
 
     def test_a_paused_entry_does_not_fire(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt()
-        assert beat.ledger.schedule("me", "pause", "e", "why not") == "ok"
+        assert beat.ledger.change_schedule("me", "pause", "e", "why not") == "ok"
         fire = beat.fire()
         assert beat.dispatch(fire).answers == [("paused",)]
         assert beat.adopt().paused
-        assert beat.ledger.schedule("me", "resume", "e", "") == "ok"
+        assert beat.ledger.change_schedule("me", "resume", "e", "") == "ok"
         assert beat.dispatch(fire).answers == [("known", "")], "what was due meanwhile was not wanted"
         assert beat.fires(due_ms=beat.now() + 500) == ("fired",)
 
@@ -501,11 +504,11 @@ class TestFires:
         beat.adopt("e")
         beat.adopt("f", "two")
         for job in ("one", "two"):
-            beat.ledger.switch(job, False, "me", "")
+            beat.ledger.enable_or_disable(job, False, "me", "")
         found = beat.dispatch(beat.fire("e"), beat.fire("f", "two"))
         assert (found.answers, found.grants) == ([("skipped", DISABLED), ("fired",)], [])
         assert (beat.past("one"), len(beat.runs())) == ([("skipped", DISABLED, 1)], 1)
-        beat.ledger.switch("one", True, "me", "")
+        beat.ledger.enable_or_disable("one", True, "me", "")
         assert beat.fires("e") == ("fired",)
 
     def test_a_probe_is_not_skipped(self, beat: Beat):
@@ -525,11 +528,11 @@ class TestFires:
         fire = beat.fire("p", job="", missed=2)
         for _ in range(2):
             assert beat.dispatch(fire) == Dispatched("ok", [("send",)], [])
-        assert (beat.ledger.fired([fire]), beat.ledger.fired([fire])) == (1, 0)
+        assert (beat.ledger.confirm_sent([fire]), beat.ledger.confirm_sent([fire])) == (1, 0)
         assert beat.dispatch(fire).answers == [("known", "sent")]
         entry = beat.entry("p")
         assert (entry["last"], entry["how"], entry["fires"], entry["misses"]) == (str(fire.due_ms), "sent", "1", "2")
-        assert beat.ledger.fired([beat.fire("p", job="", generation="7")]) == 0
+        assert beat.ledger.confirm_sent([beat.fire("p", job="", generation="7")]) == 0
 
     def test_fires_of_one_call_go_in_their_order(self, beat: Beat):
         beat.begin({"one": {"cap": 1}, "two": {"cap": 1}}, cap=1)
@@ -565,7 +568,7 @@ class TestCorruptRecords:
         assert string[0] == garbage[0] == "corrupt"
         assert "WRONGTYPE" in string[1]
         assert good == ("fired",)
-        assert beat.ledger.fired(fires) == 0
+        assert beat.ledger.confirm_sent(fires) == 0
 
     @pytest.mark.parametrize("how", ["type", "policy", "state"])
     def test_a_job_of_another_type_or_with_garbage_is_the_only_one(self, any_beat: Beat, how: str):
@@ -633,7 +636,7 @@ class TestAFullRedis:
         beat.redis.config_set("maxmemory", 1)
         for _ in range(2):
             assert beat.ledger.dispatch(beat.term, fires) == Dispatched("full", [], [])
-            assert beat.ledger.continue_(beat.term, ["c"]) == Dispatched("full", [], [])
+            assert beat.ledger.continue_entries(beat.term, ["c"]) == Dispatched("full", [], [])
         assert beat.everything() == before
         beat.redis.config_set("maxmemory", 0)
         assert beat.dispatch(*fires).answers[0] == ("fired",)
@@ -644,11 +647,11 @@ class TestAFullRedis:
         beat.adopt("p", job="")
         beat.redis.config_set("maxmemory", 1)
         assert beat.lead("s1", beat.term) == beat.term
-        assert beat.ledger.fired([beat.fire("p", job="")]) == 1
-        assert beat.ledger.plan(beat.term, [("p", 5)])
-        assert beat.ledger.adopt(beat.term, 5, [Adoption("new", "new", "one", "one", "", "code", None)])
-        assert beat.ledger.schedule("me", "pause", "p", "") == "ok"
-        assert beat.ledger.schedule("me", "resume", "p", "") == "ok"
+        assert beat.ledger.confirm_sent([beat.fire("p", job="")]) == 1
+        assert beat.ledger.record_next_due(beat.term, [("p", 5)])
+        assert beat.ledger.adopt_entries(beat.term, 5, [Adoption("new", "new", "one", "one", "", "code", None)])
+        assert beat.ledger.change_schedule("me", "pause", "p", "") == "ok"
+        assert beat.ledger.change_schedule("me", "resume", "p", "") == "ok"
         assert beat.ledger.resign("s1", beat.term)
         assert beat.lead("s2")
 
@@ -674,7 +677,7 @@ def granted(beat: Beat) -> None:
 
 
 def queued(beat: Beat) -> None:
-    beat.ledger.published(beat.dispatch(beat.fire()).grants)
+    beat.ledger.confirm_published(beat.dispatch(beat.fire()).grants)
 
 
 def running(beat: Beat) -> None:
@@ -699,7 +702,7 @@ def lost_with_its_worker(beat: Beat) -> None:
     beat.register("w2")
     [grant] = beat.dispatch(beat.fire()).grants
     beat.run(grant, worker="w2")
-    beat.ledger.pause(True, "me", "")
+    beat.ledger.pause_or_resume(True, "me", "")
     beat.dies("w2")
 
 
@@ -710,13 +713,13 @@ def called_off(beat: Beat) -> None:
 
 def released(beat: Beat) -> None:
     waiting(beat)
-    assert len(beat.ledger.release("me", 10)[1]) == 1
+    assert len(beat.ledger.release_waiting("me", 10)[1]) == 1
 
 
 def replaced(beat: Beat) -> None:
     """By another job, which has not started."""
     id = beat.starts()
-    beat.ledger.switch("two", False, "me", "")
+    beat.ledger.enable_or_disable("two", False, "me", "")
     assert beat.come(id, "two", attempt=1 << 20) == "wait"
     beat.turn(ends={id: "ignored"})
 
@@ -854,7 +857,7 @@ class TestCatchUp:
         assert beat.fires(missed=41) == ("fired",)
         assert (beat.entry()["misses"], beat.entry()["fires"]) == ("41", "1")
         assert beat.past() == [("missed", "nobody fired it in time", 41)]
-        [missed] = [json.loads(one) for one in beat.ledger.history("one", 10) or ()]
+        [missed] = [json.loads(one) for one in beat.ledger.read_history("one", 10) or ()]
         assert missed[0] == "", "it names no run"
 
 
@@ -866,7 +869,7 @@ class TestHistory:
         fires = [beat.fire(overlap="skip") for _ in range(5)]
         for fire in fires:
             beat.dispatch(fire)
-        [record] = [json.loads(one) for one in beat.ledger.history("one", 10) or ()]
+        [record] = [json.loads(one) for one in beat.ledger.read_history("one", 10) or ()]
         assert (record[0], record[2], record[3]) == (fires[0].id, "skipped", fires[0].due_ms)
         assert record[12:15] == ["e", fires[-1].due_ms, 5]
         beat.end(id)
@@ -960,10 +963,10 @@ class TestDependencies:
             line.redis.zadd(f"{PREFIX}due", {first.id: 1})
             assert [grant.id for grant in line.sweep().grants] == [second.id]
         elif how == "skipped":
-            line.ledger.finish([(first.id, 0)])
+            line.ledger.confirm_end([(first.id, 0)])
             assert line.runs()[second.id]
         else:
-            assert [id for id, _, _ in line.ledger.release("me", 1)[1]] == [first.id]
+            assert [id for id, _, _ in line.ledger.release_waiting("me", 1)[1]] == [first.id]
             assert [grant.id for grant in line.sweep().grants] == [second.id]
         assert not line.redis.exists(f"{PREFIX}sq:d")
 
@@ -1037,7 +1040,7 @@ class TestNothingIsLeftOver:
     def test_after_fires_that_did_not(self, beat: Beat, how: str):
         beat.begin({"d": {"cap": 1, "drop": True}, "j": {"deps": [{"job": "d"}]}})
         beat.adopt("d", "d")
-        beat.ledger.pause(True, "me", "")
+        beat.ledger.pause_or_resume(True, "me", "")
         eta = {"eta_ms": beat.now() + 60_000} if how == "dropped" else {}
         beat.dispatch(fire := beat.fire("d", "d", expires_ms=beat.now() + 120_000, **eta))
         if how == "cancelled":
@@ -1046,13 +1049,13 @@ class TestNothingIsLeftOver:
             beat.redis.zadd(f"{PREFIX}due", {fire.id: 1})
             beat.sweep()
         elif how == "dropped":
-            beat.ledger.switch("d", False, "me", "")
+            beat.ledger.enable_or_disable("d", False, "me", "")
             beat.redis.zadd(f"{PREFIX}later", {fire.id: 1})
             beat.sweep()
         else:
-            beat.ledger.release("me", 10)
-            beat.ledger.released([fire.id])
-        beat.ledger.finish([(fire.id, 0)])
+            beat.ledger.release_waiting("me", 10)
+            beat.ledger.confirm_released([fire.id])
+        beat.ledger.confirm_end([(fire.id, 0)])
         assert beat.leftovers() == set()
 
 

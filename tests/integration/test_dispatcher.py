@@ -166,7 +166,7 @@ def test_the_ledger_is_gone_for_a_moment_while_entries_are_adopted(scheduler: Sc
     scheduler.round()
     scheduler.make_due()
     scheduler.take_over()
-    scheduler.fails_once("adopt", 2)
+    scheduler.fails_once("adopt_entries", 2)
     with pytest.raises(LedgerUnavailable):
         scheduler.round()
     scheduler.round()
@@ -184,7 +184,7 @@ def test_the_ledger_is_gone_for_a_moment_while_an_entry_that_vanished_is_adopted
 
     scheduler.runtime.dispatcher._dispatch = dispatch  # type: ignore[method-assign]
     adopting = -(-COUNT // MOST_ENTRIES)
-    scheduler.fails_once("adopt", adopting + 1)
+    scheduler.fails_once("adopt_entries", adopting + 1)
     with pytest.raises(LedgerUnavailable):
         scheduler.round()
     scheduler.runtime.dispatcher._dispatch = original  # type: ignore[method-assign]
@@ -200,8 +200,8 @@ def test_runs_that_were_granted_again_meanwhile_are_published_once(scheduler: Sc
     scheduler.runtime.heartbeat._sweep()
     grants = scheduler.published()
     assert sorted(grant.id for grant in grants) == sorted(granted)
-    assert None not in scheduler.ledger.all_granted(grants)
-    assert scheduler.ledger.published(grants) == COUNT
+    assert None not in scheduler.ledger.read_all_granted(grants)
+    assert scheduler.ledger.confirm_published(grants) == COUNT
 
 
 def test_one_message_that_cannot_be_published_keeps_no_other_one_back(scheduler: Scheduler):

@@ -89,7 +89,7 @@ class EpochMachine(LedgerMachine):
             # What was kept may be of other policies.
             for run in self.model.runs.values():
                 run.first = run.first and self.model.has_dependents(run.job)
-            assert self.ledger.install("release", self.model.cap, documents(self.model.jobs))
+            assert self.ledger.install_policies("release", self.model.cap, documents(self.model.jobs))
             self.model.forget_first()
         for name in sorted(workers):
             self.claim(name, told[name], running[name])
@@ -155,12 +155,12 @@ class EpochMachine(LedgerMachine):
             )
             for run in runs
         ]  # fmt: skip
-        found = self.ledger.claim(name, epoch, [], claims)
+        found = self.ledger.claim_runs(name, epoch, [], claims)
         back = self.model.return_all_but(name, {(run.id, run.publication) for run in runs})
         expected = [self.model.take_back(name, run) for run in runs]
         # Runs that must not run again count as failures, and may disable their job.
         assert replace(found, disabled=[]) == Claimed(expected, 0, back)
-        assert self.ledger.claim(name, epoch, [], claims) == Claimed(expected, 0, 0)
+        assert self.ledger.claim_runs(name, epoch, [], claims) == Claimed(expected, 0, 0)
         self.epochs[name] = epoch
 
     @rule()

@@ -59,7 +59,9 @@ class Desk(Case):
         """An entry of the schedule asks for a run. Returns the term."""
         term = self.ledger.lead("s1", "s1@host", 10_000, "").term
         now = int(self.redis.time()[0]) * 1000
-        [adopted] = self.ledger.adopt(term, now, [Adoption(name, name, job, job, "every 5 s", "code", None)]) or []
+        [adopted] = (
+            self.ledger.adopt_entries(term, now, [Adoption(name, name, job, job, "every 5 s", "code", None)]) or []
+        )
         due = adopted.last_ms + 1
         fire = Fire(name, adopted.generation, due, due + 60_000, 0, job, id, 60_000, message=b"m", queue="q")
         assert self.ledger.dispatch(term, [replace(fire, **more)]).answers == [("fired",)]
@@ -189,12 +191,12 @@ def test_a_long_chain_is_told_as_far_as_anybody_reads(desk: Desk):
 
 def test_the_words_of_the_gate(desk: Desk):
     desk.install({"a": {}, "b": on("a")}, cap=5)
-    desk.ledger.pause(True, "me", "lunch")
+    desk.ledger.pause_or_resume(True, "me", "lunch")
     assert desk.root("a").text.endswith("by me 0 s ago: lunch")
-    desk.ledger.pause(False, "me", "")
-    desk.ledger.switch("a", False, "me", "")
+    desk.ledger.pause_or_resume(False, "me", "")
+    desk.ledger.enable_or_disable("a", False, "me", "")
     assert desk.why("b") == ("disabled_by_person", "a")
-    desk.ledger.switch("a", True, "me", "")
+    desk.ledger.enable_or_disable("a", True, "me", "")
     desk.redis.hset(f"{PREFIX}g", "opens", int(desk.redis.hget(f"{PREFIX}g", "clk") or 0) + 7000)
     assert desk.root("a").text.endswith("nothing starts for 7 s")
 
@@ -226,7 +228,7 @@ def test_a_run_that_is_tried_alone(desk: Desk):
 def test_a_run_past_its_time_limit(desk: Desk):
     desk.install({"a": {"cap": 1}})
     desk.come("a1", "a")
-    desk.ledger.over(Over("a1", desk.fences["a1"], "TimeLimitExceeded", failed=True))
+    desk.ledger.time_out(Over("a1", desk.fences["a1"], "TimeLimitExceeded", failed=True))
     desk.come("a2", "a")
     assert desk.why("a") == ("past_time_limit", "a")
 
@@ -237,7 +239,7 @@ def test_a_run_on_its_way(desk: Desk):
     desk.come("a2", "a")
     [grant] = desk.turn(ends={"a1": "succeeded"}).grants
     assert desk.why("a") == ("handed_over", "a")
-    desk.ledger.published([grant])
+    desk.ledger.confirm_published([grant])
     assert desk.why("a2", "run") == ("handed_over", "a")
     desk.register("w1", queues=("other",))
     assert desk.why("a") == ("unserved_queue", "a")
@@ -306,7 +308,7 @@ def test_a_scheduled_dependency_that_failed_needs_somebody_and_one_that_is_only_
     for job, outcome in (("b", "failed"), ("d", "succeeded")):
         desk.fire(job, f"{job}1", f"entry of {job}")
         desk.ledger.cancel("w1", desk.number, "revoked", [f"{job}1"])
-        desk.ledger.finish([(f"{job}1", 0)])
+        desk.ledger.confirm_end([(f"{job}1", 0)])
         desk.come(f"{job}2", job)
         desk.end(f"{job}2", outcome)
     ended = desk.now()
@@ -348,11 +350,11 @@ def test_an_idle_job(desk: Desk):
     assert desk.why("a", queue_of={"a": "unheard of"}) == ("unserved_queue", "a")
     term = desk.fire("a")
     desk.ledger.cancel("w1", 5, "revoked", ["fired"])
-    desk.ledger.finish([("fired", 0)])
+    desk.ledger.confirm_end([("fired", 0)])
     assert desk.root("a").text.startswith("its next run is due in ")
-    desk.ledger.schedule("me", "pause", "entry", "enough")
+    desk.ledger.change_schedule("me", "pause", "entry", "enough")
     assert desk.root("a").text == "entry entry of the schedule is paused by me: enough"
-    desk.ledger.schedule("me", "resume", "entry", "")
+    desk.ledger.change_schedule("me", "resume", "entry", "")
     desk.ledger.resign("s1", term)
     assert desk.why("a") == ("no_scheduler", "a")
 
@@ -366,7 +368,7 @@ def test_a_job_that_the_scheduler_that_leads_does_not_know(desk: Desk):
     desk.fire("a", "fired too", "left")
     for run in ("fired", "fired too"):
         desk.ledger.cancel("w1", desk.number, "revoked", [run])
-        desk.ledger.finish([(run, 0)])
+        desk.ledger.confirm_end([(run, 0)])
     assert desk.why("a", scheduled=frozenset(["a"])) == ("scheduled", "a")
     now = desk.now()
     desk.redis.zadd(f"{PREFIX}entries", {"left": now - 100_000})
@@ -379,8 +381,8 @@ def test_a_job_that_the_scheduler_that_leads_does_not_know(desk: Desk):
 def test_entries_are_called_what_people_call_them(desk: Desk):
     desk.install({"a": {}})
     name = "100%25 'sure'"
-    desk.ledger.schedule("me", "add", name, "", ("a", "a", "every 5 s", "{}"))
-    desk.ledger.schedule("me", "pause", name, "")
+    desk.ledger.change_schedule("me", "add", name, "", ("a", "a", "every 5 s", "{}"))
+    desk.ledger.change_schedule("me", "pause", name, "")
     cause = desk.root("a")
     assert cause.text == f"entry {name} of the schedule is paused by me"
     assert shlex.split(cause.mend or "")[-1] == name
@@ -433,7 +435,7 @@ def test_times_that_are_none_do_no_harm(desk: Desk, number: str):
     desk.install({"a": {}})
     desk.fire("a")
     desk.ledger.cancel("w1", desk.number, "revoked", ["fired"])
-    desk.ledger.finish([("fired", 0)])
+    desk.ledger.confirm_end([("fired", 0)])
     for field in ("last", "at", "next", "prev", "cont"):
         before = desk.redis.hget(f"{PREFIX}e:entry", field)
         desk.redis.hset(f"{PREFIX}e:entry", field, number)
@@ -448,7 +450,7 @@ def test_where_no_runs_are_wanted_none_are_looked_at(desk: Desk):
     for id in ("a1", "a2", "a3"):
         desk.come(id, "a")
     desk.turn(ends={"a1": "succeeded"})
-    found = desk.ledger.status(0, 0)
+    found = desk.ledger.read_status(0, 0)
     assert (found["running"] or [], found["waits"] or [], found["waiting"]) == ([], [], 1)
 
 
@@ -458,8 +460,8 @@ def test_of_many_jobs_and_entries_all_are_told_a_part_at_a_time(desk: Desk, monk
     names = [f"job{n}" for n in range(7)]
     desk.install({name: {"blocks": [other for other in names if other != name]} for name in names})
     for name in names:
-        desk.ledger.schedule("me", "add", f"of {name}", "", (name, name, "every 5 s", "{}"))
-    status, graph = desk.status(), desk.ledger.graph()
+        desk.ledger.change_schedule("me", "add", f"of {name}", "", (name, name, "every 5 s", "{}"))
+    status, graph = desk.status(), desk.ledger.read_graph()
     assert sorted(job["name"] for job in status["jobs"]) == sorted(job["name"] for job in graph["jobs"]) == names
     assert sorted(status["fires"]) == names
     assert len({tuple(job["groups"]) for job in graph["jobs"]}) == 1, "jobs that all block each other are a group"

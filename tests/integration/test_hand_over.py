@@ -42,7 +42,7 @@ class Case(Shop):
         self.sweep()
 
     def ages(self, job: str, ms: int) -> None:
-        text = script("current").text.rpartition("-- uses:")[0] + AGE + "\nend)()"
+        text = script("holds_lease").text.rpartition("-- uses:")[0] + AGE + "\nend)()"
         self.redis.register_script(text)(keys=[PREFIX], args=[keys.encode_job(job), ms])
 
     def started(self, *ids: str, free: int = 8) -> list[str]:
@@ -51,7 +51,7 @@ class Case(Shop):
         return [start.id for start in turn.starts]
 
     def room(self) -> int:
-        return int(self.ledger.status(10, 10)["total"])
+        return int(self.ledger.read_status(10, 10)["total"])
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ class TestADependencyThatGrewTooOldWhileARunWaited:
         return case
 
     def test_after_a_pause_it_waits_and_the_next_one_goes(self, old: Case):
-        old.ledger.pause(True, "me", "")
+        old.ledger.pause_or_resume(True, "me", "")
         assert [old.come("j1", "j"), old.come("k1", "k")] == ["wait", "wait"]
         old.ages("d", 61_000)
-        assert [grant.id for grant in old.ledger.pause(False, "me", "")] == ["k1"]
+        assert [grant.id for grant in old.ledger.pause_or_resume(False, "me", "")] == ["k1"]
 
     def test_under_the_global_cap_it_waits_and_the_next_one_goes(self, old: Case):
         assert old.come("x1", "x") == "start"
@@ -245,7 +245,7 @@ class TestSlots:
         assert case.come("b", "one") == "wait"
         [grant] = case.turn(ends={"a": "succeeded"}).grants
         assert (case.room(), case.come("c", "one")) == (1, "wait")
-        assert case.ledger.published([grant]) == 1
+        assert case.ledger.confirm_published([grant]) == 1
         assert case.come("b", "one", grant=grant.number) == "start"
         assert case.room() == 1
 
@@ -268,7 +268,7 @@ class TestFences:
         recovered.number += 1
         told = [Outcome("a", self.old, outcome)]
         assert recovered.ledger.turn("w2", recovered.number, "enforce", 0, told, []).outcomes == ["refused"]
-        assert (recovered.room(), recovered.ledger.history("one", 10)) == (1, [])
+        assert (recovered.room(), recovered.ledger.read_history("one", 10)) == (1, [])
         assert recovered.turn(ends={"a": "succeeded"}).outcomes == ["ok"]
         assert recovered.room() == 0
 
@@ -278,8 +278,8 @@ class TestFences:
         assert recovered.room() == 0
 
     def test_a_heartbeat_tells_whose_fence_is_old(self, recovered: Case):
-        assert recovered.ledger.beat("w2", 30_000, [("a", self.old)]) == ["a"]
-        assert recovered.ledger.beat("w1", 30_000, [("a", recovered.fences["a"])]) == []
+        assert recovered.ledger.heartbeat("w2", 30_000, [("a", self.old)]) == ["a"]
+        assert recovered.ledger.heartbeat("w1", 30_000, [("a", recovered.fences["a"])]) == []
 
     def test_every_start_has_a_higher_fence(self, recovered: Case):
         assert int(recovered.fences["a"]) > int(self.old)
@@ -419,7 +419,7 @@ class TestSweep:
         case.install({"one": {}})
         case.register("w2")
         case.redis.zadd(f"{PREFIX}ws", {"w2": -1})
-        case.ledger.beat("w2", 30_000, [])
+        case.ledger.heartbeat("w2", 30_000, [])
         assert case.sweep().dead_workers == []
 
     def test_an_ending_that_nobody_carried_out_is_given_out_again(self, case: Case):

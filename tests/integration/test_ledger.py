@@ -73,7 +73,7 @@ class Shop:
         self.jobs = tuple(map(keys.encode_job, jobs))
         self.register("w1", release=release)
         merged = releases.merged([self.document])
-        assert self.ledger.install(release, merged.cap, merged.jobs)
+        assert self.ledger.install_policies(release, merged.cap, merged.jobs)
 
     def register(self, worker: str, slots: int = 8, queues: tuple[str, ...] = ("q",), release: str = "r1") -> Any:
         return self.ledger.register(
@@ -137,52 +137,60 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR091
     shop.install({"one": {"cap": 1}})
     assert shop.come("a", "one") == "start"
     assert shop.come("b", "one") == "wait"
-    assert shop.ledger.beat("w1", 1000, [("a", shop.fences["a"]), ("b", "1")]) == ["b"]
-    assert shop.ledger.is_current("a", shop.fences["a"])
-    assert shop.ledger.progress([("a", shop.fences["a"], "{}"), ("b", "1", "{}")]) == 1
-    assert shop.ledger.over(Over("a", shop.fences["a"], "late", failed=True))
+    assert shop.ledger.heartbeat("w1", 1000, [("a", shop.fences["a"]), ("b", "1")]) == ["b"]
+    assert shop.ledger.holds_lease("a", shop.fences["a"])
+    assert shop.ledger.record_progress([("a", shop.fences["a"], "{}"), ("b", "1", "{}")]) == 1
+    assert shop.ledger.time_out(Over("a", shop.fences["a"], "late", failed=True))
     grant = shop.turn(ends={"a": "succeeded"}).grants[0]
-    assert shop.ledger.granted(grant) == ("q", b"b")
-    assert shop.ledger.published([grant]) == 1
+    assert shop.ledger.read_granted(grant) == ("q", b"b")
+    assert shop.ledger.confirm_published([grant]) == 1
     assert shop.ledger.sweep("w1", 1, 5000).grants == []
     endings, _ = shop.ledger.cancel("w1", 1, "revoked", ["b"])
-    assert shop.ledger.ending("b") == ("revoked", 0, b"b")
+    assert shop.ledger.pending_end("b") == ("revoked", 0, b"b")
     assert [ending.id for ending in endings] == ["b"]
-    assert shop.ledger.finish([("b", 0)]) == []
-    assert shop.ledger.status(10, 10)["total"] == 0
+    assert shop.ledger.confirm_end([("b", 0)]) == []
+    assert shop.ledger.read_status(10, 10)["total"] == 0
     assert shop.ledger.explain("run", "a") is None
     assert shop.ledger.explain("job", "one")["chain"] == [{"job": "one"}]
-    assert shop.ledger.find("b", False, 4, 10, 10) == []
-    assert [job["name"] for job in shop.ledger.graph()["jobs"]] == ["one"]
-    assert [job["name"] for job in shop.ledger.jobs(["one", "none"])] == ["one"]
-    assert shop.ledger.fires(0, 10) == []
-    assert shop.ledger.statistics("all", ["one"])["jobs"][0]["sums"][0]["started"] == 1
-    assert shop.ledger.releases("r1") == [shop.document]
-    assert shop.ledger.health("shop", "w1@host")["workers"] == 1
-    assert [(member.name, member.release) for member in shop.ledger.members().members] == [("w1@host", "r1")]
-    assert shop.ledger.switch("one", False, "me", "") == shop.ledger.switch("one", True, "me", "") == []
-    assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
-    assert len(shop.ledger.audit(10)) == 4
-    known = shop.ledger.decisions(10, 10)
-    assert shop.ledger.restore("w1", known.epoch, known) == 0
-    assert shop.ledger.retrying("b") is None
+    assert shop.ledger.find_ids("b", False, 4, 10, 10) == []
+    assert [job["name"] for job in shop.ledger.read_graph()["jobs"]] == ["one"]
+    assert [job["name"] for job in shop.ledger.read_jobs(["one", "none"])] == ["one"]
+    assert shop.ledger.list_entries(0, 10) == []
+    assert shop.ledger.read_statistics("all", ["one"])["jobs"][0]["sums"][0]["started"] == 1
+    assert shop.ledger.read_releases("r1") == [shop.document]
+    assert shop.ledger.read_health("shop", "w1@host")["workers"] == 1
+    assert [(member.name, member.release) for member in shop.ledger.list_nodes().members] == [("w1@host", "r1")]
+    assert (
+        shop.ledger.enable_or_disable("one", False, "me", "")
+        == shop.ledger.enable_or_disable("one", True, "me", "")
+        == []
+    )
+    assert shop.ledger.pause_or_resume(True, "me", "") == shop.ledger.pause_or_resume(False, "me", "") == []
+    assert len(shop.ledger.read_audit(10)) == 4
+    known = shop.ledger.read_decisions(10, 10)
+    assert shop.ledger.restore_decisions("w1", known.epoch, known) == 0
+    assert shop.ledger.read_retry("b") is None
     assert shop.come("c", "one") == "start"
     shop.end("c", "failed")
-    assert [json.loads(one)[2] for one in shop.ledger.history("one", 10) or ()] == ["failed", "revoked", "succeeded"]
-    assert [revoked for _, revoked in shop.ledger.letters(None, 0, 10)] == [False]
-    assert (shop.ledger.letter("c") or ())[2] == b"c"
+    assert [json.loads(one)[2] for one in shop.ledger.read_history("one", 10) or ()] == [
+        "failed",
+        "revoked",
+        "succeeded",
+    ]
+    assert [revoked for _, revoked in shop.ledger.list_dead_letters(None, 0, 10)] == [False]
+    assert (shop.ledger.read_dead_letter("c") or ())[2] == b"c"
     assert shop.ledger.requeue("me", "c", "c", 0, b"c")[0] == "ok"
-    assert shop.ledger.purge("me", ["c"]) == 0
-    assert shop.ledger.release("me", 10)[1] == []
-    assert shop.ledger.released(["c"]) == 0
-    shop.ledger.note("me", "trigger", "one", "")
+    assert shop.ledger.purge_dead_letters("me", ["c"]) == 0
+    assert shop.ledger.release_waiting("me", 10)[1] == []
+    assert shop.ledger.confirm_released(["c"]) == 0
+    shop.ledger.record_audit("me", "trigger", "one", "")
     call_other_verbs(shop)
     epoch = shop.register("w1").epoch
-    assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("d", "one"), "7")]).answers == ["ok"]
+    assert shop.ledger.claim_runs("w1", epoch, [], [Claim(arrival("d", "one"), "7")]).answers == ["ok"]
     shop.ledger.close()
     assert shop.turn().answers == []  # on a new connection: meets
     assert shop.ledger.drain("w1") == shop.ledger.drain("w1", 1000) == []
-    assert (shop.ledger.leave("w1"), shop.ledger.gone(30_000, ["w9"])) == ([], set())
+    assert (shop.ledger.leave("w1"), shop.ledger.find_gone_workers(30_000, ["w9"])) == ([], set())
     assert set(verbs()) == shop.called
 
 
@@ -193,28 +201,28 @@ def call_verbs_of_pools(shop: Shop) -> None:
     place = shop.ledger.claim_place("s1", "first", "t", "images", 30_000).place
     assert place is not None
     assert shop.ledger.holds_place("images", place.number, place.fence)
-    assert shop.ledger.pools({"images": ["q"]})["pools"]["images"]["places"][0]["fence"] == place.fence
+    assert shop.ledger.read_pools({"images": ["q"]})["pools"]["images"]["places"][0]["fence"] == place.fence
     assert shop.ledger.leave_place("s1", place)
 
 
 def call_other_verbs(shop: Shop) -> None:
     call_verbs_of_pools(shop)
-    stray = shop.ledger.stray("w1", [Stray("s", 0, "unknown", 1, "", None, "q", "", b"s")])
-    assert (stray, shop.ledger.unstarted("unknown", "wait", 0, 10)[1]) == ((["nobody"], []), [])
+    stray = shop.ledger.accept_strays("w1", [Stray("s", 0, "unknown", 1, "", None, "q", "", b"s")])
+    assert (stray, shop.ledger.list_unstarted("unknown", "wait", 0, 10)[1]) == ((["nobody"], []), [])
     assert shop.ledger.inspect("w1", "wait", 10, 100, 10) == []
     term = shop.ledger.lead("s1", "s1@host", 10_000, "").term
-    assert shop.ledger.schedule("me", "add", "two", "", ("one", "one", "every 5 s", "{}")) == "ok"
+    assert shop.ledger.change_schedule("me", "add", "two", "", ("one", "one", "every 5 s", "{}")) == "ok"
     adoption = Adoption("two", "two", "one", "one", "every 5 s", "people", None)
-    [adopted] = shop.ledger.adopt(term, 1, [adoption]) or []
+    [adopted] = shop.ledger.adopt_entries(term, 1, [adoption]) or []
     due = adopted.last_ms + 1
     fire = Fire("two", adopted.generation, due, due + 1, 0, "one", "e", 60_000, message=b"e")
-    assert shop.ledger.plan(term, [("two", fire.due_ms)])
+    assert shop.ledger.record_next_due(term, [("two", fire.due_ms)])
     assert shop.ledger.dispatch(term, [fire]).answers == [("fired",)]
-    assert shop.ledger.fired([fire]) == 0
-    assert shop.ledger.continue_(term, ["two"]) == Dispatched("ok", [("stale",)], [])
-    assert shop.ledger.retire(term)
-    assert shop.ledger.changes(0).entries == [("two", True, "{}")]
-    [(entry, fields)] = shop.ledger.entries(0, 10)
+    assert shop.ledger.confirm_sent([fire]) == 0
+    assert shop.ledger.continue_entries(term, ["two"]) == Dispatched("ok", [("stale",)], [])
+    assert shop.ledger.retire_entries(term)
+    assert shop.ledger.read_changes(0).entries == [("two", True, "{}")]
+    [(entry, fields)] = shop.ledger.read_entries(0, 10)
     assert (entry, fields["run"]) == ("two", "e")
     assert shop.ledger.resign("s1", term)
 
@@ -231,7 +239,7 @@ class TestDrain:
         return shop.redis.hgetall(f"{PREFIX}slots")
 
     def state(self, shop: Shop, worker: str) -> dict[str, Any]:
-        found: list[dict[str, Any]] = shop.ledger.status(10, 10)["workers"]
+        found: list[dict[str, Any]] = shop.ledger.read_status(10, 10)["workers"]
         return next(one for one in found if one["id"] == worker)
 
     def test_a_draining_worker_is_handed_nothing(self, shop: Shop):
@@ -256,7 +264,7 @@ class TestDrain:
         shop.turn(come=[replace(arrival("b", "one"), granted_queue="granted")])
         shop.ledger.drain("w2")
         [grant] = shop.turn(ends={"a": "succeeded"}).grants
-        assert shop.ledger.granted(grant) == ("q", b"b")
+        assert shop.ledger.read_granted(grant) == ("q", b"b")
 
     def test_a_worker_lost_while_it_drains_is_no_crash_of_its_runs(self, shop: Shop):
         shop.install({"one": {"max_recoveries": 0}})
@@ -278,9 +286,9 @@ class TestDrain:
         shop.redis.hset(f"{PREFIX}g", "clk", 1)
         swept = shop.ledger.sweep("w1", 1, 5000)
         assert ([(one.id, one.why) for one in swept.endings], swept.grants) == ([("a", "crashed")], [])
-        shop.ledger.finish([("a", 0)])
+        shop.ledger.confirm_end([("a", 0)])
         assert shop.turn(come=[arrival("a", "one")]).answers[0].what == "drop"
-        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("one", 0, 10)] == ["a"]
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["a"]
 
     @pytest.mark.parametrize(("outcome", "answer"), [("interrupted", "dead"), ("returned", "requeued")])
     def test_only_what_had_begun_fails_when_its_worker_stops(self, shop: Shop, outcome: str, answer: str):
@@ -296,7 +304,7 @@ class TestDrain:
         shop.ledger.sweep("w1", 1, 5000)
         shop.redis.hincrby(f"{PREFIX}g", "swept", -4000)
         shop.ledger.drain("w2", 1000)
-        shop.ledger.beat("w2", 30_000, [])
+        shop.ledger.heartbeat("w2", 30_000, [])
         shop.ledger.drain("w2")
         assert shop.ledger.sweep("w1", 2, 5000).dead_workers == []
         shop.redis.hincrby(f"{PREFIX}g", "swept", -1100)
@@ -325,7 +333,7 @@ class TestDrain:
             more = swept.more and len(names) < len(dead)
         assert names == {f"{worker}@host" for worker in dead}
         assert recovered == 310
-        assert shop.ledger.health("shop")["workers"] == 1
+        assert shop.ledger.read_health("shop")["workers"] == 1
 
     def test_a_worker_that_leaves_with_many_runs_hands_back_all_of_them(self, shop: Shop):
         shop.install({"one": {}})
@@ -616,7 +624,7 @@ class TestTheLedgerIsNotForEverybody:
         with pytest.raises(UnknownWorker):
             shop.ledger.turn("nobody", 1, "enforce", 0, [], [])
         with pytest.raises(UnknownWorker):
-            shop.ledger.beat("nobody", 1000, [])
+            shop.ledger.heartbeat("nobody", 1000, [])
 
     def test_a_job_without_policy_is_told_apart(self, shop: Shop):
         shop.install({"x": {}})
@@ -683,7 +691,7 @@ class TestPoliciesChange:
 
     def test_an_install_for_other_releases_than_live_ones_changes_nothing(self, shop: Shop):
         shop.install({"t": {"cap": 1}})
-        assert not shop.ledger.install("r7", 5, {})
+        assert not shop.ledger.install_policies("r7", 5, {})
         assert shop.redis.smembers(f"{PREFIX}jobs") == {"t"}
 
 
@@ -711,7 +719,7 @@ class TestAttemptsThatCameEarly:
         shop.document = json.dumps(document)
         shop.register("w1", release="r2")
         merged = releases.merged([shop.document])
-        assert shop.ledger.install("r2", merged.cap, merged.jobs)
+        assert shop.ledger.install_policies("r2", merged.cap, merged.jobs)
 
     def test_a_replacement_whose_job_is_gone_becomes_a_dead_letter(self, shop: Shop):
         shop.install({"a": {"cap": 1}, "b": {}})
@@ -720,9 +728,9 @@ class TestAttemptsThatCameEarly:
         self.install_other(shop, lambda jobs: jobs.pop("b"))
         shop.end("r", "ignored", free=0)
         assert shop.come("r2", "a") == "start"
-        assert shop.ledger.ending("r")[0] == "unregistered"
-        shop.ledger.finish([("r", 1 << 20)])
-        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("b", 0, 10)] == ["r"]
+        assert shop.ledger.pending_end("r")[0] == "unregistered"
+        shop.ledger.confirm_end([("r", 1 << 20)])
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("b", 0, 10)] == ["r"]
 
     def test_a_retry_of_a_job_that_lost_its_keys_is_not_lost_with_them(self, shop: Shop):
         shop.install({"a": {"cap": 1, "keyed": True}})
@@ -735,7 +743,7 @@ class TestAttemptsThatCameEarly:
     def test_one_that_is_over_before_the_attempt_before_it_ends_the_run(self, shop: Shop):
         shop.install({"a": {}, "j": {"deps": [{"job": "a", "on": "idle"}]}})
         assert shop.come("r", "a") == "start"
-        shop.ledger.finish([("r", 1)])
+        shop.ledger.confirm_end([("r", 1)])
         shop.end("r", "retry", free=0)
         assert shop.come("j1", "j") == "start"
         assert shop.redis.keys(f"{PREFIX}r:r") == []
@@ -773,40 +781,40 @@ class TestFailures:
         self.fail(shop, "r0")
         assert shop.come("low", "j", priority=0) == "wait"
         assert shop.come("high", "j", priority=2) == "wait"
-        grants = shop.ledger.switch("j", True, "me", "")
+        grants = shop.ledger.enable_or_disable("j", True, "me", "")
         assert [grant.id for grant in grants] == ["high"]
 
     def test_enabling_forgets_the_failures(self, shop: Shop):
         shop.install({"j": {"max_failures": 2}})
         self.fail(shop, "r1")
-        shop.ledger.switch("j", True, "me", "")
+        shop.ledger.enable_or_disable("j", True, "me", "")
         assert self.fail(shop, "r2").disabled == []
 
     def test_a_job_that_a_person_disabled_waits_and_bars_nobody(self, shop: Shop):
         shop.install({"j": {}, "k": {"blocks": ["j"]}})
-        assert shop.ledger.switch("j", False, "me", "a look at it") == []
+        assert shop.ledger.enable_or_disable("j", False, "me", "a look at it") == []
         assert shop.come("j1", "j") == "wait"
         assert shop.come("k1", "k") == "start"
 
     def test_a_job_that_nobody_brought_cannot_be_switched(self, shop: Shop):
         shop.install({"j": {}})
-        assert shop.ledger.switch("k", False, "me", "") is None
+        assert shop.ledger.enable_or_disable("k", False, "me", "") is None
 
     def test_nothing_starts_while_everything_is_paused(self, shop: Shop):
         shop.install({"j": {}})
-        shop.ledger.pause(True, "me", "")
+        shop.ledger.pause_or_resume(True, "me", "")
         assert [shop.come(id, "j") for id in ("r1", "r2")] == ["wait", "wait"]
-        assert sorted(grant.id for grant in shop.ledger.pause(False, "me", "")) == ["r1", "r2"]
+        assert sorted(grant.id for grant in shop.ledger.pause_or_resume(False, "me", "")) == ["r1", "r2"]
 
     def test_every_change_by_hand_is_written_down(self, shop: Shop):
         shop.install({"j": {"max_failures": 1}})
         self.fail(shop, "r1")
-        shop.ledger.switch("j", True, "me", "mended")
-        shop.ledger.pause(True, "me", "night")
-        shop.ledger.pause(True, "you", "too")
+        shop.ledger.enable_or_disable("j", True, "me", "mended")
+        shop.ledger.pause_or_resume(True, "me", "night")
+        shop.ledger.pause_or_resume(True, "you", "too")
         shop.come("r2", "j")
         shop.ledger.cancel_by_hand("me", "r2")
-        entries = [json.loads(one) for one in shop.ledger.audit(10)]
+        entries = [json.loads(one) for one in shop.ledger.read_audit(10)]
         assert [(one["who"], one["what"], one["about"]) for one in entries] == [
             ("me", "cancel", "r2"),
             ("you", "pause", ""),
@@ -846,7 +854,7 @@ class TestDeadLetters:
         assert shop.come("a", "one") == "drop", "a copy of its message does not revive it"
         first = shop.ledger.requeue("me", "a", "a", 0, b"again")
         assert (first[0], shop.ledger.requeue("me", "a", "a", 0, b"again")) == ("ok", ("none", []))
-        assert shop.ledger.granted(first[1][0]) == ("q", b"again")
+        assert shop.ledger.read_granted(first[1][0]) == ("q", b"again")
 
     def test_one_whose_task_id_is_published_again_stays_and_can_be_requeued(self, shop: Shop):
         """Even when the done-marker is gone."""
@@ -855,7 +863,7 @@ class TestDeadLetters:
         shop.redis.delete(f"{PREFIX}d:a")
         assert shop.turn(come=[arrival("a", "one", publication="2")]).answers[0].run == "a~2"
         assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("ok", [])
-        assert len(shop.ledger.letters("one", 0, 10)) == 1
+        assert len(shop.ledger.list_dead_letters("one", 0, 10)) == 1
 
     def test_one_whose_id_has_a_run_stays(self, shop: Shop):
         """In a new epoch a worker may claim a run that the ledger knows as a dead letter only."""
@@ -863,17 +871,17 @@ class TestDeadLetters:
         self.bury(shop, "a")
         shop.redis.delete(f"{PREFIX}d:a")
         epoch = shop.register("w1").epoch
-        assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("a", "one"), "7")]).answers == ["ok"]
+        assert shop.ledger.claim_runs("w1", epoch, [], [Claim(arrival("a", "one"), "7")]).answers == ["ok"]
         assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("exists", [])
 
     def test_they_are_bounded_in_number_and_age(self, shop: Shop):
         shop.install({"one": {"cap": 1}})
         shop.redis.hset(f"{PREFIX}g", mapping={"letters": 3})
         self.bury(shop, *"abcde")
-        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("one", 0, 10)] == ["e", "d", "c"]
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["e", "d", "c"]
         shop.redis.hset(f"{PREFIX}g", mapping={"letters_ms": 0})
         shop.ledger.sweep("w1", 77, 5000)
-        assert shop.ledger.letters(None, 0, 10) == []
+        assert shop.ledger.list_dead_letters(None, 0, 10) == []
         assert not list(shop.redis.scan_iter(f"{PREFIX}dl:*"))
         assert not shop.redis.exists(f"{PREFIX}dj:one")
 
@@ -883,10 +891,10 @@ class TestDeadLetters:
         for number in range(20):
             assert shop.come(f"run{number}", "one") == "start"
             shop.end(f"run{number}")
-        found = [json.loads(one)[0] for one in shop.ledger.history("one", 100) or ()]
+        found = [json.loads(one)[0] for one in shop.ledger.read_history("one", 100) or ()]
         assert found == [f"run{number}" for number in range(19, 14, -1)]
         assert shop.redis.llen(f"{PREFIX}h:one") <= 6
-        assert shop.ledger.history("two", 10) is None
+        assert shop.ledger.read_history("two", 10) is None
 
 
 class TestRelease:
@@ -895,13 +903,13 @@ class TestRelease:
         shop.come("a", "one")
         for id in ("b", "c"):
             assert shop.come(id, "one") == "wait"
-        which, part = shop.ledger.release("me", 1)
-        assert part == shop.ledger.release("me", 1, which)[1] == [("b", "q", b"b")]
-        assert (shop.ledger.released(["b"]), shop.ledger.released(["b"])) == (1, 0)
-        assert shop.ledger.release("me", 1, which)[1] == [("c", "q", b"c")]
+        which, part = shop.ledger.release_waiting("me", 1)
+        assert part == shop.ledger.release_waiting("me", 1, which)[1] == [("b", "q", b"b")]
+        assert (shop.ledger.confirm_released(["b"]), shop.ledger.confirm_released(["b"])) == (1, 0)
+        assert shop.ledger.release_waiting("me", 1, which)[1] == [("c", "q", b"c")]
         assert shop.come("c", "one") == "wait", "a gate that is still there decides again"
-        assert shop.ledger.release("me", 1, which)[1] == [], "it came later"
-        assert shop.ledger.released(["c"]) == 0, "it is the gate's again"
+        assert shop.ledger.release_waiting("me", 1, which)[1] == [], "it came later"
+        assert shop.ledger.confirm_released(["c"]) == 0, "it is the gate's again"
         assert shop.end("a") == ["c"]
 
 
@@ -909,7 +917,7 @@ class TestNotes:
     """Progress, and that the time of a run is over: of this very start, or of none."""
 
     def noted(self, shop: Shop, id: str = "a") -> dict[str, Any]:
-        return next(run for run in shop.ledger.status(10, 10)["running"] if run["id"] == id)
+        return next(run for run in shop.ledger.read_status(10, 10)["running"] if run["id"] == id)
 
     def start(self, shop: Shop) -> str:
         shop.install({"one": {"cap": 1}})
@@ -922,49 +930,49 @@ class TestNotes:
 
     def test_they_are_of_the_current_start_only(self, shop: Shop):
         old = self.start(shop)
-        assert shop.ledger.progress([("a", old, '{"done":1}')]) == 1
-        assert shop.ledger.over(Over("a", old, "late", failed=False))
+        assert shop.ledger.record_progress([("a", old, '{"done":1}')]) == 1
+        assert shop.ledger.time_out(Over("a", old, "late", failed=False))
         assert self.noted(shop)["progress"]["what"] == '{"done":1}'
         assert self.noted(shop)["over"]["what"] == "late"
         new = self.again(shop)
         assert not {"progress", "over"} & self.noted(shop).keys()
-        assert shop.ledger.progress([("a", old, "{}")]) == 0
-        assert not shop.ledger.over(Over("a", old, "late", failed=True))
+        assert shop.ledger.record_progress([("a", old, "{}")]) == 0
+        assert not shop.ledger.time_out(Over("a", old, "late", failed=True))
         assert not {"progress", "over"} & self.noted(shop).keys()
-        assert shop.ledger.progress([("a", new, "{}"), ("gone", new, "{}"), ("a", "x", "{}")]) == 1
+        assert shop.ledger.record_progress([("a", new, "{}"), ("gone", new, "{}"), ("a", "x", "{}")]) == 1
 
     def test_they_are_of_bounded_size(self, shop: Shop):
         fence = self.start(shop)
-        assert shop.ledger.progress([("a", fence, "x" * keys.LONGEST_PROGRESS)]) == 1
-        assert shop.ledger.progress([("a", fence, "x" * (keys.LONGEST_PROGRESS + 1))]) == 0
+        assert shop.ledger.record_progress([("a", fence, "x" * keys.LONGEST_PROGRESS)]) == 1
+        assert shop.ledger.record_progress([("a", fence, "x" * (keys.LONGEST_PROGRESS + 1))]) == 0
 
     def test_they_go_with_the_run(self, shop: Shop):
         fence = self.start(shop)
-        shop.ledger.progress([("a", fence, "{}")])
-        shop.ledger.over(Over("a", fence, "late", failed=True))
+        shop.ledger.record_progress([("a", fence, "{}")])
+        shop.ledger.time_out(Over("a", fence, "late", failed=True))
         shop.end("a", "failed")
         assert shop.redis.keys(f"{PREFIX}r:*") == []
-        assert shop.ledger.progress([("a", fence, "{}")]) == 0
-        assert not shop.ledger.over(Over("a", fence, "late", failed=True))
+        assert shop.ledger.record_progress([("a", fence, "{}")]) == 0
+        assert not shop.ledger.time_out(Over("a", fence, "late", failed=True))
 
     def test_a_run_that_celery_knows_failed_is_not_recovered(self, shop: Shop):
         """Its worker died while its code went on. It fails once, and the next one has its room."""
         fence = self.start(shop)
-        shop.ledger.over(Over("a", fence, "too late", failed=True))
+        shop.ledger.time_out(Over("a", fence, "too late", failed=True))
         assert shop.come("b", "one") == "wait"
         shop.register("w2")
         shop.redis.zadd(f"{PREFIX}ws", {"w1": -1})
         sweep = shop.ledger.sweep("w2", 1, 5000)
         assert (sweep.dead_workers, sweep.recovered, sweep.endings) == (["w1@host"], 0, [])
         assert [grant.id for grant in sweep.grants] == ["b"]
-        [job] = shop.ledger.status(10, 10)["jobs"]
+        [job] = shop.ledger.read_status(10, 10)["jobs"]
         assert (job["fails"], job["err"], job["succeeded"], job["busy"]) == (1, "too late", False, 0)
         shop.register("w1")
         assert shop.come("a", "one") == "drop"
 
     def test_one_whose_message_was_to_go_back_is_recovered(self, shop: Shop):
         fence = self.start(shop)
-        shop.ledger.over(Over("a", fence, "too late", failed=False))
+        shop.ledger.time_out(Over("a", fence, "too late", failed=False))
         self.again(shop)
 
 

@@ -29,7 +29,7 @@ class Case(Shop):
         return self.sweep(found_by)
 
     def status(self) -> Any:
-        return self.ledger.status(100, 100)
+        return self.ledger.read_status(100, 100)
 
     def observe(self, come: list[Arrival], free: int = 0) -> Turn:
         self.number += 1
@@ -103,7 +103,7 @@ def test_in_a_pause_only_forced_runs_start_whoever_depends_on_what(case: Case):
     case.install({"first": {"cap": 1}, "second": {"deps": [{"job": "first"}], "cap": 1}})
     assert case.come("a", "first") == "start"
     assert case.come("b", "second") == "wait"
-    case.ledger.pause(True, "me", "")
+    case.ledger.pause_or_resume(True, "me", "")
     assert case.come("forced", "first", priority=4) == "wait"
     assert [start.id for start in case.turn(ends={"a": "succeeded"}, free=4).starts] == ["forced"]
 
@@ -113,7 +113,7 @@ class TestRelease:
         case.install({"one": {"cap": 1}})
         case.come("a", "one")
         case.come("b", "one")
-        assert [id for id, _, _ in case.ledger.release("me", 10)[1]] == ["b"]
+        assert [id for id, _, _ in case.ledger.release_waiting("me", 10)[1]] == ["b"]
         case.end("a")
         case.redis.eval(  # it was let out more than a minute ago
             "local t = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 's'))}; t[18] = t[18] - 61000;"
@@ -127,7 +127,7 @@ class TestRelease:
     def test_a_run_with_a_time_that_nobody_published_waits_for_its_time(self, case: Case):
         case.install({"one": {}})
         case.turn(come=[arrival("a", "one", eta_ms=10**14)])
-        assert [id for id, _, _ in case.ledger.release("me", 10)[1]] == ["a"]
+        assert [id for id, _, _ in case.ledger.release_waiting("me", 10)[1]] == ["a"]
         case.redis.eval(
             "local t = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 's'))}; t[18] = t[18] - 61000;"
             "redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(t, 1, 23)))",
@@ -142,10 +142,10 @@ class TestRelease:
         case.install({"one": {"cap": 1}})
         for id in "abc":
             case.come(id, "one")
-        which, part = case.ledger.release("me", 1)
+        which, part = case.ledger.release_waiting("me", 1)
         assert [id for id, _, _ in part] == ["b"]
-        case.ledger.finish([("b", 0)])  # its message arrived, and was revoked
-        assert [id for id, _, _ in case.ledger.release("me", 1, which)[1]] == ["c"]
+        case.ledger.confirm_end([("b", 0)])  # its message arrived, and was revoked
+        assert [id for id, _, _ in case.ledger.release_waiting("me", 1, which)[1]] == ["c"]
 
 
 class TestReleases:
@@ -161,11 +161,11 @@ class TestReleases:
         case.end("x", "failed")
         self.other_release(case, {"kept": {}})
         assert case.ledger.requeue("me", "x", "x", 0, b"x") == ("unknown", [])
-        assert len(case.ledger.letters(None, 0, 10)) == 1
+        assert len(case.ledger.list_dead_letters(None, 0, 10)) == 1
 
     def test_a_job_that_was_disabled_is_so_when_it_comes_back(self, case: Case):
         case.install({"one": {}})
-        case.ledger.switch("one", False, "me", "bad data")
+        case.ledger.enable_or_disable("one", False, "me", "bad data")
         self.other_release(case, {"other": {}})
         case.ledger.leave("w1")
         case.install({"one": {}}, release="r3")
@@ -177,8 +177,8 @@ class TestReleases:
         case.turn(worker="w2", come=[arrival("x", "old")])
         assert [ending.id for ending in case.dies("w2").endings] == ["x"]
         self.other_release(case, {"kept": {}})
-        assert case.ledger.finish([("x", 0)]) == []
-        assert [json.loads(info)["id"] for info, _ in case.ledger.letters("old", 0, 10)] == ["x"]
+        assert case.ledger.confirm_end([("x", 0)]) == []
+        assert [json.loads(info)["id"] for info, _ in case.ledger.list_dead_letters("old", 0, 10)] == ["x"]
 
     def test_a_job_that_failures_have_disabled_gets_the_probe_that_a_new_release_brings(self, case: Case):
         case.install({"one": {"cap": 1, "max_failures": 1}})
@@ -191,7 +191,7 @@ class TestReleases:
         case.install({"one": {"cap": 1, "max_failures": 1}})
         case.come("a", "one")
         case.end("a", "failed")
-        case.ledger.switch("one", False, "me", "a look at it")
+        case.ledger.enable_or_disable("one", False, "me", "a look at it")
         (job,) = case.status()["jobs"]
         off = json.loads(job["off"])
         assert (off["by"], off["why"]) == ("me", "a look at it")
@@ -202,7 +202,7 @@ def test_the_retry_of_a_run_that_began_before_its_job_was_disabled_is_not_droppe
     case.install({"one": {"cap": 2, "drop": True}})
     case.come("a", "one")
     case.end("a", "retry")
-    case.ledger.switch("one", False, "me", "")
+    case.ledger.enable_or_disable("one", False, "me", "")
     assert case.turn(come=[arrival("a", "one", attempt=1)]).endings == []
     assert [ending.id for ending in case.turn(come=[arrival("b", "one")]).endings] == ["b"]
 
@@ -212,7 +212,7 @@ def test_a_dead_letter_knows_that_it_was_revoked_while_it_ran(case: Case):
     case.come("a", "one")
     case.ledger.cancel("w1", 1, "revoked", ["a"])
     case.end("a", "failed")
-    assert [revoked for _, revoked in case.ledger.letters("one", 0, 10)] == [True]
+    assert [revoked for _, revoked in case.ledger.list_dead_letters("one", 0, 10)] == [True]
 
 
 class TestObserve:
@@ -232,9 +232,9 @@ class TestObserve:
         for number in range(20):
             key = f"tenant{number}"
             case.observe([arrival(f"a{number}", "one", key=key), arrival(f"b{number}", "one", key=key)])
-            case.ledger.switch("one", False, "me", f"reason {number}")
+            case.ledger.enable_or_disable("one", False, "me", f"reason {number}")
             case.observe([arrival(f"c{number}", "one", key=f"{key}c")])
-            case.ledger.switch("one", True, "me", "")
+            case.ledger.enable_or_disable("one", True, "me", "")
         assert case.redis.hlen(f"{PREFIX}ob:one") == 2
 
 
@@ -259,7 +259,7 @@ def test_a_retried_run_keeps_the_reason_that_it_first_waited_for(case: Case):
     assert case.turn(come=[arrival("run", "job", attempt=1)]).answers[0].what == "wait"
     assert [start.id for start in case.turn(ends={"second": "succeeded"}, free=1).starts] == ["run"]
     case.turn(ends={"run": "succeeded"})
-    ended = reading.ended("job", (case.ledger.history("job", 10) or [])[0])
+    ended = reading.ended("job", (case.ledger.read_history("job", 10) or [])[0])
     assert (ended.id, ended.waited_for) == ("run", "other")
 
 
@@ -269,7 +269,7 @@ def test_how_long_a_run_took_is_how_long_its_code_ran_whenever_the_ledger_hears_
     told = Outcome("run", case.fences["run"], "succeeded", ran_ms=5000, ended=time.monotonic() - 60)
     case.number += 1
     case.ledger.turn("w1", case.number, "enforce", 0, [told], [])
-    [found] = case.ledger.history("job", 10) or []
+    [found] = case.ledger.read_history("job", 10) or []
     ended = reading.ended("job", found)
     assert (ended.seconds, ended.waited_seconds) == (5, 0)
     [job] = case.status()["jobs"]

@@ -157,7 +157,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def registered(self, text: str) -> Any:
         """A script of the test's own, with the ledger's records."""
-        return self.redis.register_script(script("current").text.rpartition("-- uses:")[0] + text + "\nend)()")
+        return self.redis.register_script(script("holds_lease").text.rpartition("-- uses:")[0] + text + "\nend)()")
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
@@ -170,13 +170,13 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model = Model({n: Job(**{**vars(j), "deps": _sane(j)}) for n, j in jobs.items()}, cap)
         for index, queues in enumerate(SERVED):
             self.register(f"w{index}", queues, 2)
-        assert self.ledger.install("release", cap, documents(self.model.jobs))
+        assert self.ledger.install_policies("release", cap, documents(self.model.jobs))
 
     def entries(self) -> dict[str, str]:
         """A scheduler leads, and has an entry for each job: their generations."""
         self.term = self.ledger.lead("scheduler", "scheduler", 3_600_000, self.term).term
         adoptions = [Adoption(name, name, name, name, "", "code", None) for name in NAMES]
-        adopted = self.ledger.adopt(self.term, 1, adoptions) or []
+        adopted = self.ledger.adopt_entries(self.term, 1, adoptions) or []
         return {name: one.generation for name, one in zip(NAMES, adopted, strict=True)}
 
     def register(self, name: str, queues: tuple[str, ...], slots: int) -> None:
@@ -400,12 +400,12 @@ class LedgerMachine(RuleBasedStateMachine):
         granted = sorted(r.id for r in self.model.runs.values() if r.state == "granted")
         id = data.draw(st.sampled_from(granted))
         grant = Grant(id, self.grants[id][-1])
-        queue, message = self.ledger.granted(grant) or ("", b"")
+        queue, message = self.ledger.read_granted(grant) or ("", b"")
         assert (queue, message) == (self.model.runs[id].dest, self.message_of(id))
-        assert self.ledger.published([grant]) == self.ledger.published([grant]) == 1
+        assert self.ledger.confirm_published([grant]) == self.ledger.confirm_published([grant]) == 1
         self.model.runs[id].state = "queued"
         old = self.grants[id][0]
-        assert len(self.grants[id]) == 1 or self.ledger.granted(Grant(id, old)) is None
+        assert len(self.grants[id]) == 1 or self.ledger.read_granted(Grant(id, old)) is None
 
     @rule(data=st.data())
     @precondition(lambda self: len(self.model.workers) > 1)
@@ -459,7 +459,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), on=st.booleans())
     def somebody_switches(self, name: str, on: bool) -> None:
-        grants = self.ledger.switch(name, on, "somebody", "")
+        grants = self.ledger.enable_or_disable(name, on, "somebody", "")
         self.model.switch(name, on)
         granted, _, _ = self.model.hand_over([], None, 0)
         assert [grant.id for grant in grants] == granted
@@ -483,7 +483,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(paused=st.booleans())
     def somebody_pauses(self, paused: bool) -> None:
-        grants = self.ledger.pause(paused, "somebody", "")
+        grants = self.ledger.pause_or_resume(paused, "somebody", "")
         self.model.paused = paused
         granted, _, _ = self.model.hand_over([], None, 0)
         assert [grant.id for grant in grants] == granted
@@ -520,9 +520,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def finish(self, id: str) -> None:
         run = self.model.runs[id]
-        found = self.ledger.ending(id)
+        found = self.ledger.pending_end(id)
         assert found == (run.why, run.attempt, self.message_of(id))
-        grants = self.ledger.finish([(id, run.attempt)])
+        grants = self.ledger.confirm_end([(id, run.attempt)])
         self.model.forget(run, True)
         granted, _, _ = self.model.hand_over([], None, 0)
         assert [grant.id for grant in grants] == granted
@@ -540,7 +540,7 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         self.model.cap = cap
         self.model.forget_first()
-        assert self.ledger.install("release", cap, documents(self.model.jobs))
+        assert self.ledger.install_policies("release", cap, documents(self.model.jobs))
         self.sweep()
 
     @rule(data=st.data())
@@ -639,7 +639,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.somebody_pauses(False)
         more = {"deps": (), "max_failures": None}
         self.model.jobs = {n: Job(**{**vars(j), **more}) for n, j in self.model.jobs.items()}
-        assert self.ledger.install("release", self.model.cap, documents(self.model.jobs))
+        assert self.ledger.install_policies("release", self.model.cap, documents(self.model.jobs))
         for index, queues in enumerate(SERVED):
             if f"w{index}" not in self.model.workers:
                 self.register(f"w{index}", queues, 2)

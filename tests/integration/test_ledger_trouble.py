@@ -47,7 +47,7 @@ class Worker:
         found = shop.ledger.register(presence, self.epoch, self.fence)
         if found.live != found.installed:
             merged = releases.merged([shop.document])
-            assert shop.ledger.install(found.live, merged.cap, merged.jobs)
+            assert shop.ledger.install_policies(found.live, merged.cap, merged.jobs)
         self.epoch = self.epoch or found.epoch
         return found
 
@@ -66,8 +66,8 @@ class Worker:
 
     def claim(self, epoch: str, taken: Sequence[Outcome] = ()) -> Claimed:
         runs = list(self.runs.values())
-        found = self.shop.ledger.claim(self.name, epoch, taken, runs)
-        again = self.shop.ledger.claim(self.name, epoch, taken, runs)
+        found = self.shop.ledger.claim_runs(self.name, epoch, taken, runs)
+        again = self.shop.ledger.claim_runs(self.name, epoch, taken, runs)
         assert again == Claimed(found.answers, 0, 0), "called again it gives the same answer"
         self.epoch = epoch
         return found
@@ -111,7 +111,7 @@ def pass_time(shop: Shop, ms: int) -> None:
 
 
 def document(shop: Shop) -> dict[str, Any]:
-    found: dict[str, Any] = shop.ledger.status(99, 99)
+    found: dict[str, Any] = shop.ledger.read_status(99, 99)
     return found
 
 
@@ -148,7 +148,7 @@ class TestANewEpoch:
             restart(shop)
             with pytest.raises(NewEpoch):
                 {
-                    "beat": lambda one=one: shop.ledger.beat(one.name, 1000, [("a", "1")]),
+                    "beat": lambda one=one: shop.ledger.heartbeat(one.name, 1000, [("a", "1")]),
                     "sweep": lambda one=one: one.sweep(),
                     "turn": lambda one=one: one.come("a", "x"),
                 }[verb]()
@@ -239,7 +239,7 @@ class TestANewEpoch:
         one = worker(shop)
         restart(shop)
         one.meet()
-        [entry] = [json.loads(text) for text in shop.ledger.audit(9)]
+        [entry] = [json.loads(text) for text in shop.ledger.read_audit(9)]
         assert (entry["who"], entry["what"], entry["why"]) == ("ledger", "epoch", "moved")
         epoch = document(shop)["epoch"]
         assert (epoch["name"], epoch["why"], epoch["left"]) == (one.epoch, "moved", LEASE_MS)
@@ -259,9 +259,9 @@ class TestAnEmptiedLedger:
         with pytest.raises(NewEpoch):
             one.come("b", "x")
         with pytest.raises(NewEpoch):
-            shop.ledger.beat("w", 1000, [("a", one.fence)])
+            shop.ledger.heartbeat("w", 1000, [("a", one.fence)])
         assert one.claim(found.epoch).answers == ["ok"]
-        assert shop.ledger.beat("w", 1000, [("a", one.fence)]) == []
+        assert shop.ledger.heartbeat("w", 1000, [("a", one.fence)]) == []
         assert one.come("b", "x") == "wait"
         assert one.end("a") == "ok"
 
@@ -331,14 +331,14 @@ class TestAnEmptiedLedger:
         one = worker(shop)
         one.come("a", "x")
         shop.redis.flushall()
-        assert shop.ledger.is_current("a", one.fence)
+        assert shop.ledger.holds_lease("a", one.fence)
         found = one.register()
-        assert shop.ledger.is_current("a", one.fence)
+        assert shop.ledger.holds_lease("a", one.fence)
         one.claim(found.epoch)
-        assert shop.ledger.is_current("a", one.fence)
-        assert not shop.ledger.is_current("a", str(int(one.fence) - 1))
+        assert shop.ledger.holds_lease("a", one.fence)
+        assert not shop.ledger.holds_lease("a", str(int(one.fence) - 1))
         pass_time(shop, LEASE_MS)
-        assert not shop.ledger.is_current("never claimed", one.fence)
+        assert not shop.ledger.holds_lease("never claimed", one.fence)
 
 
 class TestALedgerThatForgotItsLastWrites:
@@ -377,7 +377,7 @@ class TestALedgerThatForgotItsLastWrites:
             if state != "waiting":
                 kept = self.keep(shop)
             if state in ("queued", "running before"):
-                shop.ledger.published([grant])
+                shop.ledger.confirm_published([grant])
                 kept = self.keep(shop)
             if state == "running before":
                 other.come("a", "x", grant=grant.number)
@@ -526,9 +526,9 @@ class TestALedgerThatForgotItsLastWrites:
     def test_a_claim_of_another_epoch_is_refused(self, shop: Shop):
         one = worker(shop)
         with pytest.raises(NewEpoch):
-            shop.ledger.claim("w", "1", [], [])
+            shop.ledger.claim_runs("w", "1", [], [])
         with pytest.raises(UnknownWorker):
-            shop.ledger.claim("nobody", one.epoch, [], [])
+            shop.ledger.claim_runs("nobody", one.epoch, [], [])
 
 
 class TestWhatPeopleDecided:
@@ -539,26 +539,28 @@ class TestWhatPeopleDecided:
         return shop_on(any_redis, {"x": {}, "y": {"cool_down_ms": 1000}})
 
     def known(self, shop: Shop) -> Decisions:
-        return shop.ledger.decisions(10, 10)
+        return shop.ledger.read_decisions(10, 10)
 
     def restore(self, shop: Shop, one: Worker, known: Decisions) -> int:
-        count = shop.ledger.restore(one.name, one.register().epoch, known)
-        assert shop.ledger.restore(one.name, one.register().epoch, known) == 0, "called again it changes nothing"
+        count = shop.ledger.restore_decisions(one.name, one.register().epoch, known)
+        assert shop.ledger.restore_decisions(one.name, one.register().epoch, known) == 0, (
+            "called again it changes nothing"
+        )
         return count
 
     def disabled(self, shop: Shop) -> dict[str, str]:
         return {job["name"]: json.loads(job["off"])["by"] for job in document(shop)["jobs"] if job.get("off")}
 
     def entries(self, shop: Shop) -> dict[str, bool]:
-        return {found["name"]: "off" in found for _, found in shop.ledger.entries(0, 10)}
+        return {found["name"]: "off" in found for _, found in shop.ledger.read_entries(0, 10)}
 
     def test_is_restored_whole_before_the_gate_opens(self, shop: Shop):
         one = worker(shop)
-        shop.ledger.pause(True, "ann", "stocktaking")
-        shop.ledger.switch("x", False, "bob", "broken")
+        shop.ledger.pause_or_resume(True, "ann", "stocktaking")
+        shop.ledger.enable_or_disable("x", False, "bob", "broken")
         for name in ("added", "resting"):
-            assert shop.ledger.schedule("cyd", "add", name, "", ["x", "x", "1 s", "{}"]) == "ok"
-        assert shop.ledger.schedule("cyd", "pause", "resting", "") == "ok"
+            assert shop.ledger.change_schedule("cyd", "add", name, "", ["x", "x", "1 s", "{}"]) == "ok"
+        assert shop.ledger.change_schedule("cyd", "pause", "resting", "") == "ok"
         known, before = self.known(shop), document(shop)
         shop.redis.flushall()
         assert self.restore(shop, one, known) == 4
@@ -569,20 +571,22 @@ class TestWhatPeopleDecided:
         assert self.entries(shop) == {"added": False, "resting": True}
         restored = after["restored"]
         assert (restored["pause"], restored["jobs"], sorted(restored["entries"])) == (True, ["x"], ["added", "resting"])
-        assert [one["who"] for one in map(json.loads, shop.ledger.audit(9)) if one["what"] == "restore"] == ["w"]
+        assert [one["who"] for one in map(json.loads, shop.ledger.read_audit(9)) if one["what"] == "restore"] == ["w"]
         assert self.known(shop).number > known.number, "all refresh their copies"
-        assert [entry for entry, there, _ in shop.ledger.changes(0).entries if there], "who leads hears of the entries"
+        assert [entry for entry, there, _ in shop.ledger.read_changes(0).entries if there], (
+            "who leads hears of the entries"
+        )
 
     def test_of_several_members_the_one_that_knew_the_latest_decision_counts(self, shop: Shop):
         one, other = worker(shop), worker(shop, "v")
-        shop.ledger.pause(True, "ann", "")
-        shop.ledger.switch("x", False, "ann", "")
-        shop.ledger.schedule("ann", "add", "added", "", ["x", "x", "1 s", "{}"])
+        shop.ledger.pause_or_resume(True, "ann", "")
+        shop.ledger.enable_or_disable("x", False, "ann", "")
+        shop.ledger.change_schedule("ann", "add", "added", "", ["x", "x", "1 s", "{}"])
         before = self.known(shop)
-        shop.ledger.pause(False, "ann", "")
-        shop.ledger.switch("x", True, "ann", "")
-        shop.ledger.switch("y", False, "ann", "")
-        shop.ledger.schedule("ann", "remove", "added", "")
+        shop.ledger.pause_or_resume(False, "ann", "")
+        shop.ledger.enable_or_disable("x", True, "ann", "")
+        shop.ledger.enable_or_disable("y", False, "ann", "")
+        shop.ledger.change_schedule("ann", "remove", "added", "")
         after = self.known(shop)
         for first, second in ((before, after), (after, before)):
             shop.redis.flushall()
@@ -594,20 +598,20 @@ class TestWhatPeopleDecided:
 
     def test_what_people_decide_meanwhile_comes_first(self, shop: Shop):
         one = worker(shop)
-        shop.ledger.pause(True, "ann", "")
-        shop.ledger.switch("x", False, "ann", "")
+        shop.ledger.pause_or_resume(True, "ann", "")
+        shop.ledger.enable_or_disable("x", False, "ann", "")
         known = self.known(shop)
         shop.redis.flushall()
-        shop.ledger.pause(False, "bob", "")  # before anybody has noticed
+        shop.ledger.pause_or_resume(False, "bob", "")  # before anybody has noticed
         one.register()
-        shop.ledger.switch("x", True, "bob", "")
+        shop.ledger.enable_or_disable("x", True, "bob", "")
         assert self.restore(shop, one, known) == 0
         assert not document(shop)["paused"]
         assert self.disabled(shop) == {}
 
     def test_is_not_restored_once_the_gate_is_open(self, shop: Shop):
         one = worker(shop)
-        shop.ledger.pause(True, "ann", "")
+        shop.ledger.pause_or_resume(True, "ann", "")
         known = self.known(shop)
         shop.redis.flushall()
         one.register()
@@ -616,7 +620,7 @@ class TestWhatPeopleDecided:
 
     def test_a_job_that_failures_disabled_cools_down_again(self, shop: Shop):
         one = worker(shop)
-        shop.ledger.switch("y", False, "failures", "3 in a row")
+        shop.ledger.enable_or_disable("y", False, "failures", "3 in a row")
         known = self.known(shop)
         shop.redis.flushall()
         assert self.restore(shop, one, known) == 1
@@ -626,8 +630,8 @@ class TestWhatPeopleDecided:
     def test_what_does_not_fit_is_counted(self, shop: Shop):
         one = worker(shop)
         for job in ("x", "y"):
-            shop.ledger.switch(job, False, "ann", "")
-        known = shop.ledger.decisions(1, 1)
+            shop.ledger.enable_or_disable(job, False, "ann", "")
+        known = shop.ledger.read_decisions(1, 1)
         shop.redis.flushall()
         assert self.restore(shop, one, known) == 1
         assert document(shop)["restored"]["left_out"] == 1
@@ -649,18 +653,18 @@ class TestAFullRedis:
         assert one.come("d", "x") == one.come("e", "free") == "full"
         assert shop.redis.dbsize() == before
         [grant] = shop.turn(ends={"a": "succeeded"}, come=[arrival("f", "free")], worker="w").grants
-        assert shop.ledger.published([grant]) == 1
+        assert shop.ledger.confirm_published([grant]) == 1
         assert one.come("b", "x", grant=grant.number) == "start"
         assert one.end("b") == "ok"
         one.sweep()
-        assert shop.ledger.beat("w", 1000, []) == []
+        assert shop.ledger.heartbeat("w", 1000, []) == []
         self.fill(shop, False)
         assert one.come("e", "free") == "start"
 
     def test_people_are_told(self, shop: Shop):
         def told() -> set[bool]:
             explained = shop.ledger.explain("job", "x") or {}
-            return {document(shop)["full"], explained["full"], shop.ledger.health("shop")["full"]}
+            return {document(shop)["full"], explained["full"], shop.ledger.read_health("shop")["full"]}
 
         worker(shop)
         assert told() == {False}
@@ -668,8 +672,8 @@ class TestAFullRedis:
         assert told() == {False}, "nearly"
         self.fill(shop)
         assert told() == {True}
-        assert health(shop.ledger.health("shop"), "", "", None, scheduler=False).problem == FULL
-        assert health(shop.ledger.health("shop", "w"), "", "", None, scheduler=True).problem != FULL
+        assert health(shop.ledger.read_health("shop"), "", "", None, scheduler=False).problem == FULL
+        assert health(shop.ledger.read_health("shop", "w"), "", "", None, scheduler=True).problem != FULL
 
     def test_a_full_turn_gives_the_same_answer_again(self, shop: Shop):
         worker(shop)
@@ -684,14 +688,18 @@ class TestAFullRedis:
         assert [one.come("a", "x"), one.come("b", "x"), other.come("c", "free")] == ["start", "wait", "start"]
         self.fill(shop)
         assert Worker(shop, "new", lease_ms=10 * LEASE_MS).register().closed_ms == 0
-        assert shop.ledger.switch("x", False, "me", "") == shop.ledger.switch("x", True, "me", "") == []
-        assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
+        assert (
+            shop.ledger.enable_or_disable("x", False, "me", "")
+            == shop.ledger.enable_or_disable("x", True, "me", "")
+            == []
+        )
+        assert shop.ledger.pause_or_resume(True, "me", "") == shop.ledger.pause_or_resume(False, "me", "") == []
         [ending], _ = shop.ledger.cancel("w", 1, "revoked", ["b"])
-        assert shop.ledger.finish([(ending.id, 0)]) == []
+        assert shop.ledger.confirm_end([(ending.id, 0)]) == []
         self.fill(shop, False)
         pass_time(shop, 2 * LEASE_MS)
         self.fill(shop)
-        shop.ledger.beat("w", LEASE_MS, [])
+        shop.ledger.heartbeat("w", LEASE_MS, [])
         one.sweep()  # takes the runs of v, which is dead
         assert len(shop.ledger.leave("w")) == 1
         self.fill(shop, False)

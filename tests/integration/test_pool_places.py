@@ -52,7 +52,7 @@ class Machine:
         return self.ledger.scale_pool(self.name, "images", known, wanted, 0, 0, "because", {"ready": 1}, may_go)
 
     def pools(self) -> dict[str, Any]:
-        return self.ledger.pools({"images": ["images.granted", "images.normal"]}, changes=10)
+        return self.ledger.read_pools({"images": ["images.granted", "images.normal"]}, changes=10)
 
     def pool(self) -> dict[str, Any]:
         return self.pools()["pools"]["images"]
@@ -331,7 +331,7 @@ class TestFigures:
         shop.install({"one": {"cap": 1}})
         for number in range(20):
             shop.come(f"run {number}", "one")
-        found = shop.ledger.pools({"images": ["q"]}, ["one"])
+        found = shop.ledger.read_pools({"images": ["q"]}, ["one"])
         assert "open" not in found["pools"]["images"]
         assert "handed" not in found["pools"]["images"]
         assert found["jobs"]["one"]["room"] == 0
@@ -343,7 +343,7 @@ class TestFigures:
         for number in range(20):
             shop.come(f"run {number}", "one")
         shop.ledger.leave("w1")
-        found = shop.ledger.pools({"images": ["q"]})
+        found = shop.ledger.read_pools({"images": ["q"]})
         assert found["pools"]["images"]["open"] == [{"job": "one", "runs": 2}]
 
     def test_handed_over_runs_and_typical_durations_are_told(self, redis_server: RedisServer):
@@ -352,7 +352,7 @@ class TestFigures:
         shop.come("first", "one")
         shop.come("second", "one")
         shop.end("first", free=0)
-        found = shop.ledger.pools({"images": ["q"]})
+        found = shop.ledger.read_pools({"images": ["q"]})
         (handed,) = found["pools"]["images"]["handed"]
         assert (handed["job"], handed["queue"], handed["runs"]) == ("one", "q", 1)
         assert found["jobs"]["one"]["took"] >= 0
@@ -370,6 +370,6 @@ class TestFigures:
             shop.end(f"r{number}")
         shop.redis.config_resetstat()
         for _ in range(20):
-            shop.ledger.pools(queues, [f"job{number}" for number in range(50)])
+            shop.ledger.read_pools(queues, [f"job{number}" for number in range(50)])
         stats = next(stat for name, stat in shop.redis.info("commandstats").items() if name in VERB_STATS)
         assert stats["usec_per_call"] < 20_000, stats

@@ -50,8 +50,8 @@ class Crowd:
                 done_ms=60_000, policies=release.document, jobs=tuple(map(encode_job, jobs)),
             )  # fmt: skip
             live = self.ledger.register(presence).live
-        merged = releases.merged(self.ledger.releases(live))
-        assert self.ledger.install(live, merged.cap, merged.jobs)
+        merged = releases.merged(self.ledger.read_releases(live))
+        assert self.ledger.install_policies(live, merged.cap, merged.jobs)
 
     def arrive(self, count: int) -> None:
         """So many runs of each job."""
@@ -145,14 +145,14 @@ def test_looking_asks_no_more_of_the_ledger_when_more_runs_wait(crowd, client, l
 
 def test_what_is_told_does_not_grow_either(crowd):
     crowd.arrive(150)
-    before = len(json.dumps(crowd.ledger.status(1000, 100))), len(json.dumps(crowd.ledger.graph()))
+    before = len(json.dumps(crowd.ledger.read_status(1000, 100))), len(json.dumps(crowd.ledger.read_graph()))
     crowd.arrive(450)
-    after = len(json.dumps(crowd.ledger.status(1000, 100))), len(json.dumps(crowd.ledger.graph()))
+    after = len(json.dumps(crowd.ledger.read_status(1000, 100))), len(json.dumps(crowd.ledger.read_graph()))
     assert all(now < 1.1 * then for now, then in zip(after, before, strict=True))
 
 
 def test_a_job_that_blocks_all_others_is_told_once_for_each(crowd):
-    jobs = {job["name"]: job for job in crowd.ledger.graph()["jobs"]}
+    jobs = {job["name"]: job for job in crowd.ledger.read_graph()["jobs"]}
     assert sorted(jobs) == sorted([*JOBS, KEYED])
     assert sorted(jobs[JOBS[0]]["conf"]) == JOBS[1:]
     assert all(not jobs[name]["conf"] for name in JOBS[1:])

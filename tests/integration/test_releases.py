@@ -24,15 +24,20 @@ class Rollout(Desk):
         self.register("w1")
         other.register("w2", release="r2")
         merged = releases.merged([self.document, other.document])
-        assert self.ledger.install("r1 r2", merged.cap, merged.jobs)
+        assert self.ledger.install_policies("r1 r2", merged.cap, merged.jobs)
 
     def stray(self, id: str, job: str, worker: str = "w2", **more: Any) -> str:
         message = {"attempt": 0, "priority": 1, "grant": "", "expires_ms": None, "queue": "q", "granted_queue": ""}
-        answers, _ = self.ledger.stray(worker, [Stray(id=id, job=job, message=id.encode(), **{**message, **more})])
+        answers, _ = self.ledger.accept_strays(
+            worker, [Stray(id=id, job=job, message=id.encode(), **{**message, **more})]
+        )
         return answers[0]
 
     def letters(self) -> list[tuple[str, str]]:
-        return [(info["id"], info["job"]) for info in (json.loads(one) for one, _ in self.ledger.letters(None, 0, 10))]
+        return [
+            (info["id"], info["job"])
+            for info in (json.loads(one) for one, _ in self.ledger.list_dead_letters(None, 0, 10))
+        ]
 
     def reasons(self) -> list[list[str]]:
         return [one["reason"] for one in self.status()["waits"] or ()]
@@ -99,7 +104,7 @@ def test_it_is_given_out_again_if_it_was_not_taken_in(rollout: Rollout):
     assert rollout.sweep("w1").strays == [b"a"]
     rollout.redis.hincrby(f"{PREFIX}g", "clk", 31_000)
     for worker in ("w1", "w2"):
-        rollout.ledger.beat(worker, 60_000, [])
+        rollout.ledger.heartbeat(worker, 60_000, [])
     assert rollout.sweep("w1").strays == [b"a"]
 
 
@@ -149,8 +154,8 @@ def test_a_message_of_a_job_that_nobody_knows_becomes_a_dead_letter(rollout: Rol
     assert rollout.stray("a", "misspelt", worker="w1") == "nobody"
     assert rollout.stray("a", "misspelt", worker="w1") == "nobody"
     assert rollout.letters() == [("a", "misspelt")]
-    assert rollout.ledger.letter("a") is not None
-    assert rollout.ledger.purge("me", ["a"]) == 1
+    assert rollout.ledger.read_dead_letter("a") is not None
+    assert rollout.ledger.purge_dead_letters("me", ["a"]) == 1
     assert rollout.redis.zcard(f"{PREFIX}lost") == 0
 
 
@@ -172,7 +177,7 @@ def test_runs_of_a_removed_job_become_runs_of_another_one(rollout: Rollout):
     assert rollout.letters() == []
     assert rollout.sweep().strays == [b"failed", b"waits"]
     assert rollout.come("failed", "new", key="a") == rollout.come("waits", "new", key="b") == "start"
-    assert [(change["what"], change["about"]) for change in map(json.loads, rollout.ledger.audit(2))] == [
+    assert [(change["what"], change["about"]) for change in map(json.loads, rollout.ledger.read_audit(2))] == [
         ("requeue", "waits"), ("requeue", "failed"),
     ]  # fmt: skip
 
@@ -192,10 +197,10 @@ def test_all_runs_of_a_job_that_have_not_started_can_be_cancelled(rollout: Rollo
     for number in range(250):
         rollout.come(f"one {number}", "one")
         rollout.come(f"two {number}", "two")
-    looked, first = rollout.ledger.unstarted("one", "wait", 0, 100)
+    looked, first = rollout.ledger.list_unstarted("one", "wait", 0, 100)
     assert (looked, len(first)) == (100, 50)
     count, _ = rollout.ledger.cancel_all_by_hand("me", first)
     assert count == 50
     assert rollout.ledger.cancel_all_by_hand("me", [*first, "one 0"])[0] == 0, "that one runs"
     assert rollout.status()["waiting"] == 448
-    assert [json.loads(one)["about"] for one in rollout.ledger.audit(1)] == ["50 runs"]
+    assert [json.loads(one)["about"] for one in rollout.ledger.read_audit(1)] == ["50 runs"]

@@ -28,11 +28,11 @@ class Diary(Shop):
 
     def people(self, what: str, name: str = "hourly", *, why: str = "", task: str = "one", gen: str = "") -> str:
         written = (task, task, "every 60 s", f'{{"name": "{name}"}}', gen)
-        return self.ledger.schedule("me", what, name, why, written if what in ("add", "update") else ())
+        return self.ledger.change_schedule("me", what, name, why, written if what in ("add", "update") else ())
 
     def adopt(self, name: str = "hourly", source: str = "people", now_ms: int | None = None) -> Adopted:
         adoption = Adoption(keys.entry(name), name, "one", "one", "every 60 s", source, None)
-        [found] = self.ledger.adopt(self.term, self.now() if now_ms is None else now_ms, [adoption]) or ()
+        [found] = self.ledger.adopt_entries(self.term, self.now() if now_ms is None else now_ms, [adoption]) or ()
         return found
 
     def fire(self, due_ms: int, name: str = "hourly") -> str:
@@ -42,7 +42,7 @@ class Diary(Shop):
         return self.ledger.dispatch(self.term, [fire]).answers[0][0]
 
     def entry(self, name: str = "hourly") -> dict[str, str]:
-        found = self.ledger.entry(name)
+        found = self.ledger.read_entry(name)
         assert found is not None
         return found
 
@@ -51,11 +51,11 @@ class Diary(Shop):
         return int(seconds) * 1000 + int(micros) // 1000
 
     def audited(self) -> list[tuple[str, str, str, str]]:
-        found = map(json.loads, self.ledger.audit(100))
+        found = map(json.loads, self.ledger.read_audit(100))
         return [(one["who"], one["what"], one["about"], one["why"]) for one in found]
 
     def changed(self, known: int | None) -> list[tuple[str, bool]]:
-        return [(entry, there) for entry, there, _ in self.ledger.changes(known).entries]
+        return [(entry, there) for entry, there, _ in self.ledger.read_changes(known).entries]
 
 
 @pytest.fixture(params=sorted(redis_binaries()))
@@ -88,18 +88,18 @@ def test_what_is_there_is_not_added_again(diary):
     before = diary.entry()
     assert diary.people("add", task="two") == "exists"
     assert diary.entry() == before
-    assert diary.ledger.changes(None).number == len(diary.audited()) == 1
+    assert diary.ledger.read_changes(None).number == len(diary.audited()) == 1
 
 
 def test_a_task_that_is_no_job_has_no_job(diary):
-    diary.ledger.schedule("me", "add", "plain", "", ("mail", "", "every 1 s", "{}", ""))
+    diary.ledger.change_schedule("me", "add", "plain", "", ("mail", "", "every 1 s", "{}", ""))
     assert "job" not in diary.entry("plain")
 
 
 def test_what_is_changed_is_of_another_generation_and_begins_anew(diary):
     diary.people("add")
     diary.adopt()
-    diary.ledger.plan(diary.term, [("hourly", 5)])
+    diary.ledger.record_next_due(diary.term, [("hourly", 5)])
     before = diary.entry()
     assert diary.people("update", task="two", gen=before["gen"]) == "ok"
     after = diary.entry()
@@ -123,8 +123,8 @@ def test_of_two_who_change_it_the_second_has_to_look_again(diary):
 def test_what_is_removed_leaves_nothing_but_the_change(diary):
     diary.people("add")
     assert diary.people("remove") == "ok"
-    assert diary.ledger.entry("hourly") is None
-    assert diary.ledger.entries(0, 10) == []
+    assert diary.ledger.read_entry("hourly") is None
+    assert diary.ledger.read_entries(0, 10) == []
     assert diary.redis.exists(f"{PREFIX}entries", f"{PREFIX}added") == 0
     assert diary.changed(0) == [("hourly", False)]
     assert diary.adopt().problem == "gone"
@@ -133,7 +133,7 @@ def test_what_is_removed_leaves_nothing_but_the_change(diary):
 @pytest.mark.parametrize("what", ["update", "remove", "pause", "resume"])
 def test_what_is_not_there_cannot_be_changed(diary, what):
     assert diary.people(what) == "none"
-    assert diary.ledger.changes(None).number == 0
+    assert diary.ledger.read_changes(None).number == 0
     assert diary.audited() == []
 
 
@@ -190,12 +190,12 @@ def test_the_time_of_the_last_fire_is_that_of_a_fire_and_not_of_a_change(diary):
 def test_names_are_told_apart_whatever_they_are(diary):
     names = [*TEXTS.values(), "x" * 300, "x" * 300 + "y"]
     for name in names:
-        assert diary.ledger.schedule("me", "add", name, name, ("one", "one", "every 1 s", "{}", "")) == "ok"
-    assert sorted(fields["name"] for _, fields in diary.ledger.entries(0, 100)) == sorted(names)
+        assert diary.ledger.change_schedule("me", "add", name, name, ("one", "one", "every 1 s", "{}", "")) == "ok"
+    assert sorted(fields["name"] for _, fields in diary.ledger.read_entries(0, 100)) == sorted(names)
     assert [(what, about) for _, what, about, _ in reversed(diary.audited())] == [("add entry", name) for name in names]
     for name in names:
         assert diary.people("remove", name) == "ok"
-    assert diary.ledger.entries(0, 100) == []
+    assert diary.ledger.read_entries(0, 100) == []
 
 
 def test_a_redis_that_is_full_takes_no_new_entry_and_lets_go_of_old_ones(diary):
@@ -205,7 +205,7 @@ def test_a_redis_that_is_full_takes_no_new_entry_and_lets_go_of_old_ones(diary):
         diary.people("add", "another")
     assert [diary.people(what) for what in ("pause", "resume", "remove")] == ["ok"] * 3
     diary.redis.config_set("maxmemory", 0)
-    assert diary.ledger.entries(0, 10) == []
+    assert diary.ledger.read_entries(0, 10) == []
     assert diary.changed(1) == [("hourly", False)]
 
 
@@ -233,7 +233,7 @@ def test_a_broken_record_can_be_removed_and_nothing_else(diary, broken, source):
     broken(diary)
     for what in ("add", "update", "pause", "resume"):
         assert diary.people(what) == ("exists" if what == "add" else "corrupt")
-    [(entry, fields)] = diary.ledger.entries(0, 10)
+    [(entry, fields)] = diary.ledger.read_entries(0, 10)
     assert entry == "hourly"
     assert ("gen" not in fields) or ("last" not in fields) or fields["gen"] == "x"
     assert diary.adopt(source=source).problem.startswith("corrupt")
@@ -247,7 +247,7 @@ def test_a_broken_record_can_be_removed_and_nothing_else(diary, broken, source):
 def test_an_entry_whose_record_vanished_is_listed_until_it_is_removed_or_added_again(diary):
     diary.people("add")
     diary.redis.delete(f"{PREFIX}e:hourly")
-    assert diary.ledger.entry("hourly") == {}
+    assert diary.ledger.read_entry("hourly") == {}
     assert diary.people("pause") == "corrupt"
     assert diary.people("remove") == "ok"
     assert diary.people("remove") == "none"
@@ -259,9 +259,9 @@ def test_an_entry_whose_record_vanished_is_listed_until_it_is_removed_or_added_a
 def test_what_is_no_text_is_read_as_far_as_it_can(diary):
     diary.people("add")
     diary.redis.hset(f"{PREFIX}e:hourly", mapping={"doc": b"\xff\x00", "name": b"\xfe"})
-    [(_, fields)] = diary.ledger.entries(0, 10)
+    [(_, fields)] = diary.ledger.read_entries(0, 10)
     assert (fields["doc"], fields["name"]) == ("\ufffd\x00", "\ufffd")
-    assert diary.ledger.changes(None).entries == [("hourly", True, "\ufffd\x00")]
+    assert diary.ledger.read_changes(None).entries == [("hourly", True, "\ufffd\x00")]
 
 
 # -- the verb changes
@@ -269,11 +269,11 @@ def test_what_is_no_text_is_read_as_far_as_it_can(diary):
 
 def test_who_knows_of_some_changes_hears_of_those_since(diary):
     diary.adopt("nightly", "code")
-    assert (diary.ledger.changes(None).number, diary.changed(None)) == (0, [])
+    assert (diary.ledger.read_changes(None).number, diary.changed(None)) == (0, [])
     diary.people("add", "a")
     diary.people("add", "b")
     diary.people("pause", "nightly")
-    assert diary.ledger.changes(0).number == 3
+    assert diary.ledger.read_changes(0).number == 3
     assert diary.changed(0) == [("a", True), ("b", True), ("nightly", True)]
     assert diary.changed(2) == [("nightly", True)]
     assert diary.changed(3) == []
@@ -287,7 +287,7 @@ def test_who_knows_of_none_hears_of_all_that_people_added(diary):
     for name in "abc":
         diary.people("add", name)
     diary.people("remove", "b")
-    found = diary.ledger.changes(None)
+    found = diary.ledger.read_changes(None)
     assert (found.number, found.complete) == (5, True)
     assert sorted(found.entries) == [("a", True, '{"name": "a"}'), ("c", True, '{"name": "c"}')]
 
@@ -295,8 +295,8 @@ def test_who_knows_of_none_hears_of_all_that_people_added(diary):
 def test_who_missed_too_many_changes_has_to_ask_for_all(diary):
     for number in range(1001):
         diary.people("add", f"e{number}")
-    assert not diary.ledger.changes(0).complete
-    assert diary.ledger.changes(1).complete
+    assert not diary.ledger.read_changes(0).complete
+    assert diary.ledger.read_changes(1).complete
     assert len(diary.changed(1)) == 1000
     assert diary.redis.zcard(f"{PREFIX}changed") == 1000
     assert len(diary.changed(None)) == 1001
@@ -315,10 +315,10 @@ def test_a_scheduler_hears_of_changes_with_its_term(diary):
 def test_entries_come_in_parts(diary):
     for number in range(25):
         diary.people("add", f"e{number}")
-    parts = [diary.ledger.entries(skip, 10) for skip in (0, 10, 20, 30)]
+    parts = [diary.ledger.read_entries(skip, 10) for skip in (0, 10, 20, 30)]
     assert [len(part) for part in parts] == [10, 10, 5, 0]
     assert {entry for part in parts for entry, _ in part} == {f"e{number}" for number in range(25)}
-    assert diary.ledger.entries(0, 0) == []
+    assert diary.ledger.read_entries(0, 0) == []
 
 
 def test_entries_tell_what_came_of_them(diary):
@@ -414,7 +414,7 @@ def test_a_task_may_be_given_itself(client, app):
 def test_what_fires_is_seen(client, shop):
     client.schedule.add("often", "shop.fetch", 1)
     due = shop.adopt("often").last_ms + 1
-    shop.ledger.plan(shop.term, [("often", due)])
+    shop.ledger.record_next_due(shop.term, [("often", due)])
     assert client.schedule.get("often").next_fire == at(due)
     gen = shop.entry("often")["gen"]
     fire = Fire("often", gen, due, due + 1, 3, "shop.fetch", "the-run", 10**9, "skip", message=b"m")
@@ -505,21 +505,21 @@ def test_one_bad_entry_does_not_hide_the_others(client, app, shop):
 
 def test_an_entry_of_the_code_whose_task_is_elsewhere_is_no_problem(client, shop):
     """Celery's beat sends it by its name."""
-    shop.ledger.adopt(shop.term, shop.now(), [Adoption("x", "x", "other.task", "", "every 5 s", "code", None)])
+    shop.ledger.adopt_entries(shop.term, shop.now(), [Adoption("x", "x", "other.task", "", "every 5 s", "code", None)])
     [found] = client.schedule.list()
     assert (found.problem, found.is_job, found.source) == (None, False, "code")
 
 
 def test_a_continuous_entry_is_one(client, shop):
     one = Adoption("shop.poll", "shop.poll", "shop.poll", "shop.poll", "continuously", "code", None, 0, b"x", "q")
-    shop.ledger.adopt(shop.term, shop.now(), [one])
+    shop.ledger.adopt_entries(shop.term, shop.now(), [one])
     [found] = client.schedule.list()
     assert (found.continuous, found.is_job, found.every) == (True, True, "continuously")
 
 
 def test_more_entries_than_are_read_at_a_time(client, shop):
     for number in range(450):
-        shop.ledger.schedule("me", "add", f"e{number:03}", "", ("shop.mail", "", "every 1 s", "{}", ""))
+        shop.ledger.change_schedule("me", "add", f"e{number:03}", "", ("shop.mail", "", "every 1 s", "{}", ""))
     assert [entry.name for entry in client.schedule.list()] == [f"e{number:03}" for number in range(450)]
     assert client.status().scheduler.entries == 450
 

@@ -27,7 +27,7 @@ class TestContinuousJobs:
     def start(self, beat: Beat, **more: Any) -> str:
         beat.begin({"one": {"cap": 1}})
         beat.adopt_continuous(**more)
-        [grant] = beat.ledger.continue_(beat.term, ["e"]).grants
+        [grant] = beat.ledger.continue_entries(beat.term, ["e"]).grants
         beat.run(grant)
         return grant.id
 
@@ -37,7 +37,7 @@ class TestContinuousJobs:
         beat.ledger.resign("s1", beat.term)
         until(lambda: beat.redis.zscore(f"{PREFIX}entries", "e") < beat.now())
         beat.term = beat.lead("s2")
-        assert beat.ledger.retire(beat.term)
+        assert beat.ledger.retire_entries(beat.term)
         assert beat.end(id) == []
         assert beat.runs() == {}
 
@@ -45,7 +45,7 @@ class TestContinuousJobs:
         id = self.start(beat)
         beat.turn(ends={id: "requeued"})
         for _ in range(3):
-            assert beat.ledger.continue_(beat.term, ["e"]).answers == [("rests",)]
+            assert beat.ledger.continue_entries(beat.term, ["e"]).answers == [("rests",)]
         assert beat.come(id, "one") == "start"
         [following] = beat.end(id)
         assert following != id
@@ -79,7 +79,7 @@ class TestRunsThatGoBackToTheBroker:
         beat.turn(ends={id: "requeued"})
         beat.redis.zadd(f"{PREFIX}gr", {id: -1})
         assert beat.sweep().retries == [id]
-        found = beat.ledger.retrying(id)
+        found = beat.ledger.read_retry(id)
         assert found is not None
         assert found[1] == -1  # the next attempt is the first
 
@@ -89,7 +89,7 @@ class TestWhoWaitsForAFire:
         beat.begin({**J_AFTER_D, "j": {**J_AFTER_D["j"], "cap": 1}})
         beat.adopt("d", "d")
         assert [beat.come("j0", "j"), beat.come("j1", "j")] == ["start", "wait"]
-        beat.ledger.switch("d", False, "me", "")
+        beat.ledger.enable_or_disable("d", False, "me", "")
         assert beat.fires("d", "d") == ("fired",)
         assert beat.turn(come=[arrival("j2", "j", priority=2)]).answers[0].what == "wait"
         assert beat.end("j0") == ["j1"]
@@ -131,8 +131,8 @@ class TestGarbage:
         beat.adopt("e")
         beat.redis.delete(f"{PREFIX}{key}")
         beat.redis.set(f"{PREFIX}{key}", "x")
-        assert beat.ledger.changes(None).entries == []
-        assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.read_changes(None).entries == []
+        assert beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
         assert beat.fires("e") == ("fired",)
         assert beat.adopt("f").problem == ""
 
@@ -165,8 +165,8 @@ def test_an_entry_that_is_ahead_of_a_clock_that_was_set_back_begins_anew(beat: B
     assert beat.adopt(ago_ms=1000).last_ms <= beat.now()
     assert beat.fires(due_ms=beat.now()) == ("fired",)
     beat.redis.hset(f"{PREFIX}e:e", "last", beat.now() + HOUR_MS)
-    beat.ledger.schedule("me", "pause", "e", "")
-    beat.ledger.schedule("me", "resume", "e", "")
+    beat.ledger.change_schedule("me", "pause", "e", "")
+    beat.ledger.change_schedule("me", "resume", "e", "")
     assert int(beat.entry()["last"]) <= beat.now()
 
 

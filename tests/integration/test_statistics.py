@@ -153,7 +153,7 @@ def test_a_handed_over_run_tells_of_its_wait_and_of_the_hand_over(shop: Shop):
     time.sleep(0.02)
     (grant,) = shop.turn(ends={"a": "succeeded"}).grants
     time.sleep(0.02)
-    assert shop.ledger.published([grant]) == 1
+    assert shop.ledger.confirm_published([grant]) == 1
     time.sleep(0.02)
     turn = shop.turn(come=[traced("b", "one", grant=grant.number)])
     waits = tracing.read(turn.waits["b"])
@@ -238,7 +238,7 @@ def test_the_statistics_of_a_deleted_job_go_with_it_but_for_the_sum_of_all(shop:
     run(shop, "a")
     shop.install({"two": {}})
     assert shop.redis.keys(f"{PREFIX}t*:one*") == []
-    told = shop.ledger.statistics("all", [""])["jobs"][0]["sums"][0]
+    told = shop.ledger.read_statistics("all", [""])["jobs"][0]["sums"][0]
     assert told["succeeded"] == 1
 
 

@@ -47,7 +47,7 @@ def libraries(server: RedisServer) -> list[str]:
 
 
 def works(ledger: Ledger) -> bool:
-    return ledger.members().members == []
+    return ledger.list_nodes().members == []
 
 
 def test_functions_are_loaded_once_and_called(server, ledger):
@@ -90,7 +90,7 @@ def test_libraries_of_other_releases_do_not_pile_up(server, ledger):
         server.client().function_load(f"#!lua name={name}\nredis.register_function('x{number}', function() end)")
     assert works(ledger)
     assert len(libraries(server)) == _MOST_LIBRARIES + 1
-    assert any(library("members").name in name for name in libraries(server))
+    assert any(library("list_nodes").name in name for name in libraries(server))
 
 
 def test_a_full_redis_is_asked_by_scripts_and_by_functions_again_later(server, ledger):
@@ -119,7 +119,7 @@ def test_an_error_within_a_function_is_not_tried_again_as_a_script(server, ledge
     """It may have written something by then."""
     server.client().set(f"{PREFIX}ws", "no sorted set")
     with pytest.raises(Exception, match="WRONGTYPE"):
-        ledger.members()
+        ledger.list_nodes()
     assert calls(server)["evalsha"] == 0
 
 

@@ -13,19 +13,20 @@ PLACES = "integration/test_pool_places.py"
 CONTINUOUS = "integration/test_continuous.py"
 RELEASES = "integration/test_releases.py"
 
-GATE = "ledger/lua/lib/gate.lua"
-LIFE = "ledger/lua/lib/life.lua"
+RULES = "ledger/lua/rules.lua"
+INDEX = "ledger/lua/index.lua"
+TRANSITIONS = "ledger/lua/transitions.lua"
 ROOM = "ledger/lua/lib/room.lua"
 OVER = "ledger/lua/lib/hand_over.lua"
-TURN = "ledger/lua/turn.lua"
-SWEEP = "ledger/lua/sweep.lua"
-FIRES = "ledger/lua/dispatch.lua"
+TURN = "ledger/lua/verbs/worker/turn.lua"
+SWEEP = "ledger/lua/verbs/worker/sweep.lua"
+FIRES = "ledger/lua/verbs/schedule/dispatch.lua"
 
 MUTANTS = [
     # -- rules of the gate
     Mutant(
         "pause-ignored",
-        GATE,
+        RULES,
         "if G.paused and r.rank >= 0 then return { 'paused' } end",
         "",
         "Runs start while everything is paused.",
@@ -33,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         "room-one-too-many",
-        GATE,
+        RULES,
         "room_taken(j, key) < j.cap",
         "room_taken(j, key) <= j.cap",
         "One run more than max_running runs at once.",
@@ -41,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         "room-not-by-key",
-        GATE,
+        RULES,
         "if not j.keyed then return j.n end",
         "if true then return j.n end",
         "max_running counts all keys together.",
@@ -49,7 +50,7 @@ MUTANTS = [
     ),
     Mutant(
         "global-cap-ignored",
-        GATE,
+        RULES,
         "if G.cap and G.total >= G.cap then return { 'global' } end",
         "",
         "More runs than orchestration_max_running run at once.",
@@ -57,7 +58,7 @@ MUTANTS = [
     ),
     Mutant(
         "blocks-ignored",
-        GATE,
+        RULES,
         "if holder then return { 'blocked', holder } end",
         "",
         "A job starts beside one that it blocks.",
@@ -65,7 +66,7 @@ MUTANTS = [
     ),
     Mutant(
         "group-counts-itself",
-        GATE,
+        RULES,
         "return held(group) > (j.n > 0 and 1 or 0)",
         "return held(group) > 1",
         "Two jobs of an exclusive group run together.",
@@ -73,7 +74,7 @@ MUTANTS = [
     ),
     Mutant(
         "dependency-busy-ignored",
-        GATE,
+        RULES,
         "if d.busy > 0 then return { dep.job, 'busy' } end",
         "",
         "A job starts while a job that it depends on runs.",
@@ -81,7 +82,7 @@ MUTANTS = [
     ),
     Mutant(
         "failed-dependency-satisfies",
-        GATE,
+        RULES,
         "elseif dep.on == 'success' and d.ok ~= true then",
         "elseif dep.on == 'success' and d.ok == nil then",
         "A job starts although the job that it depends on failed.",
@@ -89,7 +90,7 @@ MUTANTS = [
     ),
     Mutant(
         "old-dependency-satisfies",
-        GATE,
+        RULES,
         "elseif dep.max_age_ms and age_ms(d.ended) > dep.max_age_ms then",
         "elseif dep.max_age_ms and age_ms(d.ended) < 0 then",
         "max_age_seconds has no effect.",
@@ -97,7 +98,7 @@ MUTANTS = [
     ),
     Mutant(
         "stale-dependency-satisfies",
-        GATE,
+        RULES,
         "d.ended <= j.begun then",
         "d.ended < 0 then",
         "fresh has no effect: one run of a dependency serves many runs.",
@@ -105,7 +106,7 @@ MUTANTS = [
     ),
     Mutant(
         "earlier-fire-ignored",
-        GATE,
+        RULES,
         "if from and from < rank % CLASS then",
         "if from and false then",
         "A job starts before a run of its dependency that was due first.",
@@ -113,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         "later-fire-counts",
-        GATE,
+        RULES,
         "if from and from < rank % CLASS then",
         "if from then",
         "A job waits for runs of its dependency that came after it.",
@@ -121,7 +122,7 @@ MUTANTS = [
     ),
     Mutant(
         "no-rank-between-jobs",
-        GATE,
+        RULES,
         "if other then return { 'behind', other } end",
         "",
         "A waiting run is starved by two jobs that take turns.",
@@ -129,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         "no-rank-within-a-job",
-        GATE,
+        RULES,
         "if first then return { 'behind', j.name, first } end",
         "",
         "A new run passes runs of its own job that wait for a slot.",
@@ -137,7 +138,7 @@ MUTANTS = [
     ),
     Mutant(
         "conflict-1000-skipped",
-        GATE,
+        RULES,
         "local part = { unpack(j.conf, from, math.min(from + 999, #j.conf)) }",
         "local part = { unpack(j.conf, from, math.min(from + 998, #j.conf)) }",
         "The 1,000th job that a job blocks does not bar it.",
@@ -145,7 +146,7 @@ MUTANTS = [
     ),
     Mutant(
         "conflicts-beyond-1000-skipped",
-        GATE,
+        RULES,
         "for from = 1, #j.conf, 1000 do",
         "for from = 1, math.min(#j.conf, 1000), 1000 do",
         "Jobs after the 1,000th that a job blocks do not bar it.",
@@ -161,7 +162,7 @@ MUTANTS = [
     ),
     Mutant(
         "disabled-job-bars",
-        GATE,
+        INDEX,
         "if h and enabled_for(j, h.id, h.rank) and (h.jd or not unmet(j, h.rank)) and not holds_back(j) then",
         "if h and (h.jd or not unmet(j, h.rank)) and not holds_back(j) then",
         "The waiting runs of a disabled job keep other jobs waiting, or start.",
@@ -169,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         "unmet-run-bars",
-        GATE,
+        INDEX,
         "and (h.jd or not unmet(j, h.rank)) and not holds_back(j) then",
         "and not holds_back(j) then",
         "A run that waits for a dependency bars the dependency itself: a deadlock.",
@@ -349,7 +350,7 @@ MUTANTS = [
     # -- fences, leases, sweeps
     Mutant(
         "fence-not-checked-on-settle",
-        LIFE,
+        TRANSITIONS,
         "if not r or r.st ~= 'running' or r.fence ~= fence then return 'refused' end",
         "if not r or r.st ~= 'running' then return 'refused' end",
         "The outcome of a worker that lost its lease ends the new copy of the run.",
@@ -357,7 +358,7 @@ MUTANTS = [
     ),
     Mutant(
         "fence-not-checked-by-heartbeat",
-        "ledger/lua/beat.lua",
+        "ledger/lua/verbs/worker/heartbeat.lua",
         "if not r or r.fence ~= tonumber(ARGV[i + 1]) then",
         "if not r then",
         "A worker that lost its lease is not told, and its code runs on beside the new copy.",
@@ -373,15 +374,15 @@ MUTANTS = [
     ),
     Mutant(
         "superseded-attempt-recovered",
-        LIFE,
-        "if following(r) then\n    give_way(j, r)\n    refresh(j)\n    return 'superseded'\n  end",
+        TRANSITIONS,
+        "if following(r) then\n    continue_with_retry(j, r)\n    refresh(j)\n    return 'superseded'\n  end",
         "",
         "An attempt whose retry waits already runs once more when its worker dies.",
         (f"{HAND_OVER}::TestAttempts",),
     ),
     Mutant(
         "heartbeat-renews-nothing",
-        "ledger/lua/beat.lua",
+        "ledger/lua/verbs/worker/heartbeat.lua",
         "if known[3] ~= 'departing' then call(",
         "if known[3] == 'departing' then call(",
         "Every worker is taken for dead after one lease.",
@@ -454,7 +455,7 @@ MUTANTS = [
     # -- a run's life
     Mutant(
         "crash-not-counted",
-        LIFE,
+        TRANSITIONS,
         "r.rec = r.rec + 1",
         "r.rec = r.rec + 0",
         "A run that kills its process is started again forever.",
@@ -462,7 +463,7 @@ MUTANTS = [
     ),
     Mutant(
         "not-tried-alone",
-        LIFE,
+        TRANSITIONS,
         "if counted == 'worker' and not fails and not r.al then",
         "if false then",
         "Runs that were beside a poisonous one are dead-lettered with it.",
@@ -470,7 +471,7 @@ MUTANTS = [
     ),
     Mutant(
         "on-crash-fail-ignored",
-        LIFE,
+        TRANSITIONS,
         "local fails = begun and j.crash == 'fail'",
         "local fails = false",
         "A task that must not run twice runs twice after a crash.",
@@ -478,7 +479,7 @@ MUTANTS = [
     ),
     Mutant(
         "unbegun-run-fails",
-        LIFE,
+        TRANSITIONS,
         "local fails = begun and j.crash == 'fail'",
         "local fails = j.crash == 'fail'",
         "A run that never began fails when its worker stops.",
@@ -486,7 +487,7 @@ MUTANTS = [
     ),
     Mutant(
         "failures-never-reset",
-        LIFE,
+        TRANSITIONS,
         "j.good, j.fails = j.ended, 0",
         "j.good = j.ended",
         "A job is disabled by failures that were not in a row.",
@@ -494,7 +495,7 @@ MUTANTS = [
     ),
     Mutant(
         "disabled-one-failure-late",
-        LIFE,
+        TRANSITIONS,
         "if j.fmax and j.fails >= j.fmax and not j.off then",
         "if j.fmax and j.fails > j.fmax and not j.off then",
         "A job runs once more than max_consecutive_failures allows.",
@@ -502,7 +503,7 @@ MUTANTS = [
     ),
     Mutant(
         "probe-success-does-not-enable",
-        LIFE,
+        TRANSITIONS,
         "switch_on(j, 'probe', 'run ' .. r.id .. ' succeeded')",
         "j.probe = ''",
         "A job that works again stays disabled after its cool-down.",
@@ -510,7 +511,7 @@ MUTANTS = [
     ),
     Mutant(
         "no-done-marker",
-        LIFE,
+        TRANSITIONS,
         "if marker then mark_done(r, r.a) end",
         "",
         "A message that is delivered again after its run ended runs again.",
@@ -551,7 +552,7 @@ MUTANTS = [
     ),
     Mutant(
         "claim-of-a-superseded-run",
-        "ledger/lua/claim.lua",
+        "ledger/lua/verbs/worker/claim_runs.lua",
         "return r.a > a or r.st == 'ending' or (r.a == a and (r.fence or 0) > fence)",
         "return r.a > a or r.st == 'ending'",
         "After a failover two copies of one run are taken for running.",
@@ -559,7 +560,7 @@ MUTANTS = [
     ),
     Mutant(
         "claim-forgets-what-is-not-named",
-        "ledger/lua/claim.lua",
+        "ledger/lua/verbs/worker/claim_runs.lua",
         "elseif publications[id] ~= r.pub then",
         "elseif false then",
         "After a failover a run that nobody runs holds its room forever.",
@@ -584,7 +585,7 @@ MUTANTS = [
     ),
     Mutant(
         "term-taken-while-it-runs",
-        "ledger/lua/lead.lua",
+        "ledger/lua/verbs/schedule/lead.lua",
         "elseif left <= 0 then",
         "elseif left <= length then",
         "Two schedulers lead at a time.",
@@ -649,7 +650,7 @@ MUTANTS = [
     ),
     Mutant(
         "place-beyond-wanted",
-        "ledger/lua/claim_place.lua",
+        "ledger/lua/verbs/supervisor/claim_place.lua",
         "if count_staying(held) >= (wanted_of(pool) or 0) then return { 'enough' } end",
         "",
         "Supervisors start more workers than wanted.",
@@ -657,7 +658,7 @@ MUTANTS = [
     ),
     Mutant(
         "place-beyond-max",
-        "ledger/lua/claim_place.lua",
+        "ledger/lua/verbs/supervisor/claim_place.lua",
         "if number > (most_places(pool) or 0) then return { 'full' } end",
         "",
         "A pool has more workers than its max while others stop.",
@@ -665,7 +666,7 @@ MUTANTS = [
     ),
     Mutant(
         "place-of-another-renewed",
-        "ledger/lua/renew_places.lua",
+        "ledger/lua/verbs/supervisor/renew_places.lua",
         "if p and (p.by ~= name or p.fence ~= fence) then",
         "if p and p.by ~= name then",
         "A supervisor that came back too late keeps a place that was given away.",

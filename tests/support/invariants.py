@@ -28,7 +28,7 @@ from celery_orchestration.operate import Orchestration, Status
 from support.history import History, Span
 from support.wait import until
 
-#: Keys (head of lua/lib/records.lua) that are not about a run that has not ended: configuration and history.
+#: Keys (head of lua/schema.lua) that are not about a run that has not ended: configuration and history.
 CONFIGURATION = ("g", "jobs", "groups", "live", "rel", "relseq", "slots", "ws", "wn", "dead", "gone", "audit")
 CONFIGURATION += ("services", "stopped", "leads", "names")
 CONFIGURATION += ("installed", "entries", "added", "changed", "lead", "bad", "off", "resting", "decided")
@@ -45,7 +45,7 @@ def prefix_of(app: Celery) -> str:
 def status_of(app: Celery) -> Status:
     ledger = Orchestration(app)
     try:
-        return ledger.status(depths=False)
+        return ledger.read_status(depths=False)
     finally:
         ledger.close()
 
@@ -143,7 +143,7 @@ def fires_of(app: Celery) -> list[Fired]:
     ledger = Ledger.of(app, read_settings(app))
     try:
         for job in jobs_of(app):
-            for text in ledger.history(job, 100_000) or []:
+            for text in ledger.read_history(job, 100_000) or []:
                 fields = json.loads(text)
                 run, outcome, entry, due, none = fields[0], fields[2], fields[12], fields[13], fields[14:]
                 if entry and outcome not in _NOT_OVER:

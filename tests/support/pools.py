@@ -57,7 +57,7 @@ class PoolStage(Stage):
         settings = read_settings(self.app)
         ledger = Ledger.of(self.app, settings)
         try:
-            return ledger.pools({name: queues_of(self.app, name) for name in settings.pools}, changes=50)
+            return ledger.read_pools({name: queues_of(self.app, name) for name in settings.pools}, changes=50)
         finally:
             ledger.close()
 

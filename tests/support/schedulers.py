@@ -188,7 +188,7 @@ class ScheduleStage(Stage):
     def job_entries(self) -> list[str]:
         """Names of the entries that fire jobs."""
         with self.as_person() as ledger:
-            return [found["name"] for _, found in ledger.entries(0, 100_000) if "job" in found]
+            return [found["name"] for _, found in ledger.read_entries(0, 100_000) if "job" in found]
 
     @contextlib.contextmanager
     def as_person(self) -> Iterator[Ledger]:

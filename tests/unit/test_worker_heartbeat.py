@@ -26,7 +26,7 @@ class Ledger:
     def new_connection(self) -> Ledger:
         return self
 
-    def beat(self, worker: str, lease_ms: int, runs: list[tuple[str, str]]) -> list[str]:
+    def heartbeat(self, worker: str, lease_ms: int, runs: list[tuple[str, str]]) -> list[str]:
         self.called.append("beat")
         self.beats.append(runs)
         return self.void
@@ -107,13 +107,13 @@ def test_a_run_whose_lease_was_lost_is_void_here_unless_it_was_started_again(wor
     worker.round()
     assert worker.voided == ["a"]
     worker.voided.clear()
-    beat = worker.ledger.beat
+    beat = worker.ledger.heartbeat
 
     def meanwhile(*arguments: Any) -> list[str]:
         worker.gate.runs["a"] = run("a", "9")
         return beat(*arguments)
 
-    worker.ledger.beat = meanwhile  # type: ignore[method-assign]
+    worker.ledger.heartbeat = meanwhile  # type: ignore[method-assign]
     worker.heartbeat._beat_at = 0.0
     worker.round()
     assert worker.voided == []

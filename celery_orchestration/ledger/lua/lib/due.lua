@@ -1,5 +1,5 @@
 -- What time brings: runs that are due go to the gate, waiting runs that expired end, a job that has cooled down may try a
--- run, old dead letters go. Needs records, gate, room, life.
+-- run, old dead letters go. Needs records, rules, index, room, transitions.
 
 -- A run asked for while its job is disabled, where such runs are dropped. Forced ones are not, nor is a probe, nor the
 -- retry of one that began before.

@@ -1,4 +1,4 @@
--- Entries of the schedule, and how they fire. Needs records, gate, room, life.
+-- Entries of the schedule, and how they fire. Needs records, rules, index, room, transitions.
 --
 --   e:<entry>, a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job;
 --   every: when, for people; src: code | people; doc: what people wrote (JSON);
@@ -126,9 +126,9 @@ end
 
 -- What handing over begins with: continuous jobs whose run has ended in this call go on. Not one that replaced itself:
 -- it goes on under the same id.
-local function carry_on()
-  while #CARRY_ON > 0 do
-    local r = table.remove(CARRY_ON)
+local function fire_continuous()
+  while #ENDED_CONTINUOUS > 0 do
+    local r = table.remove(ENDED_CONTINUOUS)
     local e, now = load_entry(r.ent), load_run(r.id)
     if e and e.cont and e.run == r.id and not (now and now.cont and now.st ~= 'ending') then fire_again(e) end
   end

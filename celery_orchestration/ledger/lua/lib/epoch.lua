@@ -1,7 +1,7 @@
--- Epochs: the times between which the ledger may have forgotten something. Needs records, full.
+-- Epochs: the times between which the ledger may have forgotten something. Needs records, memory.
 --
 -- A Redis that was restarted, emptied or failed over to a replica may lack what it was told last. Whoever notices
--- declares a new epoch. Then nothing starts until every worker had one lease to claim what it runs (verb claim), and
+-- declares a new epoch. Then nothing starts until every worker had one lease to claim what it runs (verb claim_runs), and
 -- until it has, no worker's turn, heartbeat or sweep is taken: NEWEPOCH.
 -- An epoch is named by the tick at which it began, so that epochs rise, and can be compared with fences.
 --

@@ -1,5 +1,5 @@
--- Handing over: room that is free goes to the waiting runs that may start, in rank order. Needs records, gate,
--- room, life.
+-- Handing over: room that is free goes to the waiting runs that may start, in rank order. Needs records, rules, index,
+-- room, transitions.
 --
 -- A run goes to a slot that the calling worker offers (it starts there at once: `starts`), else it is granted and
 -- the caller publishes it (`grants`), as long as fewer granted runs are on their way to a queue than live workers
@@ -39,7 +39,7 @@ end
 
 local function hand(j, id, queue, place)
   local r = load_run(id)
-  if not r then return strike(j, head(j)) end
+  if not r then return drop_lost(j, head(j)) end
   dequeue(j, r)
   take(j, r.key)
   r.jd = true
@@ -121,7 +121,7 @@ local function best_after(best)
           local first = not best or rank < best.rank or rank == best.rank and h.rank < best.own
           if first and (h.jd or not unmet(j, h.rank)) and not barred(j, h.rank, d.name) then
             local r = load_run(h.id)
-            if not r then strike(j, h) end
+            if not r then drop_lost(j, h) end
             local queue = r and open_set(name, destination(r))
             local place = queue and place_for(name, queue)
             if place then
@@ -138,7 +138,7 @@ local function best_after(best)
 end
 
 local function hand_over(limit)
-  carry_on()
+  fire_continuous()
   local unseen = look_at_unseen()
   HAND.more = unseen
   for _ = 1, limit do
@@ -156,7 +156,7 @@ end
 
 -- Observe mode: everything that waits is let go, whatever the gate says, as far as there are slots for it.
 local function let_go(limit)
-  carry_on()
+  fire_continuous()
   look_at_unseen()
   take_from('wait', limit, 10 * limit, function(id)
     local r = load_run(id)

@@ -1,4 +1,4 @@
--- Identity: which run a message belongs to. Needs records, life.
+-- Identity: which run a message belongs to. Needs records, transitions.
 --
 -- A publication is one call. Everybody may publish a task id again, and each time it is another run, as in Celery; but a
 -- redelivery, a copy of ours, a retry and a replacement belong to the publication that they come from, and say so. The

@@ -1,5 +1,5 @@
 -- Room and lanes: taking and freeing room, runs going into and out of their lanes.
--- Needs records, gate.
+-- Needs records, rules, index.
 
 -- A keyed lane counts for its job only while it has both waiting runs and room.
 local function touch_lane(j, key)

@@ -1,4 +1,4 @@
--- Live workers: their presence, and what happens to their runs when they go. Needs records, gate, room, life.
+-- Live workers: their presence, and what happens to their runs when they go. Needs records, rules, index, room, transitions.
 
 -- Jobs that are looked at again in one call.
 local MOST_STALE = 200

@@ -1,0 +1,8 @@
+-- uses: schema records
+--
+-- list_installed: the jobs that have a policy, each with its hash. Reads only.
+--
+-- ARGV  none
+-- Returns  { name, hash, ... }
+-- Called again: the same.
+return call('HGETALL', P .. 'installed')
