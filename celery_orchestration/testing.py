@@ -86,7 +86,7 @@ def decide(
     why = disabled if isinstance(disabled, Mapping) else dict.fromkeys(disabled, "by hand")
     now = Situation(
         jobs={
-            name: Job(policy.max_running, policy.document()["deps"], graph.never_beside(name))
+            name: Job(policy.max_running, policy.document()["depends_on"], graph.never_beside(name))
             for name, policy in jobs.items()
         },
         max_running=read_settings(app).max_running,

@@ -93,7 +93,7 @@ _NOT_REQUEUED = {
     "protocol": "its message is of Celery's protocol 1",
 }
 #: Where runs that have not started are, by the state that people name.
-UNSTARTED = {"waiting": ("wait", "later"), "queued": ("gr",)}
+UNSTARTED = {"waiting": ("waiting", "later"), "queued": ("deadlines",)}
 #: How many runs are looked at in one call.
 LOOKED_AT = 1000
 

@@ -42,7 +42,7 @@ def plan(
         until_ms=now_ms + round(hours * 3_600_000),
         jobs={
             name: PlannedJob(
-                rules=rules.Job(policy.max_running, policy.document()["deps"], graph.never_beside(name)),
+                rules=rules.Job(policy.max_running, policy.document()["depends_on"], graph.never_beside(name)),
                 priority=int(policy.priority),
                 pool=policy.pool,
                 drops=policy.when_disabled == "drop",
@@ -95,7 +95,7 @@ def _entries(
     in_code, _ = from_code(app, jobs, {})
     for entry in (*in_code.values(), *_of_people(app, jobs, known)):
         found = known.get(entry.id, {})
-        if entry.policy is not None and "off" not in found:
+        if entry.policy is not None and "paused" not in found:
             yield PlannedEntry(
                 name=entry.name,
                 job=entry.policy.name,
@@ -110,9 +110,9 @@ def _entries(
 def _of_people(app: Celery, jobs: Mapping[str, Policy], known: Mapping[str, Mapping[str, str]]) -> Iterator[Entry]:
     """Those that cannot be read are shown by ``schedule list``."""
     for key, found in known.items():
-        if found.get("src") == "people":
+        if found.get("source") == "people":
             try:
-                yield as_entry(app, written(key, found.get("doc", "")), jobs)
+                yield as_entry(app, written(key, found.get("written", "")), jobs)
             except ConfigurationError:
                 continue
 

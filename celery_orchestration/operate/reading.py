@@ -13,7 +13,7 @@ from celery_orchestration.job import queues
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.limits import Limit, sentences
 from celery_orchestration.job.policy import Policy, Priority, show
-from celery_orchestration.ledger import BEAT
+from celery_orchestration.ledger import BEAT, HistoryLine
 from celery_orchestration.ledger.keys import decode_entry, decode_job, decode_service, retries
 from celery_orchestration.operate import overdue, reasons, redis_problems
 from celery_orchestration.operate.clock import clock, lasting, when
@@ -74,7 +74,11 @@ def status(
             return "about to end"
         return f"about to start for {lasting(run.seconds)}"
 
-    off = {decode_job(job["name"]): json.loads(job["off"])["why"] for job in found["jobs"] or () if job.get("off")}
+    off = {
+        decode_job(job["name"]): json.loads(job["disabled"])["why"]
+        for job in found["jobs"] or ()
+        if job.get("disabled")
+    }
     retried = [one for one in found["waits"] or () if one["state"] == "later" and one["started"]]
     put_off = [run_status(one, now, workers) for one in retried]
     waits = []
@@ -104,7 +108,7 @@ def status(
         paused=found["paused"],
         pause=pause_of(found.get("pause")),
         running=found["total"],
-        max_running=found.get("cap"),
+        max_running=found.get("max_running"),
         waiting=found["waiting"],
         later=found["later"],
         dead_letters=found["letters"],
@@ -191,9 +195,7 @@ def _without_release(found: Mapping[str, Any]) -> list[str]:
     return [f"{reasons.no_release(decode_job(job), last)}; its runs wait" for job, last in sorted(jobs.items())]
 
 
-def _unkept_limits(
-    found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]
-) -> list[str]:
+def _unkept_limits(found: Mapping[str, Any], sent: Mapping[str, list[str]], limits: Mapping[str, Limit]) -> list[str]:
     served = limits_served(found, sent, limits)
     return sorted(sentence for kind, jobs in served.items() for sentence in sentences(kind, jobs, {}))
 
@@ -221,11 +223,11 @@ def _job(
     oldest = [when for when in (_when(job.get("oldest")), listed.get(name)) if when and job["waiting"]]
     return JobStatus(
         name=name,
-        state="disabled" if job.get("off") else state,
+        state="disabled" if job.get("disabled") else state,
         priority=policy.priority.label if policy else None,
         pool=policy.pool if policy else None,
         running=job["running"],
-        max_running=job.get("cap"),
+        max_running=job.get("max_running"),
         keyed=job["keyed"],
         waiting=job["waiting"],
         later=job["later"],
@@ -235,10 +237,10 @@ def _job(
         last_outcome=None if job.get("ended") is None else "succeeded" if job.get("succeeded") else "failed",
         last_success=_when(job.get("succeeded_at")),
         last_seconds=job["took"] / 1000 if "took" in job else None,
-        failures=job.get("fails") or 0,
-        max_consecutive_failures=job.get("fmax"),
-        last_error=job.get("err") or None,
-        disabled=_disabled(job.get("off")),
+        failures=job.get("failures") or 0,
+        max_consecutive_failures=job.get("max_consecutive_failures"),
+        last_error=job.get("last_error") or None,
+        disabled=_disabled(job.get("disabled")),
         probe=job.get("probe"),
         next_probe=_when(job.get("cools")),
         dead_letters=job["letters"],
@@ -270,9 +272,7 @@ def _disabled(off: str | None) -> Disabled | None:
     return Disabled(by=found["by"], why=found["why"], at=_when(found["at"]), failures=found.get("failures"))
 
 
-def run_status(
-    run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None = None
-) -> RunStatus:
+def run_status(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None = None) -> RunStatus:
     worker = workers.get(run.get("worker") or "")
     return RunStatus(
         id=run["id"],
@@ -348,36 +348,34 @@ def change(text: str) -> Change:
 
 def id_of(text: str) -> str:
     """Of a run, as a record of the history has it."""
-    return str(json.loads(text)[0])
+    return HistoryLine.read(text).id
 
 
 def ended(job: str, text: str) -> Ended:
-    """Records of an older version end with the room key; that of fires that made no run says how many."""
-    fields = json.loads(text)
-    id, attempt, outcome, arrived, started, over, worker, fence, recoveries, waited_for, error, key = fields[:12]
-    entry, due, *fires = fields[12:] or (None, None)
-    words = str(waited_for).split(" ") if waited_for else None
+    line = HistoryLine.read(text)
+    words = line.waited_for.split(" ") if line.waited_for else None
+    made_run = line.fires is None
     return Ended(
-        id=id,
+        id=line.id,
         job=job,
-        outcome=outcome,
-        retries=retries(attempt),
-        key=key,
-        arrived=_when(arrived),
-        started=_when(started or None),
-        ended=_when(over),
-        seconds=(over - started) / 1000 if started else None,
-        waited_seconds=0 if fires else max(0, (started or over) - arrived) / 1000,
+        outcome=line.outcome,
+        retries=retries(line.attempt),
+        key=line.key,
+        arrived=_when(line.arrived),
+        started=_when(line.started),
+        ended=_when(line.ended),
+        seconds=None if line.started is None else (line.ended - line.started) / 1000,
+        waited_seconds=max(0, (line.started or line.ended) - line.arrived) / 1000 if made_run else 0,
         waited_for=reasons.past(words) if words else None,
         waited_rule=words[0] if words else None,
-        worker=worker or None,
-        fence=int(fence) if fence else None,
-        recoveries=recoveries,
-        error=error or None,
-        entry=decode_entry(entry) if entry else None,
-        due=_when(due or None),
-        fires=fires[0] if fires else 1,
-        made_run=not fires,
+        worker=line.worker,
+        fence=int(line.fence) if line.fence else None,
+        recoveries=line.recoveries,
+        error=line.error,
+        entry=decode_entry(line.entry) if line.entry else None,
+        due=_when(line.due),
+        fires=1 if line.fires is None else line.fires,
+        made_run=made_run,
     )
 
 

@@ -100,7 +100,7 @@ class Finder:
 
     def _off(self, job: str) -> Cause:
         told = self.told(job)
-        off = json.loads(told["off"])
+        off = json.loads(told["disabled"])
         by_failures = off["by"] == "failures"
         by = "" if by_failures else f" by {off['by']}"
         text = f"{job} was disabled{by} {self._ago(off['at'] / 1000)}" + (f": {off['why']}" if off["why"] else "")
@@ -115,7 +115,7 @@ class Finder:
 
     def _may_be_tried(self, job: str) -> bool:
         """It is disabled, and the gate lets one run pass all the same."""
-        return "off" in self.told(job) and self.told(job).get("probe") == ""
+        return "disabled" in self.told(job) and self.told(job).get("probe") == ""
 
     def _unknown(self, last: Step) -> Cause:
         job = last.job
@@ -143,11 +143,11 @@ class Finder:
         )
 
     def _global(self, last: Step) -> Cause:
-        text = f"as many runs of all jobs as allowed: {self.found['total']} of {self.found.get('cap')}"
+        text = f"as many runs of all jobs as allowed: {self.found['total']} of {self.found.get('max_running')}"
         return Cause(code="global_cap", job=last.job, text=text)
 
     def _due(self, last: Step) -> Cause:
-        error = self.told(last.job).get("err") if last.run is not None and last.run.retries else None
+        error = self.told(last.job).get("last_error") if last.run is not None and last.run.retries else None
         text = f"{last.job} is not to start before {last.words[1]}"
         text += f": it is tried again, after {error}" if error else ""
         return Cause(code="due_later", job=last.job, text=text)
@@ -190,7 +190,7 @@ class Finder:
     _is_granted = _is_queued
 
     def _is_retrying(self, last: Step, _: Step | None) -> Cause:
-        error = self.told(last.job).get("err")
+        error = self.told(last.job).get("last_error")
         text = f"{last.job} is to be tried again" + (f", after {error}" if error else "")
         return Cause(code="retrying", job=last.job, text=text)
 
@@ -227,7 +227,7 @@ class Finder:
         if asked.wrong:
             return asked
         code, text = _WANTING[before.words[2]]
-        error = self.told(job).get("err") if code == "failed" else None
+        error = self.told(job).get("last_error") if code == "failed" else None
         text = f"{job} {text}" + (f": {error}" if error else "")
         comes = asked.code == "scheduled"
         mend = None if comes else self._trigger(job)

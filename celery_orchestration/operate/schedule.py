@@ -80,7 +80,7 @@ class Schedule:
             raise BadCall("say what to change: task, schedule, args, kwargs or options")
         for _ in range(_TRIES):
             found = self._find(name)
-            if found.get("src") == "code":
+            if found.get("source") == "code":
                 raise _in_code(name)
             before = self._read(name, found)
             is_written = self._write(
@@ -91,7 +91,7 @@ class Schedule:
                 before.args if args is None else args,
                 before.named_args if kwargs is None else kwargs,
                 before.options if options is None else options,
-                found.get("gen", ""),
+                found.get("generation", ""),
             )
             if is_written:
                 return self.get(name)
@@ -186,7 +186,7 @@ class Schedule:
         answer = self._ask(lambda: self._ledger.change_schedule(me(), what, name, why, parts))
         if answer == "none":
             raise self._unknown(name)
-        if answer == "code" or (answer == "exists" and self._find(name).get("src") == "code"):
+        if answer == "code" or (answer == "exists" and self._find(name).get("source") == "code"):
             raise _in_code(name)
         if answer == "exists":
             raise BadCall(f"there is an entry {show(name)} already: update or remove it")
@@ -203,7 +203,7 @@ class Schedule:
 
     def _read(self, name: str, found: Mapping[str, str]) -> Written:
         try:
-            return written(self._ledger.entry_id(name), found.get("doc", ""))
+            return written(self._ledger.entry_id(name), found.get("written", ""))
         except ConfigurationError as exc:
             raise BadCall(f"entry {show(name)}: {exc}; remove it and add it again") from None
 
@@ -229,13 +229,13 @@ class Schedule:
         return keys.decode_service(service) if service else self._settings.namespace
 
     def _sound(self, key: str, found: Mapping[str, str], jobs: Mapping[str, Policy]) -> EntryStatus:
-        int(found["gen"]), int(found["last"])
-        off = json.loads(found["off"]) if "off" in found else None
+        int(found["generation"]), int(found["last"])
+        off = json.loads(found["paused"]) if "paused" in found else None
         document, problem = None, LEFT if "left" in found else None
         service = keys.service_of_entry(key)
-        if found["src"] == "people":
+        if found["source"] == "people":
             try:
-                document = written(key, found["doc"])
+                document = written(key, found["written"])
                 if service == self._ledger.service:
                     as_entry(self._app, document, jobs)
             except ConfigurationError as exc:
@@ -246,8 +246,8 @@ class Schedule:
             task=found["task"],
             is_job="job" in found or found["task"] in jobs,
             every=found["every"],
-            source=found["src"],
-            continuous="cont" in found,
+            source=found["source"],
+            continuous="gap" in found,
             args=document.args if document else None,
             named_args=document.named_args if document else None,
             options=document.options if document else None,
@@ -271,8 +271,8 @@ def _broken(key: str, found: Mapping[str, str], service: str | None) -> EntrySta
         task=found.get("task", ""),
         is_job="job" in found,
         every=found.get("every", ""),
-        source="code" if found.get("src") == "code" else "people",
-        continuous="cont" in found,
+        source="code" if found.get("source") == "code" else "people",
+        continuous="gap" in found,
         problem=CORRUPT,
     )
 

@@ -21,8 +21,7 @@ from celery import Celery
 from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerUnavailable, Superseded
 from celery_orchestration.job.policy import Policy, Pool, pool_problems
 from celery_orchestration.job.task import owner_of, read_settings
-from celery_orchestration.ledger import Ledger
-from celery_orchestration.ledger.pools import Place
+from celery_orchestration.ledger import Ledger, Place
 from celery_orchestration.pools.backlog import Backlog
 from celery_orchestration.pools.command import worker_command, worker_environment
 from celery_orchestration.pools.figures import Looker

@@ -32,7 +32,7 @@ from celery.worker.strategy import proto1_to_proto2
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job import queues
 from celery_orchestration.job.envelope import HEADER, Envelope
-from celery_orchestration.ledger import Arrival, Claim, Discarded, Outcome, Over, Start, Turn, keys
+from celery_orchestration.ledger import Arrival, Claim, Discarded, Outcome, Start, TimedOut, Turn, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.acks import Acks
 from celery_orchestration.worker.custom import request_class
@@ -680,7 +680,7 @@ class Gate:
 
     def over(self, request: OrchestratedRequest) -> None:
         """Its time is over, and Celery was told; its code goes on."""
-        told = Over(request.run_id, request.fence or "", request.note, request.afterwards is None)
+        told = TimedOut(request.run_id, request.fence or "", request.note, request.afterwards is None)
         self._runtime.heartbeat.over(told)
 
     def ended_unstarted(self, request: OrchestratedRequest) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from celery_orchestration.ledger import Discarded, Outcome, Over, Registered, Stray, Sweep
+from celery_orchestration.ledger import Discarded, Outcome, Registered, Stray, Sweep, TimedOut
 from celery_orchestration.node.heartbeat import Heartbeat
 from celery_orchestration.worker import deadline
 
@@ -30,7 +30,7 @@ class WorkerHeartbeat(Heartbeat):
         self._cancelling: list[str] = []
         self._finished: deque[Discarded] = deque()
         self._failed: deque[Outcome] = deque()
-        self._over: deque[Over] = deque()
+        self._over: deque[TimedOut] = deque()
         self._strays: deque[tuple[Stray, Callable[[str], None]]] = deque()
         if before is not None:
             self._revoked, self._finished = before._revoked, before._finished
@@ -54,7 +54,7 @@ class WorkerHeartbeat(Heartbeat):
         self._failed.append(Outcome(id, fence, "failed"))
         self._wake.set()
 
-    def over(self, run: Over) -> None:
+    def over(self, run: TimedOut) -> None:
         self._over.append(run)
         self._wake.set()
 

@@ -251,7 +251,7 @@ def test_health_is_one_question(stage_on: Callable[..., Stage], durable_broker: 
 def test_nothing_may_start_in_a_new_epoch(durable_broker: Broker, load_app: Callable[..., ModuleType]) -> None:
     app = load_app(durable_broker, RELEASES, env=policies(FIRST)).app
     client = durable_broker.redis.client()
-    client.hset("{releases}:g", mapping={"owner": "releases", "schema": 1, "epoch": "1", "clk": 1000, "opens": 4000})
+    client.hset("{releases}:g", mapping={"owner": "releases", "schema": 1, "epoch": "1", "clock": 1000, "opens": 4000})
     client.hset("{releases}:g", "why", "moved")
     found = checked(app)
     assert (found.ok, found.opens_in_seconds) == (False, 3)

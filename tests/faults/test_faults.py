@@ -20,6 +20,7 @@ from celery.result import AsyncResult
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.task import settings_of
 from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, Turn
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.ledger.scripts import verbs
 from celery_orchestration.operate import Orchestration
 from support.invariants import all_ended, prefix_of, status_of, waiting
@@ -522,7 +523,7 @@ class Publisher:
         self._stage = stage
         self._ledger = Ledger.of(stage.app, settings_of(stage.app))
         self._turns = 0
-        relseq = f"{prefix_of(stage.app)}relseq"
+        relseq = key_of(prefix_of(stage.app), "release_order")
         release = until(lambda: stage.ledger.zrange(relseq, 0, 0), message="the worker's policies are in force")[0]
         self._presence = Presence(
             "0" * 12, "publisher@test", "host", 1, 1, "prefork", ("celery", "default.granted"), release, "enforce",
@@ -563,7 +564,7 @@ def test_a_handed_over_message_that_vanished_is_published_again(stage, published
         publisher.published([grant])
     queue, message = publisher.granted(grant)
     publisher.leave()
-    stage.ledger.zadd(f"{prefix_of(stage.app)}gr", {lost.id: 0})
+    stage.ledger.zadd(key_of(prefix_of(stage.app), "deadlines"), {lost.id: 0})
     stage.started(lost)
     # It turns up after all: a newer copy has voided it.
     with stage.app.connection_for_write() as connection:

@@ -144,9 +144,9 @@ class Played:
                 policies=release.document, jobs=tuple(NAMES),
             )
         )  # fmt: skip
-        unbound = {"conf": [], "groups": [], "deps": [], "depd": []}
+        unbound = {"conflicts": [], "groups": [], "depends_on": [], "dependents": []}
         free = {
-            name: {**job, **unbound, "cap": 99 if job["keyed"] else None, "hash": "free"}
+            name: {**job, **unbound, "max_running": 99 if job["keyed"] else None, "hash": "free"}
             for name, job in merged.jobs.items()
         }
         assert ledger.install_policies(release.name, None, free)

@@ -17,6 +17,7 @@ from celery_orchestration import OrchestratedTask
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Fire, Grant
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.scheduler.dispatcher import MOST_ENTRIES, MOST_FIRES
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.runtime import SchedulerRuntime
@@ -54,7 +55,7 @@ class Scheduler:
         """All entries: as if each had fired an hour ago."""
         last = self.runtime.term.now() - HOUR_MS
         for name in self.names:
-            self.redis.hset(f"{{fires}}:e:{name}", mapping={"gen": "1", "last": last})
+            self.redis.hset(key_of("{fires}:", "entry", name), mapping={"generation": "1", "last": last})
 
     def take_over(self) -> None:
         """A term of its own, after another one's."""
@@ -79,7 +80,7 @@ class Scheduler:
 
     @property
     def fires(self) -> dict[str, int]:
-        return {name: int(self.redis.hget(f"{{fires}}:e:{name}", "fires") or 0) for name in self.names}
+        return {name: int(self.redis.hget(key_of("{fires}:", "entry", name), "fires") or 0) for name in self.names}
 
     def all_fire_once(self) -> bool:
         self.round()
@@ -179,7 +180,7 @@ def test_the_ledger_is_gone_for_a_moment_while_an_entry_that_vanished_is_adopted
     original = scheduler.runtime.dispatcher._dispatch
 
     def dispatch() -> None:
-        scheduler.redis.delete(f"{{fires}}:e:{vanished}")
+        scheduler.redis.delete(key_of("{fires}:", "entry", vanished))
         original()
 
     scheduler.runtime.dispatcher._dispatch = dispatch  # type: ignore[method-assign]
@@ -195,8 +196,8 @@ def test_runs_that_were_granted_again_meanwhile_are_published_once(scheduler: Sc
     scheduler.has_a_worker()
     scheduler.make_due()
     scheduler.round()
-    granted = scheduler.redis.zrange("{fires}:gr", 0, -1)
-    scheduler.redis.zadd("{fires}:gr", dict.fromkeys(granted[::3], -1))
+    granted = scheduler.redis.zrange(key_of("{fires}:", "deadlines"), 0, -1)
+    scheduler.redis.zadd(key_of("{fires}:", "deadlines"), dict.fromkeys(granted[::3], -1))
     scheduler.runtime.heartbeat._sweep()
     grants = scheduler.published()
     assert sorted(grant.id for grant in grants) == sorted(granted)
@@ -208,8 +209,8 @@ def test_one_message_that_cannot_be_published_keeps_no_other_one_back(scheduler:
     scheduler.has_a_worker()
     scheduler.make_due()
     scheduler.round()
-    granted = scheduler.redis.zrange("{fires}:gr", 0, -1)
-    scheduler.redis.hset(f"{{fires}}:r:{granted[COUNT // 2]}", "m", "unreadable")
+    granted = scheduler.redis.zrange(key_of("{fires}:", "deadlines"), 0, -1)
+    scheduler.redis.hset(key_of("{fires}:", "run", granted[COUNT // 2]), "message", "unreadable")
     grants = scheduler.published()
     assert sorted(grant.id for grant in grants) == sorted(set(granted) - {granted[COUNT // 2]})
 

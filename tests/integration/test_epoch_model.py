@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from celery_orchestration.ledger import Arrival, Claim, Claimed, NewEpoch, Presence
+from celery_orchestration.ledger.records import key_of
 from integration.test_ledger_model import NAMES, PREFIX, QUEUES, LedgerMachine, _redis, documents
 from support.model import Model, Past, Run, Worker
 
@@ -81,7 +82,7 @@ class EpochMachine(LedgerMachine):
         elif what == "emptied":
             self.empty()
         if what != "emptied":
-            self.redis.hset(f"{PREFIX}g", "server", "another one")
+            self.redis.hset(key_of(PREFIX, "ledger"), "server", "another one")
             self.epoch_is_noticed(sorted(self.model.workers))
         self.model.closed = True
         told = {name: self.announce(worker, self.epochs[name]) for name, worker in sorted(workers.items())}
@@ -96,7 +97,7 @@ class EpochMachine(LedgerMachine):
         self.dead = sorted(self.model.workers.keys() - workers.keys())
         for name in self.dead:
             # In what was kept it was alive.
-            self.redis.zadd(f"{PREFIX}ws", {name: -1})
+            self.redis.zadd(key_of(PREFIX, "leases"), {name: -1})
             del self.model.workers[name]
             self.model.take_runs(name, counted="worker")
         self.sweep()
@@ -167,7 +168,7 @@ class EpochMachine(LedgerMachine):
     @precondition(lambda self: self.model.closed)
     def opens(self) -> None:
         """Its time has passed."""
-        self.redis.hset(f"{PREFIX}g", "opens", 0)
+        self.redis.hset(key_of(PREFIX, "ledger"), "opens", 0)
         self.model.closed = False
         self.sweep()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Arrival, Outcome, Turn
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate import reading
 from support.servers import RedisServer
 from tests.integration.test_ledger import PREFIX, Shop, arrival
@@ -24,8 +25,8 @@ class Case(Shop):
         return self.ledger.sweep(worker, self.sweeps, 5000)
 
     def dies(self, worker: str, found_by: str = "w1") -> Any:
-        self.redis.zadd(f"{PREFIX}ws", {worker: -1})
-        self.redis.hincrby(f"{PREFIX}g", "clk", 1)
+        self.redis.zadd(key_of(PREFIX, "leases"), {worker: -1})
+        self.redis.hincrby(key_of(PREFIX, "ledger"), "clock", 1)
         return self.sweep(found_by)
 
     def status(self) -> Any:
@@ -48,7 +49,7 @@ class Case(Shop):
                 self.register("next")
             grants = self.dies(doomed).grants
             grant = grants[0].number if grants else ""
-        assert self.redis.hgetall(f"{PREFIX}alone") == {id: ""}
+        assert self.redis.hgetall(key_of(PREFIX, "alone")) == {id: ""}
 
 
 @pytest.fixture
@@ -96,11 +97,11 @@ class TestAlone:
         case.register("w3")
         assert [start.id for start in case.turn(worker="w3", free=8).starts] == ["bad"]
         case.turn(worker="w2", ends={"long": "succeeded"})
-        assert not case.redis.hexists(f"{PREFIX}w:w2", "alone")
+        assert not case.redis.hexists(key_of(PREFIX, "worker", "w2"), "alone")
 
 
 def test_in_a_pause_only_forced_runs_start_whoever_depends_on_what(case: Case):
-    case.install({"first": {"cap": 1}, "second": {"deps": [{"job": "first"}], "cap": 1}})
+    case.install({"first": {"max_running": 1}, "second": {"depends_on": [{"job": "first"}], "max_running": 1}})
     assert case.come("a", "first") == "start"
     assert case.come("b", "second") == "wait"
     case.ledger.pause_or_resume(True, "me", "")
@@ -110,36 +111,36 @@ def test_in_a_pause_only_forced_runs_start_whoever_depends_on_what(case: Case):
 
 class TestRelease:
     def test_what_nobody_published_is_the_gates_again(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         case.come("a", "one")
         case.come("b", "one")
         assert [id for id, _, _ in case.ledger.release_waiting("me", 10)[1]] == ["b"]
         case.end("a")
         case.redis.eval(  # it was let out more than a minute ago
-            "local t = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 's'))}; t[18] = t[18] - 61000;"
-            "redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(t, 1, 23)))",
+            "local r = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'record')); r.since = r.since - 61000;"
+            "redis.call('HSET', KEYS[1], 'record', cmsgpack.pack(r))",
             1,
-            f"{PREFIX}r:b",
+            key_of(PREFIX, "run", "b"),
         )
         assert [grant.id for grant in case.sweep().grants] == ["b"]
-        assert not case.redis.exists(f"{PREFIX}released")
+        assert not case.redis.exists(key_of(PREFIX, "released"))
 
     def test_a_run_with_a_time_that_nobody_published_waits_for_its_time(self, case: Case):
         case.install({"one": {}})
         case.turn(come=[arrival("a", "one", eta_ms=10**14)])
         assert [id for id, _, _ in case.ledger.release_waiting("me", 10)[1]] == ["a"]
         case.redis.eval(
-            "local t = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 's'))}; t[18] = t[18] - 61000;"
-            "redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(t, 1, 23)))",
+            "local r = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'record')); r.since = r.since - 61000;"
+            "redis.call('HSET', KEYS[1], 'record', cmsgpack.pack(r))",
             1,
-            f"{PREFIX}r:a",
+            key_of(PREFIX, "run", "a"),
         )
         assert case.sweep().grants == []
-        assert case.redis.zcard(f"{PREFIX}later") == 1
+        assert case.redis.zcard(key_of(PREFIX, "later")) == 1
         assert case.turn(free=1).starts == []
 
     def test_what_is_over_meanwhile_keeps_nobody_in(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         for id in "abc":
             case.come(id, "one")
         which, part = case.ledger.release_waiting("me", 1)
@@ -181,25 +182,25 @@ class TestReleases:
         assert [json.loads(info)["id"] for info, _ in case.ledger.list_dead_letters("old", 0, 10)] == ["x"]
 
     def test_a_job_that_failures_have_disabled_gets_the_probe_that_a_new_release_brings(self, case: Case):
-        case.install({"one": {"cap": 1, "max_failures": 1}})
+        case.install({"one": {"max_running": 1, "max_consecutive_failures": 1}})
         case.come("a", "one")
         case.end("a", "failed")
-        self.other_release(case, {"one": {"cap": 1, "max_failures": 1, "cool_down_ms": 1}})
-        assert case.redis.zscore(f"{PREFIX}cool", "one") is not None
+        self.other_release(case, {"one": {"max_running": 1, "max_consecutive_failures": 1, "cool_down_ms": 1}})
+        assert case.redis.zscore(key_of(PREFIX, "cooling"), "one") is not None
 
     def test_both_reasons_are_kept_where_a_person_disables_what_failures_had(self, case: Case):
-        case.install({"one": {"cap": 1, "max_failures": 1}})
+        case.install({"one": {"max_running": 1, "max_consecutive_failures": 1}})
         case.come("a", "one")
         case.end("a", "failed")
         case.ledger.enable_or_disable("one", False, "me", "a look at it")
         (job,) = case.status()["jobs"]
-        off = json.loads(job["off"])
+        off = json.loads(job["disabled"])
         assert (off["by"], off["why"]) == ("me", "a look at it")
         assert off["failures"].startswith("1 failures in a row")
 
 
 def test_the_retry_of_a_run_that_began_before_its_job_was_disabled_is_not_dropped(case: Case):
-    case.install({"one": {"cap": 2, "drop": True}})
+    case.install({"one": {"max_running": 2, "when_disabled": "drop"}})
     case.come("a", "one")
     case.end("a", "retry")
     case.ledger.enable_or_disable("one", False, "me", "")
@@ -208,7 +209,7 @@ def test_the_retry_of_a_run_that_began_before_its_job_was_disabled_is_not_droppe
 
 
 def test_a_dead_letter_knows_that_it_was_revoked_while_it_ran(case: Case):
-    case.install({"one": {"cap": 1}})
+    case.install({"one": {"max_running": 1}})
     case.come("a", "one")
     case.ledger.cancel("w1", 1, "revoked", ["a"])
     case.end("a", "failed")
@@ -217,7 +218,7 @@ def test_a_dead_letter_knows_that_it_was_revoked_while_it_ran(case: Case):
 
 class TestObserve:
     def test_runs_that_nobody_can_take_keep_no_other_from_going(self, case: Case):
-        case.install({"one": {"cap": 1}, "two": {"cap": 1}})
+        case.install({"one": {"max_running": 1}, "two": {"max_running": 1}})
         case.register("w2", queues=("unserved",))
         case.come("a", "one")
         for number in range(17):
@@ -228,18 +229,18 @@ class TestObserve:
         assert [start.id for start in case.observe([], free=4).starts] == ["c"]
 
     def test_what_is_recorded_does_not_grow_with_keys_and_reasons(self, case: Case):
-        case.install({"one": {"cap": 1, "keyed": True}})
+        case.install({"one": {"max_running": 1, "keyed": True}})
         for number in range(20):
             key = f"tenant{number}"
             case.observe([arrival(f"a{number}", "one", key=key), arrival(f"b{number}", "one", key=key)])
             case.ledger.enable_or_disable("one", False, "me", f"reason {number}")
             case.observe([arrival(f"c{number}", "one", key=f"{key}c")])
             case.ledger.enable_or_disable("one", True, "me", "")
-        assert case.redis.hlen(f"{PREFIX}ob:one") == 2
+        assert case.redis.hlen(key_of(PREFIX, "observed", "one")) == 2
 
 
 def test_a_retry_that_goes_on_elsewhere_is_no_run_that_ended_here(case: Case):
-    case.install({"one": {"cap": 1}})
+    case.install({"one": {"max_running": 1}})
     case.come("a", "one")
     case.end("a", "retry")
     case.come("a", "one", attempt=1)
@@ -249,7 +250,7 @@ def test_a_retry_that_goes_on_elsewhere_is_no_run_that_ended_here(case: Case):
 
 
 def test_a_retried_run_keeps_the_reason_that_it_first_waited_for(case: Case):
-    case.install({"other": {"blocks": ["job"]}, "job": {"cap": 1}})
+    case.install({"other": {"blocks": ["job"]}, "job": {"max_running": 1}})
     assert case.come("first", "other") == "start"
     assert case.come("run", "job") == "wait"
     assert [start.id for start in case.turn(ends={"first": "succeeded"}, free=1).starts] == ["run"]
@@ -287,8 +288,8 @@ class TestAJobOnWhichAThousandDepend:
     def hub(self, case: Case) -> Case:
         """It runs, its dependents wait, and its next run does, too."""
         needs = {"job": "hub", "on": "finish"}
-        dependents = {f"d{number}": {"cap": 1, "deps": [needs]} for number in range(self.NUMBER)}
-        case.install({"hub": {"cap": 1}, "other": {"cap": 1}, **dependents})
+        dependents = {f"d{number}": {"max_running": 1, "depends_on": [needs]} for number in range(self.NUMBER)}
+        case.install({"hub": {"max_running": 1}, "other": {"max_running": 1}, **dependents})
         assert case.come("hub1", "hub") == "start"
         for number in range(self.NUMBER):
             assert case.come(f"run{number}", f"d{number}") == "wait"
@@ -307,7 +308,7 @@ class TestAJobOnWhichAThousandDepend:
         while turn.more:
             turn = hub.turn()
         assert self.longest_script(hub) < 20
-        assert not hub.redis.exists(f"{PREFIX}unseen", f"{PREFIX}after")
+        assert not hub.redis.exists(key_of(PREFIX, "unseen_jobs"), key_of(PREFIX, "held_back_jobs"))
 
     def test_all_of_them_run_before_its_next_run(self, hub: Case):
         started: list[str] = []

@@ -18,6 +18,7 @@ from celery_orchestration.ledger import (
     Registered,
     UnknownWorker,
 )  # fmt: skip
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
 from celery_orchestration.operate.health import health
 from celery_orchestration.operate.redis_problems import FULL
@@ -107,7 +108,7 @@ def restart(shop: Shop) -> None:
 
 def pass_time(shop: Shop, ms: int) -> None:
     """On the ledger clock."""
-    shop.redis.hincrby(f"{PREFIX}g", "clk", ms)
+    shop.redis.hincrby(key_of(PREFIX, "ledger"), "clock", ms)
 
 
 def document(shop: Shop) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class TestANewEpoch:
         assert (other.epoch, other.closed_ms) == (found.epoch, 0)
 
     def test_begins_with_every_restart_of_redis(self, any_redis: RedisServer):
-        shop = shop_on(any_redis, {"x": {"cap": 1}})
+        shop = shop_on(any_redis, {"x": {"max_running": 1}})
         one = worker(shop)
         assert one.come("a", "x") == "start"
         restart(shop)
@@ -172,7 +173,7 @@ class TestANewEpoch:
         replica = redis_factory(name="replica", binary=any_redis._binary)
         client = replica.client()
         client.replicaof("127.0.0.1", any_redis.port)
-        until(lambda: client.exists(f"{PREFIX}g"))
+        until(lambda: client.exists(key_of(PREFIX, "ledger")))
         client.replicaof("NO", "ONE")
         shop_there = Shop(replica)
         shop_there.document, shop_there.jobs = shop.document, shop.jobs
@@ -247,7 +248,7 @@ class TestANewEpoch:
 
 class TestAnEmptiedLedger:
     def test_is_noticed_by_the_first_worker_that_was_there_before(self, any_redis: RedisServer):
-        shop = shop_on(any_redis, {"x": {"cap": 1}})
+        shop = shop_on(any_redis, {"x": {"max_running": 1}})
         one = worker(shop)
         one.come("a", "x")
         shop.redis.flushall()
@@ -266,7 +267,7 @@ class TestAnEmptiedLedger:
         assert one.end("a") == "ok"
 
     def test_also_if_a_new_worker_came_first(self, any_redis: RedisServer):
-        shop = shop_on(any_redis, {"x": {"cap": 1}})
+        shop = shop_on(any_redis, {"x": {"max_running": 1}})
         one = worker(shop)
         one.come("a", "x")
         shop.redis.flushall()
@@ -284,7 +285,7 @@ class TestAnEmptiedLedger:
         shop = shop_on(any_redis, {"x": {}})
         one, other = worker(shop), worker(shop, "v")
         ahead = 3 * 10**15
-        shop.redis.hset(f"{PREFIX}g", "tick", ahead)
+        shop.redis.hset(key_of(PREFIX, "ledger"), "tick", ahead)
         one.come("a", "x")
         shop.redis.flushall()
         other.register()
@@ -297,7 +298,7 @@ class TestAnEmptiedLedger:
     def test_a_seen_fence_counts_though_its_run_is_over(self, any_redis: RedisServer):
         shop = shop_on(any_redis, {"x": {}})
         one = worker(shop)
-        shop.redis.hset(f"{PREFIX}g", "tick", 3 * 10**15)
+        shop.redis.hset(key_of(PREFIX, "ledger"), "tick", 3 * 10**15)
         one.come("a", "x")
         one.end("a")
         seen = one.fence
@@ -308,7 +309,7 @@ class TestAnEmptiedLedger:
         assert int(one.fence) > int(seen)
 
     def test_room_is_taken_beyond_caps_and_blocks_others(self, any_redis: RedisServer):
-        jobs = {"x": {"cap": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"deps": [{"job": "x"}]}}
+        jobs = {"x": {"max_running": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"depends_on": [{"job": "x"}]}}
         shop = shop_on(any_redis, jobs)
         one, other = worker(shop), worker(shop, "v")
         one.come("a", "x", key="k")
@@ -346,7 +347,12 @@ class TestALedgerThatForgotItsLastWrites:
 
     @pytest.fixture
     def shop(self, any_redis: RedisServer) -> Shop:
-        jobs = {"x": {"cap": 1}, "k": {"cap": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"deps": [{"job": "x"}]}}
+        jobs = {
+            "x": {"max_running": 1},
+            "k": {"max_running": 1, "keyed": True},
+            "y": {"blocks": ["x"]},
+            "z": {"depends_on": [{"job": "x"}]},
+        }
         return shop_on(any_redis, {"free": {}, **jobs})
 
     def keep(self, shop: Shop) -> dict[str, bytes]:
@@ -358,7 +364,7 @@ class TestALedgerThatForgotItsLastWrites:
         raw.flushall()
         for key, value in kept.items():
             raw.restore(key, 0, value)
-        raw.hset(f"{PREFIX}g", "server", "another one")
+        raw.hset(key_of(PREFIX, "ledger"), "server", "another one")
         shop.ledger.close()
 
     @pytest.mark.parametrize("state", ["unknown", "waiting", "granted", "queued", "running before"])
@@ -462,9 +468,13 @@ class TestALedgerThatForgotItsLastWrites:
         kept = self.keep(shop)
         one.come("a", "x")
         assert one.come("a", "x", attempt=1) == "wait"
-        behind = {key: value for key, value in self.keep(shop).items() if key.endswith((b"x:a", b"r:a", b"wait"))}
+        behind = {
+            key: value
+            for key, value in self.keep(shop).items()
+            if key.endswith((b":next_attempt:a", b":run:a", b":waiting"))
+        }
         self.go_back(shop, {**kept, **behind})
-        shop.redis.delete(f"{PREFIX}wr:w")
+        shop.redis.delete(key_of(PREFIX, "worker_runs", "w"))
         # The ledger has the record, but not the worker's list: as if it ran elsewhere under a lower fence.
         one.runs["a"] = Claim(arrival("a", "x"), str(int(one.fence) + 1))
         self.count_room(shop)
@@ -487,18 +497,21 @@ class TestALedgerThatForgotItsLastWrites:
         assert (found["total"], found["waiting"]) == (1, 0)
         assert one.end("a") == "ok"
         assert total(shop) == 0
-        assert shop.redis.keys(f"{PREFIX}[rx]:*") == []
+        assert [
+            *shop.redis.keys(key_of(PREFIX, "run", "*")),
+            *shop.redis.keys(key_of(PREFIX, "next_attempt", "*")),
+        ] == []
 
     def count_room(self, shop: Shop) -> None:
         """What belongs to the record that was put back."""
         script = """
-        local v = redis.call('HGET', KEYS[1], 's')
-        local s = v and { cmsgpack.unpack(v) } or { 0, 0, 0, 0 }
-        s[1], s[2] = 1, 1
-        redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(s, 1, 13)))
+        local v = redis.call('HGET', KEYS[1], 'state')
+        local s = v and cmsgpack.unpack(v) or { waiting = 0, waiting_checked = 0, parked = 0 }
+        s.running, s.busy = 1, 1
+        redis.call('HSET', KEYS[1], 'state', cmsgpack.pack(s))
         redis.call('HSET', KEYS[2], 'total', 1)
         """
-        shop.redis.eval(script, 2, f"{PREFIX}j:x", f"{PREFIX}g")
+        shop.redis.eval(script, 2, key_of(PREFIX, "job", "x"), key_of(PREFIX, "ledger"))
 
     def test_a_worker_that_knows_a_later_epoch_tells_that_the_ledger_went_back(self, shop: Shop):
         one = worker(shop)
@@ -507,7 +520,7 @@ class TestALedgerThatForgotItsLastWrites:
         one.meet()
         later = one.epoch
         self.go_back(shop, kept)
-        server = shop.redis.hget(f"{PREFIX}g", "server")
+        server = shop.redis.hget(key_of(PREFIX, "ledger"), "server")
         assert server == "another one"
         found = one.register()
         assert found.why == "moved"
@@ -549,10 +562,10 @@ class TestWhatPeopleDecided:
         return count
 
     def disabled(self, shop: Shop) -> dict[str, str]:
-        return {job["name"]: json.loads(job["off"])["by"] for job in document(shop)["jobs"] if job.get("off")}
+        return {job["name"]: json.loads(job["disabled"])["by"] for job in document(shop)["jobs"] if job.get("disabled")}
 
     def entries(self, shop: Shop) -> dict[str, bool]:
-        return {found["name"]: "off" in found for _, found in shop.ledger.read_entries(0, 10)}
+        return {found["name"]: "paused" in found for _, found in shop.ledger.read_entries(0, 10)}
 
     def test_is_restored_whole_before_the_gate_opens(self, shop: Shop):
         one = worker(shop)
@@ -625,7 +638,7 @@ class TestWhatPeopleDecided:
         shop.redis.flushall()
         assert self.restore(shop, one, known) == 1
         assert self.disabled(shop) == {"y": "failures"}
-        assert shop.redis.zscore(f"{PREFIX}cool", "y")
+        assert shop.redis.zscore(key_of(PREFIX, "cooling"), "y")
 
     def test_what_does_not_fit_is_counted(self, shop: Shop):
         one = worker(shop)
@@ -640,7 +653,7 @@ class TestWhatPeopleDecided:
 class TestAFullRedis:
     @pytest.fixture
     def shop(self, any_redis: RedisServer) -> Shop:
-        return shop_on(any_redis, {"x": {"cap": 1}, "free": {}})
+        return shop_on(any_redis, {"x": {"max_running": 1}, "free": {}})
 
     def fill(self, shop: Shop, full: bool = True) -> None:
         shop.redis.config_set("maxmemory", 1 if full else 0)
@@ -726,7 +739,7 @@ def test_the_eviction_policy_is_known(any_redis: RedisServer):
 
 def test_a_redis_that_may_not_be_asked_works_all_the_same(any_redis: RedisServer):
     """ACLs often forbid INFO: then restarts cannot be told, but an emptied ledger can."""
-    shop = shop_on(any_redis, {"x": {"cap": 1}})
+    shop = shop_on(any_redis, {"x": {"max_running": 1}})
     shop.redis.acl_setuser("default", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-info"])
     assert shop.ledger.eviction() == ""
     one = worker(shop)

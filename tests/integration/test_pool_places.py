@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from celery_orchestration.errors import Superseded
-from celery_orchestration.ledger import Ledger
-from celery_orchestration.ledger.pools import Claimed, Place, Renewed
+from celery_orchestration.ledger import ClaimedPlace, Ledger, Place, RenewedPlaces
+from celery_orchestration.ledger.records import key_of
 from support.servers import RedisServer
 from tests.integration.test_ledger import PREFIX, Shop
 
@@ -28,7 +28,7 @@ class Machine:
         self.places: list[Place] = []
         self.epoch, self.token = "", 0
 
-    def renew(self, takes_over: bool = False, interval_ms: int = 5000) -> Renewed:
+    def renew(self, takes_over: bool = False, interval_ms: int = 5000) -> RenewedPlaces:
         about = {"host": "h", "pid": 1, "tables": {"images": {"min": 1, "max": self.most}}, "report": ""}
         found = self.ledger.renew_places(
             self.name, self.session, takes_over, LEASE, interval_ms, self.epoch, about, self.places
@@ -38,7 +38,7 @@ class Machine:
         self.places = [place for place in self.places if answers[place] != "void"] + found.found
         return found
 
-    def claim(self, token: str | None = None) -> Claimed:
+    def claim(self, token: str | None = None) -> ClaimedPlace:
         self.token += 1
         found = self.ledger.claim_place(self.name, self.session, token or f"t{self.token}", "images", LEASE)
         if found.place and found.place not in self.places:
@@ -77,7 +77,7 @@ class Site:
 
     def passes(self, ms: int) -> None:
         """So much time, by the ledger clock."""
-        self.redis.hincrby(f"{PREFIX}g", "clk", ms)
+        self.redis.hincrby(key_of(PREFIX, "ledger"), "clock", ms)
 
 
 @pytest.fixture
@@ -208,10 +208,10 @@ class TestLeases:
     def test_supervisors_alone_let_the_clock_run(self, site: Site):
         """When every worker died with its machine, nobody else does."""
         a = site.machine("a")
-        before = int(site.redis.hget(f"{PREFIX}g", "clk"))
-        site.redis.hincrby(f"{PREFIX}g", "swept", -4000)
+        before = int(site.redis.hget(key_of(PREFIX, "ledger"), "clock"))
+        site.redis.hincrby(key_of(PREFIX, "ledger"), "swept", -4000)
         a.renew()
-        assert int(site.redis.hget(f"{PREFIX}g", "clk")) >= before + 4000
+        assert int(site.redis.hget(key_of(PREFIX, "ledger"), "clock")) >= before + 4000
 
 
 class TestEpochs:
@@ -270,7 +270,7 @@ class TestScaling:
     def test_a_time_in_the_future_does_not_keep_workers_after_redis_s_clock_went_back(self, site: Site):
         a = site.machine("a")
         a.scale(None, 2)
-        site.redis.hset(f"{PREFIX}pool:images", "needed", a.pools()["now"] + 3_600_000)
+        site.redis.hset(key_of(PREFIX, "pool", "images"), "needed", a.pools()["now"] + 3_600_000)
         assert a.scale(2, 2)
         assert a.pool()["needed"] <= a.pools()["now"]
 
@@ -280,7 +280,7 @@ class TestScaling:
         for number in range(130):
             assert a.scale(known, number % 2)
             known = number % 2
-        assert site.redis.llen(f"{PREFIX}pc:images") == 100
+        assert site.redis.llen(key_of(PREFIX, "pool_changes", "images")) == 100
 
     def test_only_as_many_as_are_too_many_are_told_to_stop(self, site: Site):
         a = site.machine("a")
@@ -328,7 +328,7 @@ def test_whatever_happens_no_place_has_two_holders(site: Site):
 class TestFigures:
     def test_runs_that_the_gate_holds_back_ask_for_no_worker(self, redis_server: RedisServer):
         shop = Shop(redis_server)
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         for number in range(20):
             shop.come(f"run {number}", "one")
         found = shop.ledger.read_pools({"images": ["q"]}, ["one"])
@@ -339,7 +339,7 @@ class TestFigures:
 
     def test_runs_that_only_wait_for_a_slot_do(self, redis_server: RedisServer):
         shop = Shop(redis_server)
-        shop.install({"one": {"cap": 2}})
+        shop.install({"one": {"max_running": 2}})
         for number in range(20):
             shop.come(f"run {number}", "one")
         shop.ledger.leave("w1")
@@ -348,7 +348,7 @@ class TestFigures:
 
     def test_handed_over_runs_and_typical_durations_are_told(self, redis_server: RedisServer):
         shop = Shop(redis_server)
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         shop.come("first", "one")
         shop.come("second", "one")
         shop.end("first", free=0)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_orchestration.ledger.pools import Place
+from celery_orchestration.ledger import Place
 from celery_orchestration.pools import machine
 from celery_orchestration.pools.post import CRASH_LOOP, STALL_SHOWN_SECONDS, Launch, Post
 from support.wait import until

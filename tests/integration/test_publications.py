@@ -7,6 +7,7 @@ import json
 import pytest
 
 from celery_orchestration.ledger import Answer, Arrival, Claim, Discarded
+from celery_orchestration.ledger.records import HistoryLine, key_of
 from integration.test_ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer
 
@@ -14,7 +15,7 @@ from support.servers import RedisServer
 @pytest.fixture
 def shop(redis_server: RedisServer) -> Shop:
     shop = Shop(redis_server)
-    shop.install({"one": {"cap": 1}, "free": {}})
+    shop.install({"one": {"max_running": 1}, "free": {}})
     return shop
 
 
@@ -42,7 +43,7 @@ def copies(shop: Shop, job: str = "one") -> int:
 
 def history(shop: Shop, job: str = "one") -> list[tuple[str, str]]:
     """Run and outcome of each, the latest first."""
-    return [(one[0], one[2]) for one in map(json.loads, shop.ledger.read_history(job, 100) or ())]
+    return [(one.id, one.outcome) for one in map(HistoryLine.read, shop.ledger.read_history(job, 100) or ())]
 
 
 def left_over(shop: Shop) -> set[str]:
@@ -77,7 +78,7 @@ class TestPublishedAgain:
     def test_as_soon_as_the_first_is_forgotten_it_has_the_id(self, shop: Shop):
         shop.end(starts(shop, call("1")))
         assert answer(shop, call("2")).run == "a~2"
-        shop.redis.delete(f"{PREFIX}d:a")
+        shop.redis.delete(key_of(PREFIX, "done", "a"))
         assert answer(shop, call("3")).what == "wait"
         assert shop.end("a~2") == ["a"]
         assert answer(shop, call("2")).what == answer(shop, call("3")).what == "drop", "each is still known"
@@ -215,8 +216,12 @@ class TestEpochs:
             one = call(number, "free")
             run = starts(shop, one)
             claims.append(Claim(one, shop.fences[run], run))
-        shop.redis.delete(*shop.redis.keys(f"{PREFIX}r:*"), *shop.redis.keys(f"{PREFIX}p:*"), f"{PREFIX}wr:w1")
-        shop.redis.hdel(f"{PREFIX}j:free", "s")
+        shop.redis.delete(
+            *shop.redis.keys(key_of(PREFIX, "run", "*")),
+            *shop.redis.keys(key_of(PREFIX, "task_runs", "*")),
+            key_of(PREFIX, "worker_runs", "w1"),
+        )
+        shop.redis.hdel(key_of(PREFIX, "job", "free"), "state")
         epoch = shop.register("w1").epoch
         assert shop.ledger.claim_runs("w1", epoch, [], claims).answers == ["ok", "ok"]
         assert shop.turn(ends={"a": "succeeded", "a~2": "succeeded"}).outcomes == ["ok", "ok"]

@@ -14,6 +14,7 @@ from celery.schedules import crontab
 from celery_orchestration import OrchestratedTask, Orchestration
 from celery_orchestration.errors import BadCall, ConfigurationError, LedgerUnavailable, UnknownEntry
 from celery_orchestration.ledger import Adopted, Adoption, Fire, Presence, keys
+from celery_orchestration.ledger.records import key_of
 from support.hostile import TEXTS
 from support.servers import RedisServer, redis_binaries
 from tests.integration.test_ledger import PREFIX, Shop
@@ -37,8 +38,8 @@ class Diary(Shop):
 
     def fire(self, due_ms: int, name: str = "hourly") -> str:
         entry = keys.entry(name)
-        id, gen = f"{name}-{due_ms}", self.entry(name)["gen"]
-        fire = Fire(entry, gen, due_ms, due_ms + 1, 0, "one", id, 10**9, message=b"m")
+        id, gen = f"{name}-{due_ms}", self.entry(name)["generation"]
+        fire = Fire(entry, gen, due_ms, due_ms + 1, 0, "one", id, 10**9, message=b"message")
         return self.ledger.dispatch(self.term, [fire]).answers[0][0]
 
     def entry(self, name: str = "hourly") -> dict[str, str]:
@@ -73,13 +74,13 @@ def test_what_is_added_is_there_and_begins_then(diary):
     before = diary.now()
     assert diary.people("add") == "ok"
     found = diary.entry()
-    assert {name: found[name] for name in ("name", "task", "job", "every", "src", "doc")} == {
+    assert {name: found[name] for name in ("name", "task", "job", "every", "source", "written")} == {
         **{"name": "hourly", "task": "one", "job": "one", "every": "every 60 s"},
-        **{"src": "people", "doc": '{"name": "hourly"}'},
+        **{"source": "people", "written": '{"name": "hourly"}'},
     }
     assert before <= int(found["last"]) <= diary.now()
     adopted = diary.adopt()
-    assert (adopted.generation, adopted.last_ms, adopted.paused) == (found["gen"], int(found["last"]), False)
+    assert (adopted.generation, adopted.last_ms, adopted.paused) == (found["generation"], int(found["last"]), False)
     assert diary.audited() == [("me", "add entry", "hourly", "")]
 
 
@@ -101,10 +102,10 @@ def test_what_is_changed_is_of_another_generation_and_begins_anew(diary):
     diary.adopt()
     diary.ledger.record_next_due(diary.term, [("hourly", 5)])
     before = diary.entry()
-    assert diary.people("update", task="two", gen=before["gen"]) == "ok"
+    assert diary.people("update", task="two", gen=before["generation"]) == "ok"
     after = diary.entry()
-    assert (after["task"], after["src"]) == ("two", "people")
-    assert int(after["gen"]) > int(before["gen"])
+    assert (after["task"], after["source"]) == ("two", "people")
+    assert int(after["generation"]) > int(before["generation"])
     assert int(after["last"]) >= int(before["last"])
     assert "next" not in after
     assert diary.audited()[0] == ("me", "update entry", "hourly", "")
@@ -113,7 +114,7 @@ def test_what_is_changed_is_of_another_generation_and_begins_anew(diary):
 def test_of_two_who_change_it_the_second_has_to_look_again(diary):
     """Also one whose reply was lost."""
     diary.people("add")
-    gen = diary.entry()["gen"]
+    gen = diary.entry()["generation"]
     assert diary.people("update", gen=gen) == "ok"
     changed = diary.entry()
     assert diary.people("update", gen=gen) == "changed"
@@ -125,7 +126,7 @@ def test_what_is_removed_leaves_nothing_but_the_change(diary):
     assert diary.people("remove") == "ok"
     assert diary.ledger.read_entry("hourly") is None
     assert diary.ledger.read_entries(0, 10) == []
-    assert diary.redis.exists(f"{PREFIX}entries", f"{PREFIX}added") == 0
+    assert diary.redis.exists(key_of(PREFIX, "entries"), key_of(PREFIX, "added_entries")) == 0
     assert diary.changed(0) == [("hourly", False)]
     assert diary.adopt().problem == "gone"
 
@@ -139,7 +140,7 @@ def test_what_is_not_there_cannot_be_changed(diary, what):
 
 def test_an_entry_of_the_code_can_be_paused_and_nothing_else(diary):
     diary.adopt("nightly", "code")
-    gen = diary.entry("nightly")["gen"]
+    gen = diary.entry("nightly")["generation"]
     answers = [diary.people(what, "nightly", gen=gen) for what in ("add", "update", "remove")]
     assert answers == ["exists", "code", "code"]
     assert diary.people("pause", "nightly", why="too loud") == "ok"
@@ -153,10 +154,10 @@ def test_a_paused_entry_does_not_fire_and_what_was_due_is_not_made_up_for(diary)
     diary.people("add")
     last = diary.adopt().last_ms
     assert diary.people("pause", why="holidays") == "ok"
-    assert json.loads(diary.entry()["off"]) | {"at": 0} == {"by": "me", "why": "holidays", "at": 0}
+    assert json.loads(diary.entry()["paused"]) | {"at": 0} == {"by": "me", "why": "holidays", "at": 0}
     assert diary.fire(last + 1) == "paused"
     assert diary.people("resume") == "ok"
-    assert "off" not in diary.entry()
+    assert "paused" not in diary.entry()
     assert diary.adopt().last_ms >= last
     assert diary.fire(diary.adopt().last_ms) == "known"
     assert diary.fire(diary.adopt().last_ms + 1) == "fired"
@@ -173,7 +174,7 @@ def test_to_resume_what_is_not_paused_moves_no_due_time(diary):
 def test_a_paused_entry_that_is_changed_stays_paused(diary):
     diary.people("add")
     diary.people("pause")
-    diary.people("update", gen=diary.entry()["gen"])
+    diary.people("update", gen=diary.entry()["generation"])
     assert diary.adopt().paused
 
 
@@ -183,7 +184,7 @@ def test_the_time_of_the_last_fire_is_that_of_a_fire_and_not_of_a_change(diary):
     assert "at" not in diary.entry()
     assert diary.fire(due) == "fired"
     for what in ("pause", "resume", "update"):
-        diary.people(what, gen=diary.entry()["gen"])
+        diary.people(what, gen=diary.entry()["generation"])
         assert (diary.entry()["at"], diary.entry()["how"]) == (str(due), "fired")
 
 
@@ -213,15 +214,15 @@ def test_a_redis_that_is_full_takes_no_new_entry_and_lets_go_of_old_ones(diary):
 
 
 def break_as_text(diary: Diary) -> None:
-    diary.redis.set(f"{PREFIX}e:hourly", "x")
+    diary.redis.set(key_of(PREFIX, "entry", "hourly"), "x")
 
 
 def break_generation(diary: Diary) -> None:
-    diary.redis.hset(f"{PREFIX}e:hourly", "gen", "x")
+    diary.redis.hset(key_of(PREFIX, "entry", "hourly"), "generation", "x")
 
 
 def break_last(diary: Diary) -> None:
-    diary.redis.hdel(f"{PREFIX}e:hourly", "last")
+    diary.redis.hdel(key_of(PREFIX, "entry", "hourly"), "last")
 
 
 @pytest.mark.parametrize("broken", [break_as_text, break_generation, break_last])
@@ -235,7 +236,7 @@ def test_a_broken_record_can_be_removed_and_nothing_else(diary, broken, source):
         assert diary.people(what) == ("exists" if what == "add" else "corrupt")
     [(entry, fields)] = diary.ledger.read_entries(0, 10)
     assert entry == "hourly"
-    assert ("gen" not in fields) or ("last" not in fields) or fields["gen"] == "x"
+    assert ("generation" not in fields) or ("last" not in fields) or fields["generation"] == "x"
     assert diary.adopt(source=source).problem.startswith("corrupt")
     assert diary.people("remove") == "ok"
     if source == "code":
@@ -246,21 +247,21 @@ def test_a_broken_record_can_be_removed_and_nothing_else(diary, broken, source):
 
 def test_an_entry_whose_record_vanished_is_listed_until_it_is_removed_or_added_again(diary):
     diary.people("add")
-    diary.redis.delete(f"{PREFIX}e:hourly")
+    diary.redis.delete(key_of(PREFIX, "entry", "hourly"))
     assert diary.ledger.read_entry("hourly") == {}
     assert diary.people("pause") == "corrupt"
     assert diary.people("remove") == "ok"
     assert diary.people("remove") == "none"
     diary.people("add")
-    diary.redis.delete(f"{PREFIX}e:hourly")
+    diary.redis.delete(key_of(PREFIX, "entry", "hourly"))
     assert diary.people("add") == "ok"
 
 
 def test_what_is_no_text_is_read_as_far_as_it_can(diary):
     diary.people("add")
-    diary.redis.hset(f"{PREFIX}e:hourly", mapping={"doc": b"\xff\x00", "name": b"\xfe"})
+    diary.redis.hset(key_of(PREFIX, "entry", "hourly"), mapping={"written": b"\xff\x00", "name": b"\xfe"})
     [(_, fields)] = diary.ledger.read_entries(0, 10)
-    assert (fields["doc"], fields["name"]) == ("\ufffd\x00", "\ufffd")
+    assert (fields["written"], fields["name"]) == ("\ufffd\x00", "\ufffd")
     assert diary.ledger.read_changes(None).entries == [("hourly", True, "\ufffd\x00")]
 
 
@@ -298,7 +299,7 @@ def test_who_missed_too_many_changes_has_to_ask_for_all(diary):
     assert not diary.ledger.read_changes(0).complete
     assert diary.ledger.read_changes(1).complete
     assert len(diary.changed(1)) == 1000
-    assert diary.redis.zcard(f"{PREFIX}changed") == 1000
+    assert diary.redis.zcard(key_of(PREFIX, "changed_entries")) == 1000
     assert len(diary.changed(None)) == 1001
 
 
@@ -416,13 +417,13 @@ def test_what_fires_is_seen(client, shop):
     due = shop.adopt("often").last_ms + 1
     shop.ledger.record_next_due(shop.term, [("often", due)])
     assert client.schedule.get("often").next_fire == at(due)
-    gen = shop.entry("often")["gen"]
-    fire = Fire("often", gen, due, due + 1, 3, "shop.fetch", "the-run", 10**9, "skip", message=b"m")
+    gen = shop.entry("often")["generation"]
+    fire = Fire("often", gen, due, due + 1, 3, "shop.fetch", "the-run", 10**9, "skip", message=b"message")
     assert shop.ledger.dispatch(shop.term, [fire]).answers == [("fired",)]
     found = client.schedule.get("often")
     assert (found.last_outcome, found.last_run, found.fires, found.misses) == ("fired", "the-run", 1, 3)
     assert (found.last_fire, found.next_fire) == (at(due), at(due + 1))
-    again = Fire("often", gen, due + 1, due + 2, 0, "shop.fetch", "no-run", 10**9, "skip", message=b"m")
+    again = Fire("often", gen, due + 1, due + 2, 0, "shop.fetch", "no-run", 10**9, "skip", message=b"message")
     assert shop.ledger.dispatch(shop.term, [again]).answers[0][0] == "skipped"
     found = client.schedule.get("often")
     assert (found.last_outcome, found.last_run, found.fires, found.skips) == ("skipped", "the-run", 1, 1)
@@ -482,11 +483,11 @@ def test_one_bad_entry_does_not_hide_the_others(client, app, shop):
         schedule.add(name, "shop.mail", 60, ["a"])
     schedule.add("gone", "shop.fetch", 60)
     del app.tasks["shop.fetch"]
-    shop.redis.set(f"{PREFIX}e:b", "x")
-    shop.redis.delete(f"{PREFIX}e:d")
-    shop.redis.hset(f"{PREFIX}e:e", "doc", "{")
-    shop.redis.hset(f"{PREFIX}e:f", mapping={"off": "{", "name": b"\xff"})
-    shop.redis.hset(f"{PREFIX}e:g", "fires", "many")
+    shop.redis.set(key_of(PREFIX, "entry", "b"), "x")
+    shop.redis.delete(key_of(PREFIX, "entry", "d"))
+    shop.redis.hset(key_of(PREFIX, "entry", "e"), "written", "{")
+    shop.redis.hset(key_of(PREFIX, "entry", "f"), mapping={"paused": "{", "name": b"\xff"})
+    shop.redis.hset(key_of(PREFIX, "entry", "g"), "fires", "many")
     problems = {entry.name: entry.problem for entry in schedule.list()}
     corrupt = "its record is corrupt"
     assert problems == {
@@ -567,7 +568,7 @@ def test_status_tells_who_leads_and_who_stands_by(client, shop):
 
 def test_a_term_that_is_over_is_nobodys(client, shop):
     member(shop, "s1")
-    shop.redis.hset(f"{PREFIX}lead", "until", shop.now() - 1)
+    shop.redis.hset(key_of(PREFIX, "leader"), "until", shop.now() - 1)
     status = client.status()
     assert (status.scheduler.leader, status.scheduler.since) == (None, None)
     assert status.scheduler.standbys == ["s1@host"]
@@ -595,17 +596,17 @@ def test_nobody_has_to_lead_where_nothing_is_to_be_fired_by_ours(client, app, re
 
 
 def test_a_broken_record_of_the_lead_does_not_break_status(client, shop):
-    shop.redis.delete(f"{PREFIX}lead", f"{PREFIX}entries")
-    shop.redis.set(f"{PREFIX}lead", "x")
-    shop.redis.set(f"{PREFIX}entries", "x")
+    shop.redis.delete(key_of(PREFIX, "leader"), key_of(PREFIX, "entries"))
+    shop.redis.set(key_of(PREFIX, "leader"), "x")
+    shop.redis.set(key_of(PREFIX, "entries"), "x")
     assert client.status().scheduler.leader is None
 
 
 def test_a_scheduler_that_died_is_no_worker_that_died(client, shop):
     for name, kind in (("s1", "beat"), ("w2", "prefork")):
         member(shop, name, kind)
-        shop.redis.zadd(f"{PREFIX}ws", {name: -1})
-    shop.redis.hincrby(f"{PREFIX}g", "clk", 1)
+        shop.redis.zadd(key_of(PREFIX, "leases"), {name: -1})
+    shop.redis.hincrby(key_of(PREFIX, "ledger"), "clock", 1)
     assert sorted(shop.ledger.sweep("w1", 1, 5000).dead_workers) == ["s1@host", "w2@host"]
     assert [death.name for death in client.status().died] == ["w2@host"]
 
@@ -616,7 +617,7 @@ def test_a_scheduler_that_died_is_no_worker_that_died(client, shop):
 def test_history_tells_entry_and_due_time_and_counts_fires_that_made_no_run(client, shop):
     client.schedule.add("of\u202eten:", "shop.fetch", 1)
     entry, begin = keys.entry("of\u202eten:"), shop.adopt("of\u202eten:").last_ms
-    gen = shop.entry("of\u202eten:")["gen"]
+    gen = shop.entry("of\u202eten:")["generation"]
     for number in range(1, 5):
         due = begin + number
         fire = Fire(entry, gen, due, due + 1, 0, "shop.fetch", f"run-{number}", 10**9, "skip", message=b"x")

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_orchestration.ledger import Ledger
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.ledger.scripts import LIBRARY_PREFIX, library, script, verbs
 from celery_orchestration.ledger.wire import _MOST_LIBRARIES
 from support.servers import RedisServer, redis_binaries
@@ -117,7 +118,7 @@ def test_a_redis_that_was_full_before_the_functions_were_loaded_runs_scripts(ser
 
 def test_an_error_within_a_function_is_not_tried_again_as_a_script(server, ledger):
     """It may have written something by then."""
-    server.client().set(f"{PREFIX}ws", "no sorted set")
+    server.client().set(key_of(PREFIX, "leases"), "no sorted set")
     with pytest.raises(Exception, match="WRONGTYPE"):
         ledger.list_nodes()
     assert calls(server)["evalsha"] == 0

@@ -14,6 +14,7 @@ from typing import Any
 
 from celery_orchestration.job.task import jobs_of, read_settings
 from celery_orchestration.ledger import Ledger, keys
+from celery_orchestration.ledger.records import key_of
 from support.invariants import Fired, fired_twice, fires_of
 from support.stage import Stage
 from support.wait import until
@@ -112,7 +113,7 @@ class ScheduleStage(Stage):
     @property
     def lead(self) -> Lead | None:
         """Who leads by the ledger's own account, if anybody does."""
-        found = self.ledger.hgetall(f"{self.prefix}lead")
+        found = self.ledger.hgetall(key_of(self.prefix, "leader"))
         if not found or int(found["until"]) < self.now:
             return None
         return Lead(found["name"], found["term"], int(found["since"]), int(found["until"]))
@@ -130,7 +131,7 @@ class ScheduleStage(Stage):
     # -- entries
 
     def key(self, entry: str) -> str:
-        return f"{self.prefix}e:{keys.entry(entry)}"
+        return key_of(self.prefix, "entry", keys.entry(entry))
 
     def entry(self, name: str) -> dict[str, str]:
         """Its record in the ledger."""
@@ -145,7 +146,7 @@ class ScheduleStage(Stage):
     def was_last_due(self, name: str, seconds_ago: float) -> int:
         """As if the entry had been there before, and had fired so long ago. Returns when that was, in ms."""
         last = self.now - round(seconds_ago * 1000)
-        self.ledger.hsetnx(self.key(name), "gen", "1")
+        self.ledger.hsetnx(self.key(name), "generation", "1")
         self.ledger.hset(self.key(name), "last", last)
         return last
 

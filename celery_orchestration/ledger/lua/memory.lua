@@ -3,7 +3,7 @@
 
 -- What the ledger has taken in can come to its end: this verb goes through. Whatever it adds is bounded, or makes room.
 local function make_way()
-  redis.call('HDEL', KEYS[1] .. 'g', '-')
+  call('HDEL', K.ledger, '-')
 end
 
 -- Is there no room for new runs? Tries a growing write that changes nothing (the field exists), and makes way.

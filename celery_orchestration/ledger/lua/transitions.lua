@@ -1,58 +1,63 @@
--- A run's life: every change of its state. Needs records, rules, index, room, statistics.
+-- Transitions: every change of a run's state. Needs records, rules, index, room, statistics.
 
 local GRANT_MS = 3000
 
 -- A retry is sent through the broker: when it is taken for lost. Ten leases, then twice as long each time.
 local function retry_deadline(tries)
-  return int(G.clk + 10 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
+  return int(G.clock + 10 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
+end
+
+-- A new attempt of a run takes over what it has in common with the attempt before it.
+local function inherit(r, before)
+  for _, field in ipairs(RUN.inherited) do r[field] = before[field] end
 end
 
 -- The first run to go while its job may be tried again is the probe.
 local function claim_probe(j, r)
-  if j.off and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end
+  if j.disabled and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end
 end
 
 -- The run starts on a worker; it holds room already. A start gives it a new fence, and voids all before.
 local function start(j, r, worker, message)
-  r.st = 'running'
-  r.own = worker
+  r.state = 'running'
+  r.worker = worker
   r.fence = tick()
   STATS.started(j, r)
-  j.last = r.id
-  r.gn, r.dest, r.tries = nil, nil, 0
-  r.jd = true
-  j.begun = G.tick
+  j.last_run = r.id
+  r.grant, r.destination, r.tries = nil, nil, 0
+  r.deps_checked = true
+  j.last_start = G.tick
   j.dirty = true
   claim_probe(j, r)
-  if not r.sd then
-    r.sd = true
+  if not r.started then
+    r.started = true
     j.busy = j.busy + 1
     no_longer_first(j, r)
     if j.busy == 1 then refresh_dependents(j) end
   end
-  call('SADD', P .. 'wr:' .. worker, r.id)
+  call('SADD', K.worker_runs(worker), r.id)
   save_run(r, nil, message)
 end
 
 -- The run holds room, and somebody has to publish it to that queue. Granting it again voids older copies.
 local function grant(j, r, queue)
   claim_probe(j, r)
-  if r.dest ~= queue then
-    if r.dest then out(r.dest, -1) end
-    out(queue, 1)
+  if r.destination ~= queue then
+    if r.destination then count_under_way(r.destination, -1) end
+    count_under_way(queue, 1)
   end
-  r.st = 'granted'
-  r.gn = tick()
-  r.dest = queue
-  call('ZADD', P .. 'gr', int(G.clk + GRANT_MS), r.id)
+  r.state = 'granted'
+  r.grant = tick()
+  r.destination = queue
+  call('ZADD', K.deadlines, int(G.clock + GRANT_MS), r.id)
   save_run(r)
 end
 
 -- The run is no longer on its way to a worker.
 local function ungrant(r)
-  call('ZREM', P .. 'gr', r.id)
-  if r.dest then out(r.dest, -1) end
-  r.gn, r.dest = nil, nil
+  call('ZREM', K.deadlines, r.id)
+  if r.destination then count_under_way(r.destination, -1) end
+  r.grant, r.destination = nil, nil
 end
 
 -- The run that was granted waits again.
@@ -67,35 +72,36 @@ end
 local DONE, FAILED
 
 local function worker_name(worker)
-  if not worker then return false end
+  if not worker then return nil end
   if worker == SESSION.worker then return SESSION.name end
-  return call('HGET', P .. 'w:' .. worker, 'name') or worker
+  return call('HGET', K.worker(worker), 'name') or worker
 end
 
 -- Runs of continuous entries that ended in this call: lib/entries.lua goes on with these.
 local ENDED_CONTINUOUS
 
--- For people: a record of the history.
+-- For people: a line of the history, with fields as in HISTORY.
 local function keep(j, fields)
   if G.history <= 0 then return end
-  local kept = call('LPUSH', P .. 'h:' .. j.name, cjson.encode(fields))
-  if kept > G.history * 1.2 then call('LTRIM', P .. 'h:' .. j.name, 0, G.history - 1) end
+  local kept = call('LPUSH', K.history(j.name), cjson.encode(fields))
+  if kept > G.history * 1.2 then call('LTRIM', K.history(j.name), 0, G.history - 1) end
 end
 
 -- For people: how a run ended. started: whether it was running just now. Its worker may have told how long its code ran and
 -- how long ago that was (settle): after an outage the ledger knows neither.
 local function note_down(j, r, outcome, note, started)
   local over = NOW - (r.ago or 0)
-  local began = started and (r.ran and over - r.ran or r.at)
-  keep(j, { r.id, r.a, outcome, math.min(r.enq, began or over), began or false, over, worker_name(r.own),
-    r.fence and int(r.fence) or false, r.rec, r.wf or false, note and note ~= '' and note or false, r.key,
-    r.ent or false, r.due or false })
+  local began = started and (r.ran and over - r.ran or r.since)
+  keep(j, { id = r.id, attempt = r.attempt, outcome = outcome, arrived = math.min(r.arrived, began or over),
+    started = began or nil, ended = over, worker = worker_name(r.worker), fence = r.fence and int(r.fence),
+    recoveries = r.recoveries, waited_for = r.first_wait, error = note ~= '' and note or nil, key = r.key, entry = r.entry,
+    due = r.due })
   STATS.count(j, outcome)
   if started then
-    j.took = over - began
-    STATS.observe(j, 'run', j.took)
+    j.last_took = over - began
+    STATS.observe(j, 'run', j.last_took)
   end
-  if r.cont and outcome ~= 'requeued' and outcome ~= 'released' then ENDED_CONTINUOUS[#ENDED_CONTINUOUS + 1] = r end
+  if r.continuous and outcome ~= 'requeued' and outcome ~= 'released' then ENDED_CONTINUOUS[#ENDED_CONTINUOUS + 1] = r end
 end
 
 -- Jobs that failures have disabled in this call: { name, why }.
@@ -105,24 +111,24 @@ on_call(function() DONE, FAILED, ENDED_CONTINUOUS, DISABLED = 0, 0, {}, {} end)
 
 local function cool_down(j)
   j.probe = nil
-  if j.cool then
-    call('ZADD', P .. 'cool', int(NOW + j.cool), j.name)
-    look_at(NOW + j.cool)
+  if j.policy.cool_down_ms then
+    call('ZADD', K.cooling, int(NOW + j.policy.cool_down_ms), j.name)
+    look_at(NOW + j.policy.cool_down_ms)
   end
 end
 
 -- A run that started has ended. ok: true succeeded, false failed, nil: it counts neither way. note: what failed.
 local function ended(j, r, ok, note)
   if ok ~= nil then
-    j.ok = ok
-    j.ended = tick()
-    j.ends_at = NOW
+    j.last_ok = ok
+    j.last_end = tick()
+    j.last_end_ms = NOW
     if ok then
-      j.good, j.fails = j.ended, 0
+      j.last_success, j.failures = j.last_end, 0
     else
-      j.fails, j.err = (j.fails or 0) + 1, note
-      if j.fmax and j.fails >= j.fmax and not j.off then
-        local why = j.fails .. ' failures in a row, the last: ' .. (note or '?')
+      j.failures, j.last_error = (j.failures or 0) + 1, note
+      if j.policy.max_consecutive_failures and j.failures >= j.policy.max_consecutive_failures and not j.disabled then
+        local why = j.failures .. ' failures in a row, the last: ' .. (note or '?')
         switch_off(j, 'failures', why)
         cool_down(j)
         DISABLED[#DISABLED + 1] = { j.name, why }
@@ -138,8 +144,8 @@ local function ended(j, r, ok, note)
       j.probe = ''
     end
   end
-  if r.sd then
-    r.sd = false
+  if r.started then
+    r.started = false
     j.busy = j.busy - 1
   else
     no_longer_first(j, r)
@@ -149,82 +155,83 @@ end
 
 -- The highest attempt of the run that ended, as far as it is remembered; or nil. r: its id and publication.
 local function done_of(r)
-  local attempt, pub = string.match(call('GET', P .. 'd:' .. r.id) or '', '^(-?%d+) (.*)$')
-  return pub == r.pub and tonumber(attempt) or nil
+  local attempt, publication = string.match(call('GET', K.done(r.id)) or '', '^(-?%d+) (.*)$')
+  return publication == r.publication and tonumber(attempt) or nil
 end
 
 -- The done-marker makes sure that no copy of a message starts this attempt again.
 local function mark_done(r, attempt)
-  call('SET', P .. 'd:' .. r.id, int(attempt) .. ' ' .. r.pub, 'PX', G.done_ms)
+  call('SET', K.done(r.id), int(attempt) .. ' ' .. r.publication, 'PX', G.done_ms)
 end
 
 -- The record of an attempt goes.
 local function forget(r, marker)
   delete_run(r)
-  if marker then mark_done(r, r.a) end
+  if marker then mark_done(r, r.attempt) end
 end
 
 -- A dead letter goes.
 local function remove_dead_letter(id, name)
-  local r = load_run(id, 'dl:')
-  if r and r.tid then call('SREM', P .. 'p:' .. r.tid, id) end
-  call('DEL', P .. 'dl:' .. id)
-  call('ZREM', P .. 'dead', id)
-  call('ZREM', P .. 'lost', id)
-  call('ZREM', P .. 'dj:' .. name, id)
+  local r = load_run(id, K.dead_letter)
+  if r and r.task_id then call('SREM', K.task_runs(r.task_id), id) end
+  call('DEL', K.dead_letter(id))
+  call('ZREM', K.dead_letters, id)
+  call('ZREM', K.unknown_dead_letters, id)
+  call('ZREM', K.job_dead_letters(name), id)
 end
 
 -- The run failed for good: its record becomes a dead letter. trace: the traceback, or ''.
 local function dead_letter(r, note, trace)
   if G.letters <= 0 then return forget(r, true) end
-  mark_done(r, r.a)
-  local key = P .. 'dl:' .. r.id
-  call('RENAME', P .. 'r:' .. r.id, key)
-  call('HDEL', key, 'p', 'o')
-  call('HSET', key, 'i', cjson.encode({ id = r.id, job = r.job, at = NOW, error = note or '', traceback = trace or '',
-    attempt = r.a, key = r.key, arrived = r.enq, worker = worker_name(r.own) or nil, recoveries = r.rec, queue = r.q }))
-  call('ZADD', P .. 'dead', int(NOW), r.id)
-  call('ZADD', P .. 'dj:' .. r.job, int(NOW), r.id)
-  local over = call('ZCARD', P .. 'dj:' .. r.job) - G.letters
-  for _, id in ipairs(over > 0 and call('ZRANGE', P .. 'dj:' .. r.job, 0, over - 1) or {}) do remove_dead_letter(id, r.job) end
+  mark_done(r, r.attempt)
+  local key = K.dead_letter(r.id)
+  call('RENAME', K.run(r.id), key)
+  call('HDEL', key, 'progress', 'timed_out')
+  call('HSET', key, 'info', cjson.encode({ id = r.id, job = r.job, at = NOW, error = note or '', traceback = trace or '',
+    attempt = r.attempt, key = r.key, arrived = r.arrived, worker = worker_name(r.worker),
+    recoveries = r.recoveries, queue = r.queue }))
+  call('ZADD', K.dead_letters, int(NOW), r.id)
+  call('ZADD', K.job_dead_letters(r.job), int(NOW), r.id)
+  local over = call('ZCARD', K.job_dead_letters(r.job)) - G.letters
+  for _, id in ipairs(over > 0 and call('ZRANGE', K.job_dead_letters(r.job), 0, over - 1) or {}) do remove_dead_letter(id, r.job) end
 end
 
 -- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'skipped', 'crashed', 'unregistered'): an
 -- ending.
 local function ending(r, why)
-  r.st = 'ending'
+  r.state = 'ending'
   r.why = why
-  call('ZADD', P .. 'gr', int(G.clk + GRANT_MS), r.id)
+  call('ZADD', K.deadlines, int(G.clock + GRANT_MS), r.id)
   save_run(r)
 end
 
 -- The higher attempt that waits for r, or nil: there is none, or its record is gone.
 local function following(r)
-  local x = r.behind and load_run(r.id, 'x:') or nil
+  local x = r.behind and load_run(r.id, K.next_attempt) or nil
   if r.behind and not x then
     audit('ledger', 'lost', r.id, r.job)
-    call('ZREM', P .. 'wait', r.id)
+    call('ZREM', K.waiting, r.id)
     r.behind = nil
   end
   return x
 end
 
--- r is over and its record gone: if a higher attempt waited for it, that goes to the gate. `sd`: the run as a whole
+-- r is over and its record gone: if a higher attempt waited for it, that goes to the gate. started: the run as a whole
 -- still counts as started.
-local function promote(r, sd)
+local function promote(r, started)
   local x = following(r)
   if not x then return end
-  call('RENAME', P .. 'x:' .. r.id, P .. 'r:' .. r.id)
+  call('RENAME', K.next_attempt(r.id), K.run(r.id))
   local j = job(x.job)
   if not j then
     -- No release has its job any more.
-    call('ZREM', P .. 'wait', x.id)
-    if x.ex then call('ZREM', P .. 'due', x.id) end
+    call('ZREM', K.waiting, x.id)
+    if x.expires then call('ZREM', K.expiring, x.id) end
     return ending(x, 'unregistered')
   end
-  x.sd = sd
-  if not j.keyed then x.key = '' end
-  call('ZREM', P .. 'wait', x.id)
+  x.started = started
+  if not j.policy.keyed then x.key = '' end
+  call('ZREM', K.waiting, x.id)
   if x.eta and x.eta > NOW then
     put_off(j, x)
     return
@@ -236,23 +243,23 @@ end
 -- r is over without an outcome of its own: the higher attempt that waits for it continues the run. If that is of another
 -- job (the run was replaced), r's job has ended it.
 local function continue_with_retry(j, r)
-  if load_run(r.id, 'x:').job ~= r.job then
+  if load_run(r.id, K.next_attempt).job ~= r.job then
     ended(j, r, nil)
     refresh_dependents(j)
   end
   forget(r, false)
-  promote(r, r.sd)
+  promote(r, r.started)
 end
 
 -- The run leaves whatever state it is in but running, with its room, lane, grant; the record stays.
 local function withdraw(j, r)
-  if r.st == 'waiting' then
+  if r.state == 'waiting' then
     dequeue(j, r)
-  elseif r.st == 'later' then
+  elseif r.state == 'later' then
     no_longer_put_off(j, r)
-  elseif r.st == 'retrying' then
-    call('ZREM', P .. 'gr', r.id)
-  elseif r.st == 'granted' or r.st == 'queued' then
+  elseif r.state == 'retrying' then
+    call('ZREM', K.deadlines, r.id)
+  elseif r.state == 'granted' or r.state == 'queued' then
     ungrant(r)
     free(j, r.key)
   end
@@ -274,28 +281,28 @@ local CRASH, UNREGISTERED = 'its process or worker died', 'no live worker has th
 
 -- The worker is not kept free for this run any more.
 local function no_longer_alone(r)
-  if not r.al then return end
-  if SESSION.worker == r.own then SESSION.alone = nil end
-  call('HDEL', P .. 'w:' .. r.own, 'alone')
+  if not r.alone then return end
+  if SESSION.worker == r.worker then SESSION.alone = nil end
+  call('HDEL', K.worker(r.worker), 'alone')
 end
 
 -- A running run came back without an outcome: its process died (counted), its whole worker did (counted == 'worker'), or
 -- it was stopped or never began (not counted). begun: its code may have begun; then a job with on_crash 'fail' never begins
--- it again. Returns 'requeued', 'superseded' or 'dead'; the caller buries or ends a dead one. Or 'failed': Celery knew that
+-- it again. Returns 'requeued', 'superseded' or 'dead'; the caller dead-letters or ends a dead one. Or 'failed': Celery knew that
 -- its time was over, and it has ended.
 local function recover(j, r, counted, begun)
-  local over = noted(r, 'o')
-  call('SREM', P .. 'wr:' .. r.own, r.id)
+  local timed_out = note_of(r, 'timed_out')
+  call('SREM', K.worker_runs(r.worker), r.id)
   no_longer_alone(r)
-  local own, fence = r.own, r.fence
-  r.own, r.fence = nil, nil
-  call('HDEL', P .. 'r:' .. r.id, 'p')
+  local worker, fence = r.worker, r.fence
+  r.worker, r.fence = nil, nil
+  call('HDEL', K.run(r.id), 'progress')
   free(j, r.key)
-  if over and over.more then
-    r.own, r.fence = own, fence
-    note_down(j, r, 'failed', over.what, true)
-    ended(j, r, false, over.what)
-    dead_letter(r, over.what)
+  if timed_out and timed_out.failed then
+    r.worker, r.fence = worker, fence
+    note_down(j, r, 'failed', timed_out.what, true)
+    ended(j, r, false, timed_out.what)
+    dead_letter(r, timed_out.what)
     promote(r, false)
     refresh_dependents(j)
     refresh(j)
@@ -307,18 +314,18 @@ local function recover(j, r, counted, begun)
     return 'superseded'
   end
   if counted then
-    r.rec = r.rec + 1
+    r.recoveries = r.recoveries + 1
     STATS.count(j, 'recovered')
   end
-  local fails = begun and j.crash == 'fail'
-  if fails or (counted and r.rec > j.recmax) then
-    if counted == 'worker' and not fails and not r.al then
+  local fails = begun and j.policy.on_crash == 'fail'
+  if fails or (counted and r.recoveries > j.policy.max_recoveries) then
+    if counted == 'worker' and not fails and not r.alone then
       -- Others ran there as well: whose fault it was shows when it is tried alone.
-      r.al = true
+      r.alone = true
     else
-      r.own, r.fence = own, fence
+      r.worker, r.fence = worker, fence
       note_down(j, r, 'crashed', CRASH, true)
-      r.own, r.fence = nil, nil
+      r.worker, r.fence = nil, nil
       ended(j, r, false, CRASH)
       refresh_dependents(j)
       refresh(j)
@@ -330,15 +337,15 @@ local function recover(j, r, counted, begun)
   return 'requeued'
 end
 
--- The outcome of a running run. Returns 'ok', 'refused' (its fence is void: nothing changes), or, for the
--- outcomes 'crashed', 'interrupted' and 'returned', what recover says. Jobs that ended are noted in `after`. ran, ago: ms
--- that its code ran (or nil), and since then.
 local SUCCEEDED = { succeeded = true, failed = false }
 
-local function settle(id, fence, outcome, note, trace, ran, ago, after)
+-- The outcome of a running run; `o` is an argument `outcome`. Returns 'ok', 'refused' (its fence is void: nothing changes),
+-- or, for the outcomes 'crashed', 'interrupted' and 'returned', what recover says. Jobs that ended are noted in `after`.
+local function settle(o, after)
+  local id, outcome, note, trace = o.id, o.outcome, o.note, o.traceback
   local r = load_run(id)
-  if not r or r.st ~= 'running' or r.fence ~= fence then return 'refused' end
-  r.ran, r.ago = ran, ago
+  if not r or r.state ~= 'running' or r.fence ~= o.fence then return 'refused' end
+  r.ran, r.ago = o.ran_ms, o.ended_ago_ms
   local j = job(r.job)
   if outcome == 'crashed' or outcome == 'interrupted' or outcome == 'returned' then
     local what = recover(j, r, outcome == 'crashed', outcome ~= 'returned')
@@ -349,14 +356,14 @@ local function settle(id, fence, outcome, note, trace, ran, ago, after)
     end
     return what
   end
-  call('SREM', P .. 'wr:' .. r.own, id)
+  call('SREM', K.worker_runs(r.worker), id)
   no_longer_alone(r)
   free(j, r.key)
   following(r)
   if outcome == 'retry' then
     if r.behind then
       continue_with_retry(j, r)
-    elseif (done_of(r) or -1) > r.a then
+    elseif (done_of(r) or -1) > r.attempt then
       -- Its next attempt is over already: it was revoked, or had expired.
       note_down(j, r, 'revoked', note, true)
       ended(j, r, nil)
@@ -366,18 +373,18 @@ local function settle(id, fence, outcome, note, trace, ran, ago, after)
     else
       -- The message stays, for the case that the retry's gets lost.
       STATS.count(j, 'retried')
-      j.err = note ~= '' and note or j.err
-      r.st, r.own, r.fence, r.al = 'retrying', nil, nil, nil
+      j.last_error = note ~= '' and note or j.last_error
+      r.state, r.worker, r.fence, r.alone = 'retrying', nil, nil, nil
       save_run(r)
-      call('HDEL', P .. 'r:' .. id, 'p')
-      call('ZADD', P .. 'gr', retry_deadline(r.tries), id)
+      call('HDEL', K.run(id), 'progress')
+      call('ZADD', K.deadlines, retry_deadline(r.tries), id)
     end
-  elseif outcome == 'requeued' and r.ent and not r.behind then
+  elseif outcome == 'requeued' and r.entry and not r.behind then
     -- Its entry is not done with it: the message that is back in the broker's queue counts as its next attempt.
     note_down(j, r, outcome, note, true)
-    r.a, r.st, r.own, r.fence, r.al = r.a - 1, 'retrying', nil, nil, nil
+    r.attempt, r.state, r.worker, r.fence, r.alone = r.attempt - 1, 'retrying', nil, nil, nil
     save_run(r)
-    call('ZADD', P .. 'gr', retry_deadline(r.tries), id)
+    call('ZADD', K.deadlines, retry_deadline(r.tries), id)
   else
     if outcome ~= 'requeued' then DONE = DONE + 1 end
     note_down(j, r, outcome, note, true)

@@ -4,15 +4,16 @@
 --
 -- ARGV  ids...
 -- Returns  how many
+-- Errors   none
 -- Called again: 0.
 make_way()
 local count = 0
 for _, id in ipairs(ARGV) do
   local r = load_run(id)
-  if r and r.st == 'released' then
+  if r and r.state == 'released' then
     delete_run(r)
     count = count + 1
   end
-  call('ZREM', P .. 'released', id)
+  call('ZREM', K.released, id)
 end
 return count

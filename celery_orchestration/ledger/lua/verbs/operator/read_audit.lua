@@ -4,4 +4,6 @@
 --
 -- ARGV  how many
 -- Returns  { JSON of each }
-return call('LRANGE', P .. 'audit', 0, tonumber(ARGV[1]) - 1)
+-- Errors   none
+-- Called again: the same, as far as nothing changed.
+return call('LRANGE', K.audit, 0, tonumber(ARGV[1]) - 1)

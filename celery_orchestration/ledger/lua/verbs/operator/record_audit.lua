@@ -4,6 +4,8 @@
 --
 -- ARGV  who, what, about, why
 -- Returns  1
+-- Errors   none
+-- Called again: it is recorded once more.
 make_way()
 audit(ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 return 1

@@ -1,16 +1,17 @@
--- uses: schema records statistics rules index room transitions entries memory
+-- uses: schema records statistics lanes rules index room transitions entries memory
 --
 -- confirm_sent: fires of tasks that are no jobs of ours are in the broker now.
 --
--- ARGV  for each: entry, generation, due time (ms), the due time after it (ms) or '', how many before it were missed
+-- ARGV  of each: sent (next_ms: the due time after it, or ''; missed: how many before it were missed)
 -- Returns  how many were written down
+-- Errors   none
 -- Called again: 0.
 make_way()
 local count = 0
-for i = 1, #ARGV, 5 do
-  local e, due = load_entry(ARGV[i]), tonumber(ARGV[i + 2])
-  if e and e.gen == ARGV[i + 1] and due > e.last then
-    note_fire(e, due, ARGV[i + 3], 'sent', nil, tonumber(ARGV[i + 4]))
+for _, one in ipairs(read_arguments('sent', 1)) do
+  local e = load_entry(one.entry)
+  if e and e.generation == one.generation and one.due_ms > e.last then
+    note_fire(e, one.due_ms, one.next_ms, 'sent', nil, one.missed)
     count = count + 1
   end
 end

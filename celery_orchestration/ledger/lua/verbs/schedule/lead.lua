@@ -7,11 +7,12 @@
 --       is named after)
 -- Returns  { its term, or '' if another one leads, Redis's time (ms), name of who leads,
 --            number of the last change that people made to the schedule, epoch or '' (the ledger is empty) }
+-- Errors   none
 -- Called again: the same.
 local who, name, length, mine, service = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local key = lead_key(service)
 make_way()
-see_to('leads', 'set')
+see_to('led_services')
 local v = redis.pcall('HMGET', key, 'term', 'who', 'until', 'name')
 if v.err then
   call('DEL', key) -- of another type: nobody leads
@@ -24,12 +25,12 @@ if v[2] == who and (term == mine or left > 0) then
   call('HSET', key, 'until', int(NOW + length))
 elseif left <= 0 then
   term, leader = int(tick()) .. (service == '' and '' or '@' .. service), name
-  call('SADD', P .. 'leads', service)
+  call('SADD', K.led_services, service)
   call('HSET', key, 'term', term, 'who', who, 'name', name, 'since', int(NOW), 'until', int(NOW + length))
   flush()
 else
   term = ''
   call('HSET', key, 'until', int(NOW + left))
 end
-return { term, int(NOW), leader, int(tonumber(call('HGET', P .. 'g', 'changes') or nil) or 0),
+return { term, int(NOW), leader, int(tonumber(call('HGET', K.ledger, 'changes') or nil) or 0),
   G.epoch or '' }

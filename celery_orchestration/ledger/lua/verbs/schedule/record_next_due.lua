@@ -4,12 +4,13 @@
 --
 -- ARGV  term, then entry and due time (ms) of each
 -- Returns  1 | 0 (another one leads: nothing changed)
+-- Errors   none
 -- Called again: the same.
 if not is_term(ARGV[1]) then return 0 end
 make_way()
-for i = 2, #ARGV, 2 do
-  -- One of another type is reported by adopt and dispatch; one that people removed must not come back.
-  local key = P .. 'e:' .. ARGV[i]
-  if redis.pcall('HEXISTS', key, 'gen') == 1 then call('HSET', key, 'next', ARGV[i + 1]) end
+for _, one in ipairs(read_arguments('next_due', 2)) do
+  -- One of another type is reported by adopt_entries and dispatch; one that people removed must not come back.
+  local key = K.entry(one.entry)
+  if redis.pcall('HEXISTS', key, 'generation') == 1 then call('HSET', key, 'next', one.due_ms) end
 end
 return 1

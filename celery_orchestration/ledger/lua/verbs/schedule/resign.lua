@@ -4,6 +4,7 @@
 --
 -- ARGV  scheduler, term
 -- Returns  1 | 0 (it did not lead)
+-- Errors   none
 -- Called again: 0.
 local key = lead_key(service_of_term(ARGV[2]))
 make_way()

@@ -6,6 +6,7 @@
 --
 -- ARGV  term
 -- Returns  1 | 0 (another one leads: nothing changed)
+-- Errors   none
 -- Called again: the same.
 local RETIRED_MS, CLOSED_MS = 86400000, 604800000
 if not is_term(ARGV[1]) then return 0 end
@@ -18,14 +19,14 @@ local function is_closed(other)
   return type(ends) ~= 'string' or (tonumber(ends) or 0) < NOW - CLOSED_MS
 end
 
-for _, entry in ipairs(call('ZRANGEBYSCORE', P .. 'entries', '-inf', '(' .. since)) do
-  local key, own = P .. 'e:' .. entry, service_of_entry(entry)
-  if redis.pcall('HGET', key, 'src') ~= 'people' and (own == service or is_closed(own)) then
-    if tonumber(call('ZSCORE', P .. 'entries', entry)) < NOW - RETIRED_MS then
+for _, entry in ipairs(call('ZRANGEBYSCORE', K.entries, '-inf', '(' .. since)) do
+  local key, own = K.entry(entry), service_of_entry(entry)
+  if redis.pcall('HGET', key, 'source') ~= 'people' and (own == service or is_closed(own)) then
+    if tonumber(call('ZSCORE', K.entries, entry)) < NOW - RETIRED_MS then
       call('DEL', key)
-      call('ZREM', P .. 'entries', entry)
+      call('ZREM', K.entries, entry)
     else
-      redis.pcall('HDEL', key, 'cont', 'next')
+      redis.pcall('HDEL', key, 'gap', 'next')
     end
   end
 end

@@ -18,12 +18,12 @@ for _, p in ipairs(held) do
   if p.by == name and p.token == token then return { 'claimed', p.number, p.fence } end
   taken[tonumber(p.number)] = true
 end
-if not G.epoch or G.clk < G.opens then return { 'closed', math.max(0, G.opens - G.clk) } end
+if not G.epoch or G.clock < G.opens then return { 'closed', math.max(0, G.opens - G.clock) } end
 if count_staying(held) >= (wanted_of(pool) or 0) then return { 'enough' } end
 local number = 1
 while taken[number] do number = number + 1 end
 if number > (most_places(pool) or 0) then return { 'full' } end
 local fence = int(tick())
-save_place(pool, { number = int(number), by = name, fence = fence, token = token, ends = G.clk + lease, since = NOW, info = '' })
+save_place(pool, { number = int(number), by = name, fence = fence, token = token, ends = G.clock + lease, since = NOW, info = '' })
 flush()
 return { 'claimed', int(number), fence }

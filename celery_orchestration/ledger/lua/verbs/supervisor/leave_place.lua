@@ -4,8 +4,9 @@
 --
 -- ARGV  supervisor, pool, number, fence
 -- Returns  1, or 0 if it is not that supervisor's (any more)
+-- Errors   none
 -- Called again: 0.
 make_way()
 local p = place(ARGV[2], ARGV[3])
 if not p or p.by ~= ARGV[1] or p.fence ~= ARGV[4] then return 0 end
-return call('HDEL', P .. 'pl:' .. ARGV[2], ARGV[3])
+return call('HDEL', K.places(ARGV[2]), ARGV[3])

@@ -1,4 +1,4 @@
--- uses: schema records statistics session rules index room transitions entries hand_over memory
+-- uses: schema records statistics session lanes rules index room transitions entries hand_over memory
 --
 -- cancel: runs that have not started end as revoked. A running one is left alone; a dead letter is remembered as revoked.
 --
@@ -19,21 +19,21 @@ make_way()
 local endings, found, last = {}, {}, nil
 local ids = { unpack(ARGV, 4) }
 for _, task in ipairs(by_hand and {} or { unpack(ids) }) do
-  for _, id in ipairs(call('SMEMBERS', P .. 'p:' .. task)) do ids[#ids + 1] = id end
+  for _, id in ipairs(call('SMEMBERS', K.task_runs(task))) do ids[#ids + 1] = id end
 end
 for _, id in ipairs(ids) do
   local r = load_run(id)
   if not by_hand then
     -- Should it be, or become, a dead letter, its id cannot be used again: workers remember what was revoked.
-    if r and (r.st == 'running' or r.st == 'retrying') then call('HSET', P .. 'r:' .. id, 'revoked', 1) end
-    if not r and call('EXISTS', P .. 'dl:' .. id) == 1 then call('HSET', P .. 'dl:' .. id, 'revoked', 1) end
+    if r and (r.state == 'running' or r.state == 'retrying') then call('HSET', K.run(id), 'revoked', 1) end
+    if not r and call('EXISTS', K.dead_letter(id)) == 1 then call('HSET', K.dead_letter(id), 'revoked', 1) end
   end
-  found[#found + 1] = r and r.st or ''
-  if r and (r.st == 'waiting' or r.st == 'later' or r.st == 'granted' or r.st == 'queued') then
+  found[#found + 1] = r and r.state or ''
+  if r and (r.state == 'waiting' or r.state == 'later' or r.state == 'granted' or r.state == 'queued') then
     call_off(job(r.job), r, ARGV[3])
     endings[#endings + 1] = { id, ARGV[3] }
     last = r
-    if by_hand then call('ZADD', P .. 'gr', -1, id) end -- nobody here carries it out: whoever sweeps next does
+    if by_hand then call('ZADD', K.deadlines, -1, id) end -- nobody here carries it out: whoever sweeps next does
   end
 end
 hand_over(16)

@@ -4,6 +4,7 @@
 --
 -- ARGV  -
 -- Returns  the epoch, or '' if the ledger is empty
+-- Errors   none
 -- Called again: the same.
 same_epoch()
 return G.epoch or ''

@@ -4,5 +4,6 @@
 --
 -- ARGV  none
 -- Returns  { name, hash, ... }
+-- Errors   none
 -- Called again: the same.
-return call('HGETALL', P .. 'installed')
+return call('HGETALL', K.installed)

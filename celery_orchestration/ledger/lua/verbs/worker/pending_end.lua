@@ -4,6 +4,8 @@
 --
 -- ARGV  id
 -- Returns  { why, attempt, message }, or {} if that was done already
+-- Errors   none
+-- Called again: the same, as far as nothing changed.
 local r = load_run(ARGV[1])
-if not r or r.st ~= 'ending' then return {} end
-return { r.why, r.a, call('HGET', P .. 'r:' .. r.id, 'm') }
+if not r or r.state ~= 'ending' then return {} end
+return { r.why, r.attempt, call('HGET', K.run(r.id), 'message') }

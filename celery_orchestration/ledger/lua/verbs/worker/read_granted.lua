@@ -2,12 +2,14 @@
 --
 -- read_granted: what has to be published for grants.
 --
--- ARGV  id and grant number of each
+-- ARGV  of each: grant
 -- Returns  of each { queue, message }, or {} if that grant is not the latest any more
+-- Errors   none
+-- Called again: the same, as far as nothing changed.
 local found = {}
-for i = 1, #ARGV, 2 do
-  local r = load_run(ARGV[i])
-  local good = r and (r.st == 'granted' or r.st == 'queued') and r.gn == tonumber(ARGV[i + 1])
-  found[#found + 1] = good and { r.dest, call('HGET', P .. 'r:' .. r.id, 'm') } or {}
+for _, one in ipairs(read_arguments('grant', 1)) do
+  local r = load_run(one.id)
+  local good = r and (r.state == 'granted' or r.state == 'queued') and r.grant == one.number
+  found[#found + 1] = good and { r.destination, call('HGET', K.run(r.id), 'message') } or {}
 end
 return found

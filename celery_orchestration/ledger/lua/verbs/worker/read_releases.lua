@@ -4,6 +4,8 @@
 --
 -- ARGV  names of releases, separated by blanks
 -- Returns  { policies (JSON) of each, in the same order, '' where unknown }
+-- Errors   none
+-- Called again: the same, as far as nothing changed.
 local found = {}
-for name in string.gmatch(ARGV[1], '%S+') do found[#found + 1] = call('HGET', P .. 'rel', name) or '' end
+for name in string.gmatch(ARGV[1], '%S+') do found[#found + 1] = call('HGET', K.releases, name) or '' end
 return found

@@ -4,6 +4,8 @@
 --
 -- ARGV  id
 -- Returns  { queue, attempt that is over, its message }, or {} if the retry has arrived meanwhile
+-- Errors   none
+-- Called again: the same, as far as nothing changed.
 local r = load_run(ARGV[1])
-if not r or r.st ~= 'retrying' then return {} end
-return { r.q, int(r.a), call('HGET', P .. 'r:' .. r.id, 'm') }
+if not r or r.state ~= 'retrying' then return {} end
+return { r.queue, int(r.attempt), call('HGET', K.run(r.id), 'message') }

@@ -4,13 +4,14 @@
 --
 -- ARGV  for each: id, fence, JSON (done, total, note; at most 2000 bytes)
 -- Returns  count of those that were written: the others have ended, or their fence is void
+-- Errors   none
 -- Called again it gives the same answer.
 local LONGEST = 2000
 local count = 0
-for i = 1, #ARGV, 3 do
-  local r = load_run(ARGV[i])
-  if r and r.st == 'running' and r.fence == tonumber(ARGV[i + 1]) and #ARGV[i + 2] <= LONGEST then
-    call('HSET', P .. 'r:' .. r.id, 'p', cmsgpack.pack(r.fence, NOW, ARGV[i + 2]))
+for _, said in ipairs(read_arguments('said', 1)) do
+  local r = load_run(said.id)
+  if r and r.state == 'running' and r.fence == said.fence and #said.text <= LONGEST then
+    call('HSET', K.run(r.id), 'progress', cmsgpack.pack({ fence = r.fence, at = NOW, what = said.text }))
     count = count + 1
   end
 end
