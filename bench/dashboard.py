@@ -24,6 +24,7 @@ from bench.stage import Stage
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Outcome
 from celery_orchestration.ledger.keys import encode_job
+from celery_orchestration.ledger.records import key_of
 from support.processes import free_port
 from support.servers import RedisServer
 from support.workers import CeleryProcess, celery_command
@@ -102,25 +103,14 @@ def _end_runs(book: Book, server: RedisServer) -> None:
         run = Arrival(**{**_fields(book), "id": f"ended-{lane}", "job": encode_job(job)})
         fence = book.turn(1, [], [run]).answers[0].fence
         book.turn(0, [Outcome(run.id, fence, "succeeded", "", "", 10)], [])
+        past = {"attempt": 0, "outcome": "succeeded", "worker": "bench", "fence": "1", "recoveries": 0, "key": ""}
+        past["waited_for"] = f"blocked {encode_job(job)}"
         records = [
-            [
-                f"e{lane}-{n}",
-                0,
-                "succeeded",
-                at,
-                at + 2000,
-                at + 9000,
-                "bench",
-                "1",
-                0,
-                f"blocked {encode_job(job)}",
-                False,
-                "",
-            ]
+            {**past, "id": f"e{lane}-{n}", "arrived": at, "started": at + 2000, "ended": at + 9000}
             for n in range(RUNS)
             for at in [now - n * 15_000]
         ]
-        client.rpush(f"{book.ledger.prefix}h:{encode_job(job)}", *map(json.dumps, records))
+        client.rpush(key_of(book.ledger.prefix, "history", encode_job(job)), *map(json.dumps, records))
 
 
 def _fields(book: Book) -> dict[str, Any]:

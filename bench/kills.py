@@ -29,6 +29,7 @@ from celery.utils import uuid
 
 from bench.stage import Stage, client
 from celery_orchestration.job.settings import Settings
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node.stores import Names, Stores
 from support.servers import RedisServer
 from support.workers import WorkerProcess
@@ -129,8 +130,8 @@ def _held_by(looking: redis.Redis, hostname: str) -> list[str]:
     messages = [
         message for store in stores.all() if store.name == hostname for message in looking.hvals(NAMES.store(store.id))
     ]
-    worker = looking.hget("{bench}:wn", hostname)
-    runs = looking.smembers(b"{bench}:wr:" + worker) if worker else set()
+    worker = looking.hget(key_of("{bench}:", "worker_names"), hostname)
+    runs = looking.smembers(key_of("{bench}:", "worker_runs", worker.decode())) if worker else set()
     return [*(json.loads(message)["headers"]["id"] for message in messages), *(run.decode() for run in runs)]
 
 

@@ -33,6 +33,7 @@ from celery_orchestration.job.options import Priority
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.keys import encode_job, prefix
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
 from support.servers import RedisServer
 
@@ -108,8 +109,8 @@ class Book:
 
     def _register(self) -> None:
         live = self.ledger.register(self.presence).live
-        merged = releases.merged(self.ledger.releases(live))
-        if not self.ledger.install(live, merged.cap, merged.jobs):
+        merged = releases.merged(self.ledger.read_releases(live))
+        if not self.ledger.install_policies(live, merged.cap, merged.jobs):
             raise RuntimeError("the policies could not be installed")
 
     def close(self) -> None:
@@ -226,7 +227,7 @@ def _slice(one: Case, choice: random.Random) -> None:
     pairs = [choice.randrange(one.pairs) for _ in range(SLICE)]
     picks = book.picks
     script_us, wall_us = _timed(client, SLICE, (lambda pair=pair: book.exchange(pair) for pair in pairs))
-    if book.picks - picks != SLICE or client.zcard(f"{book.ledger.prefix}wait") != one.waiting:
+    if book.picks - picks != SLICE or client.zcard(key_of(book.ledger.prefix, "waiting")) != one.waiting:
         raise RuntimeError("not every turn had its pick, or the number of waiting runs changed")
     one.picks += book.picks - picks
     one.turns += SLICE

@@ -54,8 +54,8 @@ class Simulation:
         jobs[HUB] = _document(1)
         needs = {"job": HUB, "on": "finish", "max_age_ms": None, "fresh": False}
         for n in range(crowd.dependents):
-            jobs[f"dependent{n}"] = {**_document(1), "deps": [needs]}
-        self.document = json.dumps({"cap": None, "jobs": jobs})
+            jobs[f"dependent{n}"] = {**_document(1), "depends_on": [needs]}
+        self.document = json.dumps({"max_running": None, "jobs": jobs})
         self.names = tuple(jobs)
 
     # -- calls, each by itself under Redis's clock
@@ -102,7 +102,7 @@ class Simulation:
     def build(self) -> None:
         merged = releases.merged([self.document])
         found = self.timed("register", lambda: self.ledger.register(self.presence(SURVIVOR, LEASE)))
-        self.timed("install", lambda: self.ledger.install(found.live, merged.cap, merged.jobs))
+        self.timed("install", lambda: self.ledger.install_policies(found.live, merged.cap, merged.jobs))
         for n in range(self.crowd.workers):
             self.ledger.register(self.presence(f"w{n}", LEASE))
         for n in range(self.crowd.workers):
@@ -129,9 +129,9 @@ class Simulation:
         for again in range(3):
             new = f"new{again}"
             self.timed("register", lambda new=new: self.ledger.register(self.presence(new, LEASE)))
-            self.timed("beat", lambda new=new: self.ledger.beat(new, LEASE, []))
-            self.timed("health", lambda: self.ledger.health("bench", "w1@host"))
-            self.timed("status", lambda: self.ledger.status(100, 100))
+            self.timed("beat", lambda new=new: self.ledger.heartbeat(new, LEASE, []))
+            self.timed("health", lambda: self.ledger.read_health("bench", "w1@host"))
+            self.timed("status", lambda: self.ledger.read_status(100, 100))
             self.sweep()
             run = _arrival(f"free{again}", "job0")
             fence = self.timed("turn", lambda run=run: self.turn(SURVIVOR, 1, [], [run])).answers[0].fence
@@ -146,7 +146,7 @@ class Simulation:
     def mass_death(self) -> dict[str, Any]:
         """All workers but one stop at once."""
         for n in range(self.crowd.workers):
-            self.ledger.beat(f"w{n}", SHORT_LEASE, [])
+            self.ledger.heartbeat(f"w{n}", SHORT_LEASE, [])
         self.sweep()
         time.sleep(SHORT_LEASE / 1000 + 0.2)
         began, calls, recovered, dead = time.monotonic(), 0, 0, 0
@@ -188,7 +188,7 @@ def _loads() -> Iterator[tuple[str, dict[str, Any], Callable[[int], tuple[str, s
     yield "uncapped", {"a": _document(None)}, lambda n: ("a", "")
     yield "10,000 keys", {"a": {**_document(1), "keyed": True}}, lambda n: ("a", f"k{n % 10_000}")
     needs = [{"job": "d0", "on": "idle", "max_age_ms": None, "fresh": False}]
-    jobs = {f"d{n}": {**_document(1), "deps": needs if n else []} for n in range(1001)}
+    jobs = {f"d{n}": {**_document(1), "depends_on": needs if n else []} for n in range(1001)}
     yield "1,000 dependent jobs", jobs, lambda n: (f"d{n % 1000 + 1}", "")
 
 
@@ -197,10 +197,10 @@ def _small(server: Any, jobs: dict[str, Any]) -> Simulation:
     simulation = Simulation(
         Ledger(redis.ConnectionPool.from_url(server.url()), prefix("bench")), server.client(), QUICK
     )
-    simulation.document, simulation.names = json.dumps({"cap": None, "jobs": jobs}), tuple(jobs)
+    simulation.document, simulation.names = json.dumps({"max_running": None, "jobs": jobs}), tuple(jobs)
     merged = releases.merged([simulation.document])
     found = simulation.ledger.register(simulation.presence(SURVIVOR, LEASE))
-    simulation.ledger.install(found.live, merged.cap, merged.jobs)
+    simulation.ledger.install_policies(found.live, merged.cap, merged.jobs)
     return simulation
 
 
@@ -237,13 +237,13 @@ def _exclusive_ceiling(server: Any) -> int:
 
 def _document(cap: int | None) -> dict[str, Any]:
     return {
-        "cap": cap,
+        "max_running": cap,
         "keyed": False,
-        "deps": [],
+        "depends_on": [],
         "blocks": [],
         "on_crash": "requeue",
         "max_recoveries": 2,
-        "max_failures": None,
+        "max_consecutive_failures": None,
     }
 
 

@@ -35,6 +35,7 @@ from bench.apps import FIRED, add_fired, entry_name
 from bench.stage import PATIENCE, Others, Stage, cpu_seconds
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.ledger import Presence, keys
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node.presence import Node
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.message import Call
@@ -103,7 +104,7 @@ class Site:
     def begun(self, scheduler: str, schedule: Schedule) -> int:
         """Waits until it has all its entries; returns when they began (ms), of ours."""
         names = [entry_name(every, number) for count, every in schedule for number in range(count)]
-        key = {OURS: f"{P}e:{names[-1]}", REDBEAT: f"redbeat:{names[-1]}"}.get(scheduler)
+        key = {OURS: key_of(P, "entry", names[-1]), REDBEAT: f"redbeat:{names[-1]}"}.get(scheduler)
         self.wait(lambda: self.redis.exists(key) if key else self.depth(), f"{scheduler} has its entries")
         if scheduler != OURS:
             return 0
@@ -134,7 +135,7 @@ class Site:
         found = {}
         for name in entries:
             entry = Entry(name, Call(FIRED, (), {}, {}), "", None)
-            generation, last = self.redis.hmget(f"{P}e:{entry.id}", "gen", "last")
+            generation, last = self.redis.hmget(key_of(P, "entry", entry.id), "generation", "last")
             entry.generation = generation.decode()
             every = round(float(name.split("-")[1]) * 1000)
             for due in range(int(last) - 600 * every, int(last) + 10 * every, every):
@@ -240,7 +241,7 @@ def _periods(stage: Stage, case: Case) -> dict[str, Any]:
     with Site.open(stage, case.worker) as site, site.beat(case.scheduler, case.schedule) as process:
         begun = site.begun(case.scheduler, case.schedule)
         others, took = Others(), []
-        count = site.depth if case.worker else (lambda: site.redis.zcard(f"{P}wait"))
+        count = site.depth if case.worker else (lambda: site.redis.zcard(key_of(P, "waiting")))
         for period in range(1, stage.size.schedule.periods + 1):
             due = begun + period * case.every * 1000
             while site.now() < due + case.every * 1000 - 100:
@@ -479,17 +480,17 @@ def _name(process: CeleryProcess) -> str:
 
 
 def _leader(site: Site) -> str:
-    name, until = site.redis.hmget(f"{P}lead", "name", "until")
+    name, until = site.redis.hmget(key_of(P, "leader"), "name", "until")
     return name.decode() if name and float(until) >= site.now() else ""
 
 
 def _is_member(site: Site, process: CeleryProcess) -> bool:
-    return bool(site.redis.hexists(f"{P}wn", _name(process)))
+    return bool(site.redis.hexists(key_of(P, "worker_names"), _name(process)))
 
 
 def _wait_fire(site: Site) -> None:
     """Until the entry that is due all the time fires once more."""
-    key = f"{P}e:{entry_name(PULSE[1], 0)}"
+    key = key_of(P, "entry", entry_name(PULSE[1], 0))
     last = site.redis.hget(key, "last")
     site.wait(lambda: site.redis.hget(key, "last") != last, "it fires")
 
@@ -497,11 +498,11 @@ def _wait_fire(site: Site) -> None:
 def _accounted(site: Site, begun: int) -> dict[str, int]:
     """What became of the due times of the entries that are due every few seconds, since they began."""
     total = Counter(due=0, lost=0, passed=0, twice=0)
-    runs = {id.decode() for id in site.redis.zrange(f"{P}wait", 0, -1)}
+    runs = {id.decode() for id in site.redis.zrange(key_of(P, "waiting"), 0, -1)}
     now = site.now()
     for every, number in ((every, number) for count, every in (SHORT, LONG) for number in range(count)):
         entry = Entry(entry_name(every, number), Call(FIRED, (), {}, {}), "", None)
-        generation, fires, misses = site.redis.hmget(f"{P}e:{entry.id}", "gen", "fires", "misses")
+        generation, fires, misses = site.redis.hmget(key_of(P, "entry", entry.id), "generation", "fires", "misses")
         entry.generation = generation.decode()
         step, made = round(every * 1000), int(fires or 0)
         times = range(begun + step, round(now) - 1000, step)

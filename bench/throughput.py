@@ -22,6 +22,7 @@ import redis
 
 from bench.apps import EMPTY
 from bench.stage import PATIENCE, Cpu, Depth, Stage, client
+from celery_orchestration.ledger.records import key_of
 from support.servers import RedisServer
 from support.workers import WorkerProcess, environment
 
@@ -168,7 +169,8 @@ def _check(stage: Stage, server: RedisServer, worker: WorkerProcess, variant: Va
 
 
 def _left_over(looking: redis.Redis) -> int:
-    return sum(1 for pattern in ("{bench}:r:*", "SINGLETONLOCK_*") for _ in looking.scan_iter(pattern, count=1000))
+    patterns = key_of("{bench}:", "run", "*"), "SINGLETONLOCK_*"
+    return sum(1 for pattern in patterns for _ in looking.scan_iter(pattern, count=1000))
 
 
 def _summary(variant: Variant, samples: dict[str, list[Sample]]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import redis
 from celery import Celery
 
 from bench.stage import PATIENCE, Others, Stage, client
+from celery_orchestration.ledger.records import key_of
 from support.servers import RedisServer
 from support.workers import WorkerProcess
 
@@ -62,7 +63,7 @@ def _hold_others(app: Celery, server: RedisServer, count: int) -> None:
             app.send_task("bench.held", producer=producer, ignore_result=True)
     deadline = time.monotonic() + PATIENCE
     with redis.Redis.from_url(server.url(0)) as looking:
-        while looking.zcard("{bench}:wait") < count:
+        while looking.zcard(key_of("{bench}:", "waiting")) < count:
             if time.monotonic() > deadline:
                 raise RuntimeError("the others do not wait")
             time.sleep(0.05)
@@ -126,7 +127,7 @@ def _memory(stage: Stage, name: str) -> dict[str, Any]:
 def _wait_taken_in(looking: redis.Redis, name: str, count: int) -> None:
     """By the worker, or by the ledger."""
     deadline = time.monotonic() + PATIENCE
-    while (looking.zcard("{bench}:later") if name == "later" else looking.hlen("unacked")) < count:
+    while (looking.zcard(key_of("{bench}:", "later")) if name == "later" else looking.hlen("unacked")) < count:
         if time.monotonic() > deadline:
             raise RuntimeError("the worker does not take the calls in")
         time.sleep(0.1)

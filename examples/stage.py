@@ -196,7 +196,7 @@ class Stage:
 
     def entries(self) -> dict[str, dict[str, str]]:
         """How far the schedule has come, for each job."""
-        found = self.orchestration._ledger.entries(0, 100)
+        found = self.orchestration._ledger.read_entries(0, 100)
         return {fields["task"].rpartition(".")[2]: fields for _, fields in found if "next" in fields}
 
     def first_due(self) -> dict[str, int]:
@@ -210,7 +210,10 @@ class Stage:
     def history(self) -> dict[str, list[Record]]:
         """The records of each job, the latest first."""
         return {
-            job: [Record.read(one) for one in self.orchestration._ledger.history(self.name_of(job), MOST_RECORDS) or ()]
+            job: [
+                Record.read(one)
+                for one in self.orchestration._ledger.read_history(self.name_of(job), MOST_RECORDS) or ()
+            ]
             for job in JOBS
         }
 

@@ -61,7 +61,7 @@ def lost_lease(app: Celery, run: Run, properties: Mapping[str, Any]) -> bool:
     if admitted is None or monotonic() - admitted < settings_of(app).lease_seconds / 2:
         return False
     try:
-        return not ledger_of(app).is_current(*run)
+        return not ledger_of(app).holds_lease(*run)
     except LedgerError as exc:
         logger.warning("Run %s cannot check its lease, and goes on: %s", run[0], exc)
         return False

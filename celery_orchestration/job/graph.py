@@ -120,7 +120,7 @@ def cycles(documents: Mapping[str, Document]) -> list[list[str]]:
     Releases without cycles can have one when they are merged; their jobs then wait for each other until the older
     release is gone.
     """
-    return _cycles({job: [dep["job"] for dep in document["deps"]] for job, document in documents.items()})
+    return _cycles({job: [dep["job"] for dep in document["depends_on"]] for job, document in documents.items()})
 
 
 def merge(releases: Sequence[Mapping[str, Document]]) -> dict[str, Document]:
@@ -137,14 +137,16 @@ def merge(releases: Sequence[Mapping[str, Document]]) -> dict[str, Document]:
 
 
 def _stricter(older: Document, newer: Document) -> Document:
-    limits = [(doc["cap"], doc["keyed"]) for doc in (older, newer) if doc["cap"] is not None]
+    limits = [(doc["max_running"], doc["keyed"]) for doc in (older, newer) if doc["max_running"] is not None]
     return {
         **newer,
-        "cap": min((cap for cap, _ in limits), default=None),
-        "max_failures": min((doc["max_failures"] for doc in (older, newer) if doc["max_failures"]), default=None),
+        "max_running": min((cap for cap, _ in limits), default=None),
+        "max_consecutive_failures": min(
+            (doc["max_consecutive_failures"] for doc in (older, newer) if doc["max_consecutive_failures"]), default=None
+        ),
         "on_crash": "fail" if "fail" in (older["on_crash"], newer["on_crash"]) else newer["on_crash"],
         "keyed": bool(limits) and all(keyed for _, keyed in limits),
-        "deps": ordered([*older["deps"], *newer["deps"]]),
+        "depends_on": ordered([*older["depends_on"], *newer["depends_on"]]),
         "blocks": sorted({*older["blocks"], *newer["blocks"]}),
         "exclusive": sorted({*older.get("exclusive", ()), *newer.get("exclusive", ())}),
     }

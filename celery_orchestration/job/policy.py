@@ -206,16 +206,16 @@ class Policy(JobOptions):
     def document(self) -> dict[str, Any]:
         """The policy for the ledger. Equal policies have equal documents, whatever the order of their lists."""
         return {
-            "cap": self.max_running,
+            "max_running": self.max_running,
             "keyed": self.key is not None,
-            "deps": ordered(dependency.document() for dependency in self.depends_on),
+            "depends_on": ordered(dependency.document() for dependency in self.depends_on),
             "blocks": list(self.blocked),
             "exclusive": [] if self.exclusive is None else [self.exclusive],
             "on_crash": self.on_crash,
             "max_recoveries": self.max_recoveries,
-            "max_failures": self.max_consecutive_failures,
+            "max_consecutive_failures": self.max_consecutive_failures,
             "cool_down_ms": None if self.cool_down_seconds is None else max(1, round(self.cool_down_seconds * 1000)),
-            "drop": self.when_disabled == "drop",
+            "when_disabled": self.when_disabled,
             "priority": int(self.priority),
             "pool": self.pool,
             "recurring": self.recurring,

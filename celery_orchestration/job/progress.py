@@ -84,7 +84,7 @@ class Reporter(threading.Thread):
         try:
             runs = list(sending.items())
             for at in range(0, len(runs), AT_ONCE):
-                self._ledger().progress((id, fence, what) for (id, fence), what in runs[at : at + AT_ONCE])
+                self._ledger().record_progress((id, fence, what) for (id, fence), what in runs[at : at + AT_ONCE])
             self._wait = EVERY
         except LedgerUnavailable as exc:
             logger.debug("Progress cannot be reported yet: %s", exc)

@@ -43,7 +43,7 @@ class Job:
 
     @classmethod
     def of(cls, policy: Policy, never_beside: Collection[str]) -> Job:
-        written = policy.document()["deps"]
+        written = policy.document()["depends_on"]
         needs = [Dependency(one["job"], one["on"], one["max_age_ms"], one["fresh"]) for one in written]
         return cls(policy.max_running, needs, never_beside)
 

@@ -1,6 +1,6 @@
 """Names in Redis: the one place that turns users' names into parts of keys.
 
-The keys themselves are described at the head of ``lua/lib/records.lua``. Scripts put them together from the
+The keys themselves are described at the head of ``lua/schema.lua``. Scripts put them together from the
 prefix (one hash tag, so one slot of a cluster), a job's encoded name and a room key or run id as the last part.
 """
 

@@ -1,6 +1,7 @@
 """The verbs of the ledger as they are loaded into Redis.
 
-``lua/<verb>.lua`` names the libraries that it uses on its first line. From the same files come, for Redis 7 and later,
+Each verb is one file, ``lua/verbs/<caller>/<verb>.lua``. Its first line names the libraries that it uses: files in
+``lua/`` and ``lua/lib/``. Both ways to call a verb are made from the same files. For Redis 7 and later, verbs are
 functions (:func:`library`): Redis builds them once, and a call runs only the verb. For Redis 6.2, and wherever
 functions are not allowed, each verb is a script with its libraries in front (:func:`script`): Redis builds all of that
 anew in every call, which takes about a third longer.
@@ -16,6 +17,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import takewhile
 
 _LUA = files(__package__) / "lua"
 LIBRARY_PREFIX = "celery_orchestration_"
@@ -63,7 +65,20 @@ def library(verb: str) -> Library:
 
 
 def verbs() -> list[str]:
-    return sorted(p.name.removesuffix(".lua") for p in _LUA.iterdir() if p.name.endswith(".lua"))
+    return sorted(_texts())
+
+
+def header(verb: str) -> str:
+    """The contract of a verb: the comment at the head of its file, without the line that names its libraries."""
+    lines = _text(verb).splitlines()[1:]
+    return "\n".join(line.removeprefix("--") for line in takewhile(lambda line: line.startswith("--"), lines))
+
+
+@cache
+def _texts() -> dict[str, str]:
+    """Of all verbs."""
+    found = (file for folder in (_LUA / "verbs").iterdir() if folder.is_dir() for file in folder.iterdir())
+    return {file.name.removesuffix(".lua"): file.read_text() for file in found if file.name.endswith(".lua")}
 
 
 @cache
@@ -92,12 +107,17 @@ def _digest(home: tuple[str, ...]) -> str:
 
 
 def _libraries_text(names: tuple[str, ...]) -> str:
-    return "\n".join((_LUA / "lib" / f"{name}.lua").read_text() for name in names)
+    return "\n".join(library_text(name) for name in names)
 
 
-@cache
+def library_text(name: str) -> str:
+    """Of one of the libraries that verbs use."""
+    file = _LUA / f"{name}.lua"
+    return (file if file.is_file() else _LUA / "lib" / f"{name}.lua").read_text()
+
+
 def _text(verb: str) -> str:
-    return (_LUA / f"{verb}.lua").read_text()
+    return _texts()[verb]
 
 
 @cache

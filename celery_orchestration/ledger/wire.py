@@ -29,9 +29,9 @@ from redis.exceptions import (
 )
 
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
+from celery_orchestration.ledger.records import Argument
 from celery_orchestration.ledger.scripts import LIBRARY_PREFIX, Script, library, verbs
 
-Argument = bytes | str | int | float
 #: Replies that say "not now" rather than "no". Redis 6.2 puts text of its own before the code of an error in a script.
 _PASSING = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, AuthenticationError, OutOfMemoryError)
 _PASSING_CODES = re.compile(r"(?:^|: -)(?:MASTERDOWN|CLUSTERDOWN|TRYAGAIN|OOM|MISCONF|NOREPLICAS|READONLY)\b")

@@ -29,13 +29,13 @@ class RememberedDecisions:
     def refresh(self, ledger: Ledger, number: int, epoch: str) -> None:
         """Reads them again if there are new ones. `number`: of the last decision in the ledger, in this epoch."""
         if self._known is None or (self._known.number, self._known.epoch) != (number, epoch):
-            found = ledger.decisions(MOST_JOBS, MOST_ENTRIES)
+            found = ledger.read_decisions(MOST_JOBS, MOST_ENTRIES)
             if found.epoch == epoch:  # else the ledger was emptied just now
                 self._known = found
 
     def restore(self, ledger: Ledger, who: str, epoch: str) -> None:
         """In an epoch that began because the ledger was emptied, or moved to a Redis that may lack something."""
         if self._known is not None:
-            count = ledger.restore(who, epoch, self._known)
+            count = ledger.restore_decisions(who, epoch, self._known)
             if count:
                 logger.warning("The ledger had forgotten %d decisions of people and failures: they are restored", count)

@@ -187,14 +187,14 @@ class Heartbeat(threading.Thread, ABC):
     def _install(self, live: str, installed: str) -> None:
         """Puts the policies of all live releases into force, if that is not done."""
         while live != installed:
-            merged = releases.merged(self._ledger.releases(live))
+            merged = releases.merged(self._ledger.read_releases(live))
             for cycle in merged.cycles:
                 logger.error(
                     "The releases that are live together have a cycle of dependencies: %s: these jobs wait "
                     "until one release is gone",
                     " -> ".join(cycle),
                 )
-            if self._ledger.install(live, merged.cap, merged.jobs):
+            if self._ledger.install_policies(live, merged.cap, merged.jobs):
                 for line in graph.absent(self._node.jobs, [keys.decode_job(name) for name in merged.jobs]):
                     logger.warning("%s", line)
                 return

@@ -164,7 +164,7 @@ class Publisher(threading.Thread):
         published one by one, so that an error with one does not concern the others. A message that comes twice starts
         its run once."""
         try:
-            found = zip(grants, self._ledger.all_granted(grants), strict=True)
+            found = zip(grants, self._ledger.read_all_granted(grants), strict=True)
             messages = [(Envelope.unpack(one[1]), one[0], grant) for grant, one in found if one is not None]
             producer = self._connected()
             with producer.batch(MOST_AT_ONCE) if hasattr(producer, "batch") else nullcontext():
@@ -206,9 +206,9 @@ class Publisher(threading.Thread):
             return False
         logger.error("Run %s ended (%s), but Celery could not be told: %r", errand.id, errand.why, exc, exc_info=exc)
         try:
-            found = self._ledger.ending(errand.id)
+            found = self._ledger.pending_end(errand.id)
             if found is not None:
-                self.publish(self._ledger.finish([(errand.id, found[1])]))
+                self.publish(self._ledger.confirm_end([(errand.id, found[1])]))
         except LedgerError as trouble:
             logger.error("The ledger update failed too, the next sweep tries again: %s", trouble)
         return False
@@ -222,7 +222,7 @@ class Publisher(threading.Thread):
             return self._retry(errand)
         if isinstance(errand, FindQueues):
             return self._find_queues(errand)
-        found = self._ledger.granted(errand)
+        found = self._ledger.read_granted(errand)
         if found is None:
             return False  # it was granted again since, or has ended
         queue, message = found
@@ -231,7 +231,7 @@ class Publisher(threading.Thread):
     def _retry(self, errand: LostRetry) -> bool:
         """Sends the message of the attempt before, whatever arguments `retry()` was given: there is no other. If the
         lost message still comes, the ledger drops the later of the two."""
-        found = self._ledger.retrying(errand.id)
+        found = self._ledger.read_retry(errand.id)
         if found is None:
             return False
         queue, attempt, message = found
@@ -262,7 +262,7 @@ class Publisher(threading.Thread):
         if not published:
             return
         try:
-            self._ledger.published(published)
+            self._ledger.confirm_published(published)
         except LedgerError as exc:
             logger.warning(
                 "%d runs were published, but the ledger could not be told; a sweep may publish them again: %s",
@@ -282,7 +282,7 @@ class Publisher(threading.Thread):
 
     def _tell_celery(self, ending: Ending) -> bool:
         """As Celery tells how a task ended: result, callbacks, chord, signals, events."""
-        found = self._ledger.ending(ending.id)
+        found = self._ledger.pending_end(ending.id)
         if found is None:
             return False
         why, attempt, message = found
@@ -312,7 +312,7 @@ class Publisher(threading.Thread):
             signals.task_revoked.send(task, request=context, terminated=False, signum=None, expired=why == "expired")
             self._send_event("task-revoked", id, terminated=False, signum=None, expired=why == "expired")
         logger.info("Run %s of job %s ended before it started: %s", ending.id, headers.get("task"), why)
-        self.publish(self._ledger.finish([(ending.id, attempt)]))
+        self.publish(self._ledger.confirm_end([(ending.id, attempt)]))
         return True
 
     def _read(self, envelope: Envelope) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -33,19 +33,19 @@ class Merged:
 
 def release(policies: Mapping[str, Policy], cap: int | None) -> Release:
     jobs = {name: policy.document() for name, policy in sorted(policies.items())}
-    document = json.dumps({"cap": cap, "jobs": jobs}, sort_keys=True, separators=(",", ":"))
+    document = json.dumps({"max_running": cap, "jobs": jobs}, sort_keys=True, separators=(",", ":"))
     return Release(hashlib.sha256(document.encode()).hexdigest()[:16], document)
 
 
 def merged(documents: Sequence[str]) -> Merged:
     """`documents`: of the live releases, oldest first."""
     releases = [json.loads(document) for document in documents]
-    caps = [one["cap"] for one in releases if one["cap"] is not None]
+    caps = [one["max_running"] for one in releases if one["max_running"] is not None]
     jobs = graph.merge([one["jobs"] for one in releases])
     conflicts, groups = _conflicts(jobs)
     dependents: dict[str, set[str]] = {}
     for name, job in jobs.items():
-        for dependency in job["deps"]:
+        for dependency in job["depends_on"]:
             dependents.setdefault(dependency["job"], set()).add(name)
     # A job of another service that a job here depends on keeps its record, so that its outcome is known.
     return Merged(
@@ -77,17 +77,17 @@ def _conflicts(jobs: Mapping[str, Any]) -> tuple[dict[str, set[str]], dict[str, 
 
 def _entry(job: Mapping[str, Any], conflicts: Any, groups: list[str], dependents: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {
-        "cap": job["cap"],
+        "max_running": job["max_running"],
         "keyed": job["keyed"],
-        "conf": sorted(encode_job(name) for name in conflicts),
+        "conflicts": sorted(encode_job(name) for name in conflicts),
         "groups": groups,
-        "deps": [{**dependency, "job": encode_job(dependency["job"])} for dependency in job["deps"]],
-        "depd": sorted(encode_job(name) for name in dependents),
-        "crash": job["on_crash"],
-        "recmax": job["max_recoveries"],
-        "fmax": job["max_failures"],
-        "cool": job.get("cool_down_ms"),
-        "drop": bool(job.get("drop")),
+        "depends_on": [{**dependency, "job": encode_job(dependency["job"])} for dependency in job["depends_on"]],
+        "dependents": sorted(encode_job(name) for name in dependents),
+        "on_crash": job["on_crash"],
+        "max_recoveries": job["max_recoveries"],
+        "max_consecutive_failures": job["max_consecutive_failures"],
+        "cool_down_ms": job.get("cool_down_ms"),
+        "when_disabled": job.get("when_disabled", "hold"),
     }
     entry["hash"] = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
     return entry

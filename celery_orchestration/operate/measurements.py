@@ -31,13 +31,13 @@ class Measured:
 
 
 def measure(app: Celery, ledger: Ledger) -> Measured:
-    status = ledger.status(0, 0)
+    status = ledger.read_status(0, 0)
     names = [job["name"] for job in status["jobs"]]
     jobs, _ = app_jobs.valid_jobs(app)
     all_queues = {*queues.destinations(app, jobs), *(status.get("slots") or ())}
     return Measured(
         status=status,
-        statistics=ledger.statistics("all", [*names, DELETED]),
+        statistics=ledger.read_statistics("all", [*names, DELETED]),
         depths=broker.depths(app, sorted(all_queues)).messages,
         wanted=_wanted(app, ledger),
     )
@@ -47,5 +47,5 @@ def _wanted(app: Celery, ledger: Ledger) -> dict[str, int]:
     table = read_settings(app).pools
     if not table:
         return {}
-    found = ledger.pools({name: queues_of(app, name) for name in table})["pools"]
+    found = ledger.read_pools({name: queues_of(app, name) for name in table})["pools"]
     return {name: pool["wanted"] for name, pool in found.items() if pool.get("wanted") is not None}

@@ -90,7 +90,7 @@ class Schedule:
             raise BadCall("give something to change: task, schedule, args, kwargs or options")
         for _ in range(_TRIES):
             found = self._find(name)
-            if found.get("src") == "code":
+            if found.get("source") == "code":
                 raise _in_code(name)
             before = self._read(name, found)
             is_written = self._write(
@@ -101,7 +101,7 @@ class Schedule:
                 before.args if args is None else args,
                 before.named_args if kwargs is None else kwargs,
                 before.options if options is None else options,
-                found.get("gen", ""),
+                found.get("generation", ""),
             )
             if is_written:
                 return self.get(name)
@@ -137,7 +137,7 @@ class Schedule:
     def _all(self) -> builtins.list[EntryStatus]:
         jobs, found = app_jobs.jobs(self._app), {}
         skip = 0
-        while part := self._ask(lambda skip=skip: self._ledger.entries(skip, PART)):  # type: ignore[misc]
+        while part := self._ask(lambda skip=skip: self._ledger.read_entries(skip, PART)):  # type: ignore[misc]
             found.update(part)
             skip += len(part)
         return sorted((self._status(*one, jobs) for one in found.items()), key=lambda entry: entry.name)
@@ -185,7 +185,7 @@ class Schedule:
 
     def _check_beat(self) -> None:
         """Raises an error if no scheduler would ever fire the entry."""
-        if self.is_ours() or self._ask(lambda: self._ledger.health(owner_of(self._app))).get("lead"):
+        if self.is_ours() or self._ask(lambda: self._ledger.read_health(owner_of(self._app))).get("lead"):
             return
         why = "orchestration is off" if self._settings.mode == "off" else foreign_beat(self._app)
         start = command("-S", SCHEDULER, program="beat")
@@ -193,10 +193,10 @@ class Schedule:
 
     def _change(self, what: str, name: str, why: str, parts: Sequence[str] = ()) -> bool:
         check_name(name)
-        answer = self._ask(lambda: self._ledger.schedule(current_user(), what, name, why, parts))
+        answer = self._ask(lambda: self._ledger.change_schedule(current_user(), what, name, why, parts))
         if answer == "none":
             raise self._unknown(name)
-        if answer == "code" or (answer == "exists" and self._find(name).get("src") == "code"):
+        if answer == "code" or (answer == "exists" and self._find(name).get("source") == "code"):
             raise _in_code(name)
         if answer == "exists":
             raise BadCall(f"there is an entry {show(name)} already: update or remove it")
@@ -206,14 +206,14 @@ class Schedule:
 
     def _find(self, name: str) -> dict[str, str]:
         check_name(name)
-        found: dict[str, str] | None = self._ask(lambda: self._ledger.entry(name))
+        found: dict[str, str] | None = self._ask(lambda: self._ledger.read_entry(name))
         if found is None:
             raise self._unknown(name)
         return found
 
     def _read(self, name: str, found: Mapping[str, str]) -> Written:
         try:
-            return written(self._ledger.entry_id(name), found.get("doc", ""))
+            return written(self._ledger.entry_id(name), found.get("written", ""))
         except ConfigurationError as exc:
             raise BadCall(f"entry {show(name)}: {exc}; remove it and add it again") from None
 
@@ -239,13 +239,13 @@ class Schedule:
         return keys.decode_service(service) if service else self._settings.namespace
 
     def _sound(self, key: str, found: Mapping[str, str], jobs: Mapping[str, Policy]) -> EntryStatus:
-        int(found["gen"]), int(found["last"])
-        off = json.loads(found["off"]) if "off" in found else None
+        int(found["generation"]), int(found["last"])
+        off = json.loads(found["paused"]) if "paused" in found else None
         document, problem = None, LEFT if "left" in found else None
         service = keys.service_of_entry(key)
-        if found["src"] == "people":
+        if found["source"] == "people":
             try:
-                document = written(key, found["doc"])
+                document = written(key, found["written"])
                 if service == self._ledger.service:
                     as_entry(self._app, document, jobs)
             except ConfigurationError as exc:
@@ -256,8 +256,8 @@ class Schedule:
             task=found["task"],
             is_job="job" in found or found["task"] in jobs,
             every=found["every"],
-            source=found["src"],
-            continuous="cont" in found,
+            source=found["source"],
+            continuous="gap" in found,
             args=document.args if document else None,
             named_args=document.named_args if document else None,
             options=document.options if document else None,
@@ -281,8 +281,8 @@ def _broken(key: str, found: Mapping[str, str], service: str | None) -> EntrySta
         task=found.get("task", ""),
         is_job="job" in found,
         every=found.get("every", ""),
-        source="code" if found.get("src") == "code" else "people",
-        continuous="cont" in found,
+        source="code" if found.get("source") == "code" else "people",
+        continuous="gap" in found,
         problem=CORRUPT,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from celery import Celery
 
 from celery_orchestration.job.pool import Pool
-from celery_orchestration.ledger.pools import Place
+from celery_orchestration.ledger import Place
 from celery_orchestration.pools.table import arguments_of
 from celery_orchestration.worker.supervised import PLACE, SUPERVISOR
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal
 
-from celery_orchestration.ledger.pools import Place
+from celery_orchestration.ledger import Place
 from celery_orchestration.pools import machine
 from celery_orchestration.pools.command import node_name
 from celery_orchestration.pools.worker_process import OnLine, WorkerProcess

@@ -43,8 +43,7 @@ from typing import Any
 
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.job.settings import Settings
-from celery_orchestration.ledger import Ledger
-from celery_orchestration.ledger.pools import Place
+from celery_orchestration.ledger import Ledger, Place
 
 #: How many supervisors of one app can share a state directory.
 MOST_NAMES = 100

@@ -152,7 +152,9 @@ class Looker:
         for one in (queued or {}).values():
             names.update(one.tasks)
         asked = [encoded(name) for name, _ in names.most_common(MOST_TASKS)]
-        found = self._ledger.pools({name: self.queues[name] for name in table}, [one for one in asked if one], changes)
+        found = self._ledger.read_pools(
+            {name: self.queues[name] for name in table}, [one for one in asked if one], changes
+        )
         supervisors = [_supervisor(one) for one in found.get("supervisors") or ()]
         workers = [_worker(one) for one in found.get("workers") or ()]
         return {

@@ -22,8 +22,7 @@ from celery_orchestration.errors import ConfigurationError, LedgerError, LedgerU
 from celery_orchestration.job.app import owner_of, read_settings
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.pool import Pool, pool_problems
-from celery_orchestration.ledger import Ledger
-from celery_orchestration.ledger.pools import Place
+from celery_orchestration.ledger import Ledger, Place
 from celery_orchestration.pools.backlog import Backlog
 from celery_orchestration.pools.command import worker_command, worker_environment
 from celery_orchestration.pools.machine import Machine, machine

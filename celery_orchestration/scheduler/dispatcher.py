@@ -315,13 +315,13 @@ class Dispatcher(threading.Thread):
                 fires.append(one.fire)
                 self._look_at_next(one.entry, one.fire)
         for part in in_parts(fires, MOST_ENTRIES):
-            self._ledger.fired(part)
+            self._ledger.confirm_sent(part)
 
     def _continue(self) -> None:
         """The ledger itself continues continuous jobs. This starts them, and restarts a chain that broke."""
         self._continue_at = monotonic() + CONTINUE_EVERY
         for part in in_parts(self._entries.queue.continuous(), MOST_FIRES):
-            found = self._ledger.continue_(self._term, [entry.id for entry in part])
+            found = self._ledger.continue_entries(self._term, [entry.id for entry in part])
             if found.what == "term":
                 return self._leads_no_longer(self._term)
             if found.what == "full":

@@ -56,7 +56,7 @@ class EntryTable:
     def load(self, term: str) -> bool:
         """Read all entries and adopt them. False if another scheduler leads."""
         now = self._runtime.term.now()
-        found = self._ledger.changes(None)
+        found = self._ledger.read_changes(None)
         entries = dict(self._code)
         for id, exists, text in found.entries:
             entry = self._read(id, text) if exists else None
@@ -66,7 +66,7 @@ class EntryTable:
         self._unprepared.clear()
         # The last due times that this process remembers count only if no other scheduler led since.
         remembered = not self._runtime.term.others_led
-        if not self.adopt(term, entries.values(), now, remembered) or not self._ledger.retire(term):
+        if not self.adopt(term, entries.values(), now, remembered) or not self._ledger.retire_entries(term):
             return False
         self._runtime.term.others_led = False
         self._changes = found.number
@@ -88,7 +88,7 @@ class EntryTable:
     def follow_changes(self, term: str) -> bool | None:
         """Adopt the entries that people changed. False if another scheduler leads; None if there were more changes than
         the ledger keeps: then all entries have to be loaded again."""
-        found = self._ledger.changes(self._changes)
+        found = self._ledger.read_changes(self._changes)
         if not found.complete:
             return None
         changed = []
@@ -124,7 +124,7 @@ class EntryTable:
             self._working()
             adoptions = self._adoptions(part, remembered)
             try:
-                answers = self._ledger.adopt(term, now, [adoption for _, adoption in adoptions])
+                answers = self._ledger.adopt_entries(term, now, [adoption for _, adoption in adoptions])
             except LedgerUnavailable:
                 raise
             except LedgerError as exc:
@@ -139,7 +139,7 @@ class EntryTable:
                 if due is not None:
                     times.append((entry.id, due))
             if times:
-                self._ledger.plan(term, times)
+                self._ledger.record_next_due(term, times)
         return True
 
     def _adoptions(self, part: list[Entry], remembered: bool) -> list[tuple[Entry, Adoption]]:

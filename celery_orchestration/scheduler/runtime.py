@@ -40,7 +40,7 @@ class SchedulerHeartbeat(Heartbeat):
 
     def _on_registered(self, found: Registered) -> None:
         if self._epoch and found.epoch != self._epoch:
-            self._ledger.claim(self._node.worker, found.epoch, [], [])
+            self._ledger.claim_runs(self._node.worker, found.epoch, [], [])
             logger.error(
                 "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s",
                 self._node.ledger.address,
@@ -58,7 +58,7 @@ class SchedulerHeartbeat(Heartbeat):
         self._registered = False
 
     def _renew_lease(self) -> None:
-        self._ledger.beat(self._node.worker, int(self._node.settings.lease_seconds * 1000), [])
+        self._ledger.heartbeat(self._node.worker, int(self._node.settings.lease_seconds * 1000), [])
 
 
 class SchedulerRuntime(Node):

@@ -51,7 +51,7 @@ class Epoch:
         if found is None:
             return
         runs = self._settlement.claims()
-        claimed = ledger.claim(self._worker, found.epoch, list(self._settlement.reported), runs)
+        claimed = ledger.claim_runs(self._worker, found.epoch, list(self._settlement.reported), runs)
         self.name = found.epoch
         lost = [one.id for one, answer in zip(runs, claimed.answers, strict=True) if answer != "ok"]
         logger.error(

@@ -116,7 +116,7 @@ class WorkerHeartbeat(Heartbeat):
     def _renew_lease(self) -> None:
         runs = [(run.run_id, run.fence or "") for run in list(self._settlement.runs.values()) if not run.void]
         sent = deadline.now()
-        void = self._ledger.beat(self._node.worker, int(self._node.settings.lease_seconds * 1000), runs)
+        void = self._ledger.heartbeat(self._node.worker, int(self._node.settings.lease_seconds * 1000), runs)
         self._lease_runs_from(sent)
         # A run may have ended while the call was under way, and have started anew: that one is not void.
         asked = dict(runs)
@@ -147,7 +147,7 @@ class WorkerHeartbeat(Heartbeat):
         self._finish_discarded()
         self._place_strays()
         while self._notices.timed_out:
-            self._ledger.over(self._notices.timed_out[0])
+            self._ledger.time_out(self._notices.timed_out[0])
             self._notices.timed_out.popleft()
         while self._notices.unreadable:
             self._settlement.report(self._notices.unreadable.popleft())
@@ -166,7 +166,7 @@ class WorkerHeartbeat(Heartbeat):
     def _finish_discarded(self) -> None:
         if self._notices.discarded:
             messages = list(self._notices.discarded)
-            self._publisher.publish(self._ledger.finish_messages(messages))
+            self._publisher.publish(self._ledger.confirm_end_of_messages(messages))
             for _ in messages:
                 self._notices.discarded.popleft()
 
@@ -174,7 +174,7 @@ class WorkerHeartbeat(Heartbeat):
         waiting = self._notices.strays
         while waiting:
             asked = [waiting[number] for number in range(min(len(waiting), 32))]
-            answers, grants = self._ledger.stray(self._node.worker, [message for message, _ in asked])
+            answers, grants = self._ledger.accept_strays(self._node.worker, [message for message, _ in asked])
             self._publisher.publish(grants)
             for (_, then), answer in zip(asked, answers, strict=True):
                 waiting.popleft()

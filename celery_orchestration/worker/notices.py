@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from celery_orchestration.ledger import Discarded, Outcome, Over, Stray
+from celery_orchestration.ledger import Discarded, Outcome, Stray, TimedOut
 
 
 class Notices:
@@ -24,7 +24,7 @@ class Notices:
         #: Runs that were handed over to this worker, and that it cannot begin at all.
         self.unreadable: deque[Outcome] = deque()
         #: Runs whose time limit has passed while their code goes on.
-        self.timed_out: deque[Over] = deque()
+        self.timed_out: deque[TimedOut] = deque()
         #: Messages of jobs that this worker lacks, and the function that gets the ledger's answer.
         self.strays: deque[tuple[Stray, Callable[[str], None]]] = deque()
 
@@ -44,7 +44,7 @@ class Notices:
         self.unreadable.append(Outcome(id, fence, "failed"))
         self._wake()
 
-    def time_out(self, run: Over) -> None:
+    def time_out(self, run: TimedOut) -> None:
         self.timed_out.append(run)
         self._wake()
 

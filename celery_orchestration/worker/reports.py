@@ -46,7 +46,7 @@ class Reports:
 
     def reserved(self) -> list[dict[str, Any]]:
         """Runs that wait, as ``inspect reserved`` shows requests."""
-        return [self._info(run) for run in self._ask("wait")]
+        return [self._info(run) for run in self._ask("waiting")]
 
     def query(self, ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         """Those of the runs that wait, as ``inspect query_task`` shows requests."""

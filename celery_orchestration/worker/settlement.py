@@ -18,7 +18,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_orchestration.job.envelope import HEADER
-from celery_orchestration.ledger import Claim, Discarded, Outcome, Over, keys
+from celery_orchestration.ledger import Claim, Discarded, Outcome, TimedOut, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.arrivals import Arrivals
 from celery_orchestration.worker.loop import InLoop, guarded
@@ -126,7 +126,7 @@ class Settlement:
 
     def timed_out(self, request: OrchestratedRequest) -> None:
         """Its time limit has passed, and Celery was told; its code goes on, and it keeps its room."""
-        over = Over(request.run_id, request.fence or "", request.note, request.afterwards is None)
+        over = TimedOut(request.run_id, request.fence or "", request.note, request.afterwards is None)
         self._notices.time_out(over)
 
     # -- runs that end before they start ------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 from celery.exceptions import NotRegistered
 from kombu import Connection
 
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate import Orchestration
 from support.history import History
 from support.processes import free_port
@@ -199,11 +200,11 @@ def test_an_app_without_jobs_needs_no_redis_and_minds_no_setting(run, redis_serv
 )
 def test_a_ledger_that_is_not_for_us_is_refused(refusal, redis_server: RedisServer, command, field, value, says):
     client = redis_server.client()
-    client.hset("{shop}:g", field, value)
+    client.hset(key_of("{shop}:", "ledger"), field, value)
     message = refusal("@job()\ndef fetch(): ...", *command, broker=redis_server.url())
     assert message.startswith(f"the ledger '{{shop}}:' at {redis_server.url()} ")
     assert message.endswith(says)
-    assert client.hgetall("{shop}:g") == {field: value}
+    assert client.hgetall(key_of("{shop}:", "ledger")) == {field: value}
 
 
 @pytest.mark.parametrize(
@@ -272,11 +273,11 @@ def ledger_of(broker: Broker) -> dict[str, Any]:
     client = broker.redis.client(int(broker.ledger_url.rpartition("/")[2]), decode_responses=False)
     found = {}
     for key in client.keys("{configured}:*"):
-        if key == b"{configured}:g":
+        if key == b"{configured}:ledger":
             found[key] = client.hget(key, "total")
         elif client.type(key) == b"set":
             found[key] = client.smembers(key)
-        elif not key.startswith((b"{configured}:w:", b"{configured}:ws")):
+        elif not key.startswith((b"{configured}:worker", b"{configured}:leases")):
             found[key] = client.dump(key)
     return found
 

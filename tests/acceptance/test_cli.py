@@ -130,7 +130,7 @@ class Site:
             jobs=tuple(map(encode_job, jobs)),
         )  # fmt: skip
         found = self.ledger.register(presence)
-        assert self.ledger.install(found.live, None, releases.merged([release.document]).jobs)
+        assert self.ledger.install_policies(found.live, None, releases.merged([release.document]).jobs)
 
     def take_in(self, job: str, id: str, key: str = "", eta_ms: int | None = None) -> Any:
         self.turns += 1
@@ -205,11 +205,13 @@ def site(server: RedisServer) -> Iterator[Site]:
     app = make_app(server.url(0))
     site = Site(app, Ledger.of(app, read_settings(app)))
     site.bring()
-    site.ledger.switch(HELD, False, "me", "")
+    site.ledger.enable_or_disable(HELD, False, "me", "")
     for text in TEXTS.values():
         site.dies(text, text)
         running = site.take_in(text, f"{text}-running", text)
-        site.ledger.progress([(f"{text}-running", running.fence, json.dumps({"done": 1, "total": 2, "note": text}))])
+        site.ledger.record_progress(
+            [(f"{text}-running", running.fence, json.dumps({"done": 1, "total": 2, "note": text}))]
+        )
         assert site.take_in(text, f"{text}-waiting", text).what == "wait"
         assert site.call("schedule", "add", text, text, "60").exit_code == 0
         assert site.call("schedule", "pause", text, "--reason", text).exit_code == 0
@@ -601,7 +603,7 @@ def much(site: Site, server: RedisServer) -> dict[str, str]:
     """The environment of an app with a megabyte in its audit, that ASCII does not have."""
     line = Ledger(site.ledger._pool, "{jobs}:")
     for _ in range(1000):
-        line.note("数据", "note", "", "…" * 1000)
+        line.record_audit("数据", "note", "", "…" * 1000)
     line.close()
     return {"TEST_BROKER": server.url(0)}
 

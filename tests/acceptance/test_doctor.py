@@ -13,6 +13,7 @@ import pytest
 import redis
 from celery.utils.nodenames import gethostname
 
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate import Check, Diagnosis, Health, Orchestration
 from support.processes import free_port
 from support.servers import RedisServer
@@ -193,12 +194,12 @@ def test_what_redis_does_not_tell_is_unknown(durable_broker: Broker, load_app: C
 def test_the_ledger_of_another_app_is_refused_in_words(
     durable_broker: Broker, load_app: Callable[..., ModuleType]
 ) -> None:
-    durable_broker.redis.client().hset("{releases}:g", mapping={"owner": "somebody", "schema": 1})
+    durable_broker.redis.client().hset(key_of("{releases}:", "ledger"), mapping={"owner": "somebody", "schema": 1})
     app = load_app(durable_broker, RELEASES, env=policies(FIRST)).app
     [only] = examined(app).checks
     assert "belongs to the app 'somebody'" in only.found
     assert "belongs to the app 'somebody'" in str(checked(app).problem)
-    durable_broker.redis.client().hset("{releases}:g", mapping={"owner": "releases", "schema": 99})
+    durable_broker.redis.client().hset(key_of("{releases}:", "ledger"), mapping={"owner": "releases", "schema": 99})
     assert "data layout 99" in str(checked(app).problem)
 
 
@@ -251,8 +252,9 @@ def test_health_is_one_question(stage_on: Callable[..., Stage], durable_broker: 
 def test_nothing_may_start_in_a_new_epoch(durable_broker: Broker, load_app: Callable[..., ModuleType]) -> None:
     app = load_app(durable_broker, RELEASES, env=policies(FIRST)).app
     client = durable_broker.redis.client()
-    client.hset("{releases}:g", mapping={"owner": "releases", "schema": 1, "epoch": "1", "clk": 1000, "opens": 4000})
-    client.hset("{releases}:g", "why", "moved")
+    fields = {"owner": "releases", "schema": 1, "epoch": "1", "clock": 1000, "opens": 4000}
+    client.hset(key_of("{releases}:", "ledger"), mapping=fields)
+    client.hset(key_of("{releases}:", "ledger"), "why", "moved")
     found = checked(app)
     assert (found.ok, found.opens_in_seconds) == (False, 3)
     assert "was restarted or failed over" in str(found.problem)

@@ -24,6 +24,7 @@ from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence
 from celery_orchestration.ledger.keys import LONGEST_ROOM_KEY, encode_job
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
 from celery_orchestration.operate import Orchestration, Status
 from support.hostile import TEXTS
@@ -117,7 +118,7 @@ def test_jobs_are_switched_and_runs_called_off_by_such_names(stage, orchestratio
     changes = [(change.what, change.about, change.why) for change in orchestration.audit()]
     for text in TEXTS.values():
         assert {("disable", text, text), ("cancel", text, text), ("enable", text, "")} <= set(changes)
-    until(lambda: not stage.ledger.keys("{hostile}:r:*"))
+    until(lambda: not stage.ledger.keys(key_of("{hostile}:", "run", "*")))
     assert stage.history.started() == []
 
 
@@ -228,7 +229,7 @@ def test_arguments_come_through_the_ledger_untouched(stage, what):
         )
     stage.wait_waiting(1)
     raw = stage.broker.redis.client(decode_responses=False)
-    [message] = [raw.hget(key, "m") for key in raw.keys("{hostile}:r:one")]
+    [message] = [raw.hget(key, "message") for key in raw.keys(key_of("{hostile}:", "run", "one"))]
     assert Envelope.unpack(message).body == body.encode()
     stage.release("go")
     until(waiting.ready)
@@ -311,7 +312,7 @@ class Hand:
         )  # fmt: skip
         found = self.ledger.register(presence)
         if found.live != found.installed:
-            assert self.ledger.install(found.live, None, releases.merged([release.document]).jobs)
+            assert self.ledger.install_policies(found.live, None, releases.merged([release.document]).jobs)
 
     def take_in(self, id: str, message: bytes) -> Any:
         self.turns += 1

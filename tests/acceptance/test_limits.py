@@ -179,8 +179,8 @@ def test_a_run_that_had_timed_out_when_its_worker_died_is_not_run_again(stage):
 
 
 def test_that_a_run_timed_out_is_told_again_if_the_reply_is_lost(stage, proxy: DroppingProxy):
-    make_known(stage.ledger, "over")
-    lost = proxy.lose_reply(asked("over"), times=3)
+    make_known(stage.ledger, "time_out")
+    lost = proxy.lose_reply(asked("time_out"), times=3)
     stage.worker("threads", env={"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)})
     over = send(stage, "returning", "over")
     until(lambda: is_timed_out(stage, over))

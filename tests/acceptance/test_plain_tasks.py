@@ -21,6 +21,7 @@ from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from kombu import Connection
 
 from celery_orchestration.job.queues import pool_of
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate import Orchestration
 from support.servers import RabbitServer, RedisServer
 from support.wait import until
@@ -335,4 +336,5 @@ def test_plain_tasks_leave_no_trace_in_the_ledger(sides):
     _, mixed = sides()
     client = mixed.broker.redis.client()
     assert mixed.app.note.delay("x").get(timeout=30) == "x"
-    assert not [key for key in client.keys("{mixed}:*") if key.startswith(("{mixed}:r:", "{mixed}:d:", "{mixed}:l:"))]
+    of_runs = tuple(key_of("{mixed}:", name, "") for name in ("run", "done", "lane"))
+    assert not [key for key in client.keys("{mixed}:*") if key.startswith(of_runs)]

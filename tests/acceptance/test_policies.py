@@ -10,6 +10,7 @@ import pytest
 from celery.exceptions import NotRegistered
 from celery.result import AsyncResult
 
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate import Orchestration
 from support.invariants import all_ended, prefix_of, status_of
 from support.stage import FAULTS, Stage
@@ -102,8 +103,11 @@ class Deployment:
     def in_force(self) -> bool:
         """Whether the policies in force are those of the live releases."""
         ledger, prefix = self.stage.ledger, prefix_of(self.stage.app)
-        live = {ledger.hget(f"{prefix}w:{worker}", "rel") for worker in ledger.zrange(f"{prefix}ws", 0, -1)}
-        return set((ledger.hget(f"{prefix}g", "releases") or "").split()) == live
+        live = {
+            ledger.hget(key_of(prefix, "worker", worker), "release")
+            for worker in ledger.zrange(key_of(prefix, "leases"), 0, -1)
+        }
+        return set((ledger.hget(key_of(prefix, "ledger"), "releases") or "").split()) == live
 
     def send(self, job: str, until_there: str) -> AsyncResult:
         return self.stage.send(self.stage.jobs.jobs[job], until_there)
@@ -127,7 +131,9 @@ STRICT = Deployment.release(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strict", "pairs"), [(STRICT, PAIRS), (Deployment.release(cap=1), {"cap": "ab"})], ids=["jobs", "global cap"]
+    ("strict", "pairs"),
+    [(STRICT, PAIRS), (Deployment.release(cap=1), {"max_running": "ab"})],
+    ids=["jobs", "global cap"],
 )
 def test_while_two_releases_are_live_the_stricter_holds(
     deployment: Deployment, strict: dict[str, str], pairs: dict[str, str]

@@ -64,8 +64,8 @@ def test_runs_of_one_process_are_told_apart(stage: Stage) -> None:
 
 def test_what_is_said_in_a_tight_loop_is_told_a_few_times_a_second(stage: Stage, proxy: DroppingProxy) -> None:
     told = []
-    names = {script("progress").sha.encode(), script("progress").function.encode()}
-    make_known(stage.ledger, "progress")
+    names = {script("record_progress").sha.encode(), script("record_progress").function.encode()}
+    make_known(stage.ledger, "record_progress")
     proxy.lose_reply(lambda request: not names.isdisjoint(request) and told.append(request) is not None)
     stage.worker(concurrency=1, env={"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)})
     took = stage.send(stage.jobs.counting, 100_000).get(timeout=60)
@@ -116,7 +116,7 @@ def test_a_run_that_lost_its_lease_is_not_heard(stage: Stage) -> None:
     zombie.pause(whole=False)
     stage.started(result, 2)
     # The void one says something more: by a hand that has its fence.
-    ledger = script("progress")
+    ledger = script("record_progress")
     count = stage.ledger.eval(ledger.text, 1, "{faults}:", result.id, str(first.start.fence), '{"done":1}')
     assert count == 0
     assert progress(stage, result) is None

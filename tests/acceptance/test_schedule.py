@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration import Orchestration
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate import EntryStatus, Status
 from support.hostile import TEXTS
 from support.processes import ManagedProcess
@@ -233,10 +234,10 @@ def test_a_broken_entry_is_reported_and_the_others_fire_on(desk):
         desk.schedule.add(name, FETCH, 0.3)
         desk.fires(name)
     process.stop()
-    key = f"{desk.stage.prefix}e:".__add__
-    desk.stage.ledger.hset(key("nonsense"), "doc", '{"name": "nonsense", "task": 5}')
+    key = key_of(desk.stage.prefix, "entry", "").__add__
+    desk.stage.ledger.hset(key("nonsense"), "written", '{"name": "nonsense", "task": 5}')
     desk.stage.ledger.set(key("text"), "x")
-    desk.stage.ledger.hset(key("bytes"), "doc", b"\xff\xfe")
+    desk.stage.ledger.hset(key("bytes"), "written", b"\xff\xfe")
 
     process = desk.beat()
     for name in ("nonsense", "bytes"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate import Orchestration
 from support.history import most_at_once
 from support.invariants import forbidden_overlaps, status_of, waiting
@@ -339,7 +340,9 @@ def one_in_flight(stage: ScheduleStage, *jobs: str) -> None:
     """Never two together, none executed twice, and one in the ledger."""
     assert forbidden_overlaps(stage.app, stage.history, deaths=stage.deaths) == []
     stage.nothing_fired_twice()
-    until(lambda: len(list(stage.ledger.scan_iter(f"{stage.prefix}r:*"))) == len(jobs), message="one run each")
+    until(
+        lambda: len(list(stage.ledger.scan_iter(key_of(stage.prefix, "run", "*")))) == len(jobs), message="one run each"
+    )
 
 
 @pytest.mark.slow
@@ -461,8 +464,8 @@ def refused(stage: ScheduleStage, **options: Any) -> str:
 def test_the_ledger_of_another_app_is_refused(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     stage.beat()
-    until(lambda: stage.ledger.hget(f"{stage.prefix}g", "owner"))
-    stage.ledger.hset(f"{stage.prefix}g", "owner", "another")
+    until(lambda: stage.ledger.hget(key_of(stage.prefix, "ledger"), "owner"))
+    stage.ledger.hset(key_of(stage.prefix, "ledger"), "owner", "another")
     line = refused(stage)
     assert "belongs to the app 'another'" in line
     assert "orchestration_namespace" in line
@@ -471,7 +474,7 @@ def test_the_ledger_of_another_app_is_refused(scheduled: Scheduled):
 def test_a_ledger_of_the_future_is_refused(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat()
-    until(lambda: stage.ledger.hget(f"{stage.prefix}g", "owner"))
-    stage.ledger.hset(f"{stage.prefix}g", "schema", 99)
+    until(lambda: stage.ledger.hget(key_of(stage.prefix, "ledger"), "owner"))
+    stage.ledger.hset(key_of(stage.prefix, "ledger"), "schema", 99)
     assert "has data layout 99" in refused(stage)
     assert beat.running

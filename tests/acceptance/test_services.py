@@ -13,6 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_orchestration import Orchestration
+from celery_orchestration.ledger.records import key_of
 from support.processes import ManagedProcess
 from support.schedulers import SchedulerProcess
 from support.wait import until
@@ -78,8 +79,8 @@ class Company:
 
     def ended(self, job: str) -> int:
         """How many of its runs have succeeded."""
-        found = map(json.loads, self.redis.lrange("{company}:h:" + job, 0, -1))
-        return sum(one[2] == "succeeded" for one in found)
+        found = map(json.loads, self.redis.lrange(key_of("{company}:", "history", job), 0, -1))
+        return sum(one["outcome"] == "succeeded" for one in found)
 
     def until_ended(self, job: str, count: int = 1) -> None:
         until(lambda: self.ended(job) >= count, PATIENCE, f"{job} has ended {count} times", poll=0.1)

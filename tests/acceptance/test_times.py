@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from celery_orchestration.ledger.records import key_of
 from support.invariants import status_of
 from support.stage import Stage
 from support.wait import stays, until
@@ -104,7 +105,7 @@ def test_a_retry_whose_message_got_lost_is_sent_again(stage):
     until(lambda: not stage.history.running())
     until(lambda: [run.state for run in status_of(stage.app).runs] == ["retrying"], message="listed as retrying")
     stays(lambda: len(stage.starts(result)) == 1, 0.5)
-    stage.ledger.zadd(f"{stage.prefix}gr", {result.id: 0}, xx=True)  # a minute later
+    stage.ledger.zadd(key_of(stage.prefix, "deadlines"), {result.id: 0}, xx=True)  # a minute later
     assert result.get(timeout=30) == 1
     assert "did not arrive: it is sent again" in process.log()
     stage.all_well()

@@ -20,6 +20,7 @@ from celery.result import AsyncResult
 from celery_orchestration.job.app import settings_of
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presence, Turn
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.ledger.scripts import verbs
 from celery_orchestration.operate import Orchestration
 from support.invariants import all_ended, prefix_of, status_of, waiting
@@ -33,20 +34,21 @@ from support.workers import Broker
 NAME = f"{FAULTS}.{{}}".format
 RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
 #: Verbs that no worker calls in the course of its work: test_ledger.py calls them twice.
-ELSEWHERE = {"status", "explain", "switch", "pause", "audit", "history", "letters", "letter", "requeue", "purge"}
-ELSEWHERE |= {"release", "released", "note", "retrying", "over", "claim", "health", "members", "find", "graph", "jobs"}
-ELSEWHERE |= {"installed", "inspect"}
+ELSEWHERE = {"read_status", "explain", "enable_or_disable", "pause_or_resume", "read_audit", "read_history", "requeue"}
+ELSEWHERE |= {"list_dead_letters", "read_dead_letter", "purge_dead_letters", "release_waiting", "confirm_released"}
+ELSEWHERE |= {"record_audit", "read_retry", "time_out", "claim_runs", "read_health", "list_nodes", "find_ids"}
+ELSEWHERE |= {"read_graph", "read_jobs", "list_installed", "inspect"}
 #: It comes while releases differ: test_releases.py.
-ELSEWHERE |= {"stray", "unstarted"}
+ELSEWHERE |= {"accept_strays", "list_unstarted"}
 #: They come when the ledger is emptied: test_ledger_trouble.py.
-ELSEWHERE |= {"decisions", "restore"}
+ELSEWHERE |= {"read_decisions", "restore_decisions"}
 #: Those of schedulers, and of people who change the schedule: test_dispatch.py.
-ELSEWHERE |= {"lead", "resign", "adopt", "retire", "plan", "dispatch", "fired", "continue"}
-ELSEWHERE |= {"changes", "schedule", "entries", "fires"}
+ELSEWHERE |= {"lead", "resign", "adopt_entries", "retire_entries", "record_next_due", "dispatch", "confirm_sent"}
+ELSEWHERE |= {"continue_entries", "read_changes", "change_schedule", "read_entries", "list_entries"}
 #: They only read: test_fetch.py, test_statistics.py.
-ELSEWHERE |= {"gone", "statistics"}
+ELSEWHERE |= {"find_gone_workers", "read_statistics"}
 #: Those of supervisors and their workers: test_pools_faults.py.
-ELSEWHERE |= {"pools", "renew_places", "claim_place", "leave_place", "holds_place", "scale_pool"}
+ELSEWHERE |= {"read_pools", "renew_places", "claim_place", "leave_place", "holds_place", "scale_pool"}
 PRIORITIES = ("low", "normal", "high")
 
 
@@ -521,7 +523,7 @@ class Publisher:
         self._stage = stage
         self._ledger = Ledger.of(stage.app, settings_of(stage.app))
         self._turns = 0
-        relseq = f"{prefix_of(stage.app)}relseq"
+        relseq = key_of(prefix_of(stage.app), "release_order")
         release = until(lambda: stage.ledger.zrange(relseq, 0, 0), message="the worker's policies are in force")[0]
         self._presence = Presence(
             "0" * 12, "publisher@test", "host", 1, 1, "prefork", ("celery", "default.granted"), release, "enforce",
@@ -534,10 +536,10 @@ class Publisher:
         return self._ledger.turn(self._presence.worker, self._turns, "enforce", 0, outcomes, arrivals)
 
     def published(self, grants: Sequence[Grant]) -> None:
-        self._ledger.published(grants)
+        self._ledger.confirm_published(grants)
 
     def granted(self, grant: Grant) -> tuple[str, bytes]:
-        found = self._ledger.granted(grant)
+        found = self._ledger.read_granted(grant)
         assert found is not None
         return found
 
@@ -562,7 +564,7 @@ def test_a_handed_over_message_that_vanished_is_published_again(stage, published
         publisher.published([grant])
     queue, message = publisher.granted(grant)
     publisher.leave()
-    stage.ledger.zadd(f"{prefix_of(stage.app)}gr", {lost.id: 0})
+    stage.ledger.zadd(key_of(prefix_of(stage.app), "deadlines"), {lost.id: 0})
     stage.started(lost)
     # It turns up after all: a newer copy has voided it.
     with stage.app.connection_for_write() as connection:

@@ -137,8 +137,8 @@ def test_a_lost_reply_to_a_claim_changes_nothing(apart, ledger: RedisServer):
         running = stage.send(stage.jobs.held, "x")
         fence = stage.started(running).start.fence
         flush(ledger)
-        make_known(ledger.client(), "claim")
-        lost = proxy.lose_reply(asked("claim"), times=3)
+        make_known(ledger.client(), "claim_runs")
+        lost = proxy.lose_reply(asked("claim_runs"), times=3)
         claimed(stage, 1)
         assert len(lost.lost) == 3
         assert fence_of(stage, running.id) == fence

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import keys
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate import Orchestration
 from support.clocks import Clock
 from support.invariants import forbidden_overlaps
@@ -208,7 +209,18 @@ def test_lost_replies_change_nothing(scheduled: Scheduled, proxy: DroppingProxy)
     for entry in ("job", "plain"):
         stage.was_last_due(entry, 3600)
     stage.worker()
-    verbs = ["lead", "changes", "adopt", "plan", "retire", "dispatch", "fired", "continue", "resign", "leave"]
+    verbs = [
+        "lead",
+        "read_changes",
+        "adopt_entries",
+        "record_next_due",
+        "retire_entries",
+        "dispatch",
+        "confirm_sent",
+        "continue_entries",
+        "resign",
+        "leave",
+    ]
     make_known(stage.ledger, *verbs)
     lost = {verb: proxy.lose_reply(asked(verb)) for verb in verbs}
     beat = stage.beat(broker_url=proxy.url(0), backend_url=proxy.url(1))
@@ -246,7 +258,7 @@ def test_without_the_ledger_a_scheduler_stands_by_and_goes_on(apart: Scheduled, 
     """When it starts, and later for longer than a term; the latest fire that was missed is made."""
     ledger = redis_factory(name="ledger", appendonly=True)
     stage = apart(ledger, jobs={"tick": EVERY_SECOND, "hourly": HOURLY})
-    goes, comes = (ledger.pause, ledger.resume) if hangs else (ledger.kill, ledger.start)
+    goes, comes = (ledger.pause_or_resume, ledger.resume) if hangs else (ledger.kill, ledger.start)
     goes()
     first = stage.beat(settled=False)
     first.wait_for_log("Standing by for", 30)
@@ -356,7 +368,7 @@ def test_a_failover_does_not_forget_what_people_decided(
     stage.worker()
     stage.wait_fires("broken")
     until(lambda: replica.client().info("replication")["master_link_status"] == "up")
-    until(lambda: replica.client().exists(f"{stage.prefix}j:broken"), message="it has what there is so far")
+    until(lambda: replica.client().exists(key_of(stage.prefix, "job", "broken")), message="it has what there is so far")
     replica.client().replicaof("NO", "ONE")
     with closing(Orchestration(stage.app)) as person:
         person.disable("broken", "it is")
@@ -366,7 +378,9 @@ def test_a_failover_does_not_forget_what_people_decided(
         stays(lambda: {name: len(stage.executions(name)) for name in jobs} == stopped, 6, "some sweeps later")
         proxy.upstream_port = replica.port
         proxy.cut()
-        until(lambda: replica.client().hget(f"{stage.prefix}g", "paused") == "1", 30, "the pause is restored")
+        until(
+            lambda: replica.client().hget(key_of(stage.prefix, "ledger"), "paused") == "1", 30, "the pause is restored"
+        )
         stays(lambda: {name: len(stage.executions(name)) for name in jobs} == stopped, 5)
         assert person.status().pause.why == "stocktaking"
         person.resume("done")
@@ -520,7 +534,7 @@ def test_what_cannot_work_is_named_in_one_line(scheduled: Scheduled, jobs: dict[
 def test_ten_thousand_jobs_that_depend_on_each_other_are_scheduled_soon(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat(env={"TEST_CHAIN": "10000"})
-    until(lambda: stage.ledger.zcard(f"{stage.prefix}entries") == 10_001, 60, "all have their entries")
+    until(lambda: stage.ledger.zcard(key_of(stage.prefix, "entries")) == 10_001, 60, "all have their entries")
     until(lambda: int(stage.entry("tick").get("fires", 0)) >= 1)
     assert "Traceback" not in beat.log()
     assert beat.stop() == 0
@@ -543,24 +557,29 @@ def reported(stage: ScheduleStage, beat: SchedulerProcess) -> list[str]:
     with closing(Orchestration(stage.app)) as people:
         told = [one.about for one in people.audit() if one.what in ("corrupt", "lost")]
     errors = "".join(line for line in beat.log().splitlines() if "ERROR" in line).replace("'", "")
-    in_log = [f"{kind}:{name}" for name in ("victim", "endless") for kind in "eh" if f"entry {name} is" in errors]
-    return [*in_log, *told, *(f"r:{run}" for run in told)]
+    in_log = [
+        f"{kind}:{name}"
+        for name in ("victim", "endless")
+        for kind in ("entry", "history")
+        if f"entry {name} is" in errors
+    ]
+    return [*in_log, *told, *(f"run:{run}" for run in told)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("key", "harm"),
+    ("record", "harm"),
     [
-        ("e:victim", wrong_type),
-        ("e:victim", garbage("last")),
-        ("j:victim", garbage("p")),
-        ("h:victim", wrong_type),
-        ("r:{run}", garbage("s")),
-        ("e:endless", wrong_type),
+        (("entry", "victim"), wrong_type),
+        (("entry", "victim"), garbage("last")),
+        (("job", "victim"), garbage("policy")),
+        (("history", "victim"), wrong_type),
+        (("run", "{run}"), garbage("record")),
+        (("entry", "endless"), wrong_type),
     ],
     ids=["entry's type", "entry", "job", "history's type", "run", "endless entry's type"],
 )
-def test_a_corrupt_record_is_reported_and_all_others_fire(scheduled: Scheduled, key: str, harm: Any):
+def test_a_corrupt_record_is_reported_and_all_others_fire(scheduled: Scheduled, record: tuple[str, str], harm: Any):
     stage = scheduled(
         jobs={
             "victim": {"interval_seconds": 1, "until": "released"},
@@ -574,14 +593,14 @@ def test_a_corrupt_record_is_reported_and_all_others_fire(scheduled: Scheduled, 
     first, second = stage.beat(), stage.beat()
     stage.worker(concurrency=6)
     until(lambda: {event.job for event in stage.history.started()} == {"victim", "tick", "endless", "always", "plain"})
-    key = key.format(run=stage.entry("victim")["run"])
-    harm(stage, stage.prefix + key)
+    kind, name = (part.format(run=stage.entry("victim")["run"]) for part in record)
+    harm(stage, key_of(stage.prefix, kind, name))
     for beat in (first, second):
         assert stage.leader() is beat
         for job in ("tick", "always", "plain"):
             before = len(stage.executions(job))
             until(lambda job=job, before=before: len(stage.executions(job)) >= before + 2, 30, f"{job} goes on")
-        until(lambda beat=beat: key in reported(stage, beat), message="it is reported")
+        until(lambda beat=beat: f"{kind}:{name}" in reported(stage, beat), message="it is reported")
         assert "Traceback" not in beat.log()
         beat.kill()
         if beat is first:
@@ -601,7 +620,7 @@ def test_two_releases_lead_by_turns(scheduled: Scheduled):
     newer = stage.beat(env={"TEST_SCHEDULE": new})
     with closing(Orchestration(stage.app)) as people:
         people.schedule.add("by hand", "kept", 1)
-    generation = until(lambda: stage.entry("dropped").get("gen"))
+    generation = until(lambda: stage.entry("dropped").get("generation"))
     for leader, other, its, not_its in (
         (older, newer, "dropped", "added"),
         (newer, older, "added", "dropped"),
@@ -612,7 +631,7 @@ def test_two_releases_lead_by_turns(scheduled: Scheduled):
         for entry in ("kept", its, "by hand"):
             stage.wait_fires(entry, 2, after=since)
         assert [one for one in stage.ran(not_its) if one.due > since + 1000] == []
-        assert stage.entry("dropped")["gen"] == generation
+        assert stage.entry("dropped")["generation"] == generation
         assert leader.stop() == 0
         assert stage.leader(but=leader) is other
         leader.start()
@@ -656,8 +675,8 @@ def test_a_ledger_of_the_next_release_is_fine(scheduled: Scheduled):
     """One release may be ahead: N and N + 1 work side by side."""
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     stage.beat()
-    until(lambda: stage.ledger.hget(f"{stage.prefix}g", "owner"))
-    stage.ledger.hset(f"{stage.prefix}g", "schema", keys.SCHEMA + 1)
+    until(lambda: stage.ledger.hget(key_of(stage.prefix, "ledger"), "owner"))
+    stage.ledger.hset(key_of(stage.prefix, "ledger"), "schema", keys.SCHEMA + 1)
     second = stage.beat()
     stage.worker()
     stage.schedulers[0].kill()

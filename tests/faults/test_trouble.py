@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_orchestration.ledger.records import key_of
 from support.invariants import status_of, waiting
 from support.stage import Stage
 from support.wait import until
@@ -41,7 +42,7 @@ def test_a_retry_that_expired_before_it_came_leaves_nothing_behind(stage: Stage)
     until(lambda: len({event.run for event in stage.history.ended(f"{APP}.expiring")}) >= 4)
     stage.send(stage.jobs.after_expiring).get(timeout=30)
     # Not what became of their results: Celery may store RETRY after REVOKED, of plain tasks as well.
-    until(lambda: stage.ledger.keys("{faults}:r:*") == [])
+    until(lambda: stage.ledger.keys(key_of("{faults}:", "run", "*")) == [])
 
 
 @pytest.mark.parametrize("bad", ["priority", "key"])

@@ -19,6 +19,7 @@ from celery_orchestration import OrchestratedScheduler, OrchestratedTask
 from celery_orchestration.errors import LedgerUnavailable
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.task import jobs_of
+from celery_orchestration.ledger.records import HistoryLine, key_of
 from celery_orchestration.scheduler.apply_entry import NOT_SENT, Applier
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.runtime import SchedulerRuntime
@@ -69,7 +70,7 @@ class Beat:
     def make_due(self, entry: str) -> None:
         """As if it had last fired an hour ago: each time at another due time."""
         last = self.runtime.term.now() - HOUR_MS - 10_000 + 100 * next(self._count)
-        self.redis.hset(f"{PREFIX}e:{entry}", "last", last)
+        self.redis.hset(key_of(PREFIX, "entry", entry), "last", last)
         self.runtime.dispatcher._adopt_at = 0.0
 
     def fire(self, entry: str) -> None:
@@ -85,7 +86,7 @@ class Beat:
         self.runtime.dispatcher._round()
 
     def record(self, entry: str) -> dict[str, str]:
-        return self.redis.hgetall(f"{PREFIX}e:{entry}")
+        return self.redis.hgetall(key_of(PREFIX, "entry", entry))
 
     def fires(self, entry: str) -> tuple[int, int]:
         """How many were made, and how many skipped."""
@@ -96,8 +97,8 @@ class Beat:
         """Headers of the messages of its runs, or in the broker, the first one first. No worker lives: runs wait."""
         if entry == "plain":
             return [json.loads(text)["headers"] for text in self.redis.lrange("celery", 0, -1)][::-1]
-        ids = self.redis.zrange(f"{PREFIX}wait", 0, -1)
-        found = [Envelope.unpack(self.raw.hget(f"{PREFIX}r:{id}", "m")).headers for id in ids]
+        ids = self.redis.zrange(key_of(PREFIX, "waiting"), 0, -1)
+        found = [Envelope.unpack(self.raw.hget(key_of(PREFIX, "run", id), "message")).headers for id in ids]
         return [headers for headers in found if headers["task"] == entry]
 
 
@@ -156,8 +157,8 @@ class TestAPatchedApplyEntry:
         assert beat.record(entry)["how"] == "skipped"
         assert beat.runtime.dispatcher._entries.queue.first() is not None
         if entry == "job":
-            [record] = [json.loads(one) for one in beat.ledger.history("job", 10) or ()]
-            assert (record[2], record[10]) == ("skipped", NOT_SENT)
+            [record] = [HistoryLine.read(one) for one in beat.ledger.read_history("job", 10) or ()]
+            assert (record.outcome, record.error) == ("skipped", NOT_SENT)
 
     @BOTH
     def test_cannot_change_the_id_of_the_run_nor_what_sends_it(self, beat: Beat, patch: Patch, entry: str):
@@ -325,8 +326,8 @@ class TestMessages:
 
         monkeypatch.setattr(Task, "apply_async", traced)
         beat.fire("job")
-        [found] = [key for key in beat.raw.keys(f"{PREFIX}e:*") if beat.raw.hget(key, "cont")]
-        headers = Envelope.unpack(beat.raw.hget(found, "m")).headers
+        [found] = [key for key in beat.raw.keys(key_of(PREFIX, "entry", "*")) if beat.raw.hget(key, "gap")]
+        headers = Envelope.unpack(beat.raw.hget(found, "message")).headers
         assert headers["tenant"] == "shop"
         assert headers["headers"] == {"tenant": "shop"}
         assert "sent-at" not in headers

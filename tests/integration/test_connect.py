@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate import Orchestration
 from support.processes import ManagedProcess, free_port
 from support.servers import RedisServer, redis_binaries, redis_binary
@@ -55,7 +56,7 @@ def end_to_end(
             until(lambda: [w.state for w in found.status().workers] == ["idle"], message="the worker is idle")
         finally:
             found.close()
-        assert ledger.hget("{configured}:g", "owner") == "configured"
+        assert ledger.hget(key_of("{configured}:", "ledger"), "owner") == "configured"
 
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_orchestration.ledger import Dispatched, Outcome
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.message import Call
 from support.dispatching import Beat, message_of
@@ -14,20 +15,20 @@ from support.ledger import PREFIX, arrival
 class TestContinuous:
     @pytest.fixture
     def one(self, beat: Beat) -> Beat:
-        beat.begin({"one": {"cap": 1}})
+        beat.begin({"one": {"max_running": 1}})
         beat.adopt_continuous()
         return beat
 
     def start(self, beat: Beat, entry: str = "e") -> str:
         """The chain begins, and its first run is running."""
-        found = beat.ledger.continue_(beat.term, [entry])
+        found = beat.ledger.continue_entries(beat.term, [entry])
         assert (found.what, found.answers) == ("ok", [("fired",)])
         [grant] = found.grants
         beat.run(grant)
         return grant.id
 
     def go_on(self, beat: Beat, entry: str = "e") -> str:
-        [(what,)] = beat.ledger.continue_(beat.term, [entry]).answers
+        [(what,)] = beat.ledger.continue_entries(beat.term, [entry]).answers
         return what
 
     def test_begins_at_once(self, one: Beat):
@@ -38,7 +39,7 @@ class TestContinuous:
     def test_has_one_run_at_a_time(self, one: Beat):
         self.start(one)
         for _ in range(3):
-            assert one.ledger.continue_(one.term, ["e"]) == Dispatched("ok", [("rests",)], [])
+            assert one.ledger.continue_entries(one.term, ["e"]) == Dispatched("ok", [("rests",)], [])
 
     @pytest.mark.parametrize("outcome", ["succeeded", "failed", "ignored", "rejected", "revoked"])
     def test_goes_on_in_the_call_that_ends_a_run(self, one: Beat, outcome: str):
@@ -66,32 +67,32 @@ class TestContinuous:
 
     def test_it_is_granted_where_no_slot_is_free(self, one: Beat):
         [grant] = one.turn(ends={self.start(one): "succeeded"}).grants
-        assert one.ledger.granted(grant) == ("q", message_of(grant.id))
+        assert one.ledger.read_granted(grant) == ("q", message_of(grant.id))
 
     def test_waits_between_two_runs_if_it_is_told_to(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}})
+        beat.begin({"one": {"max_running": 1}})
         beat.adopt_continuous(gap_ms=60_000)
         id = self.start(beat)  # the first one at once
         assert beat.end(id) == []
         [following] = beat.runs()
-        assert beat.redis.zscore(f"{PREFIX}later", following) == pytest.approx(beat.now() + 60_000, abs=10_000)
+        assert beat.redis.zscore(key_of(PREFIX, "later"), following) == pytest.approx(beat.now() + 60_000, abs=10_000)
         assert self.go_on(beat) == "rests"
 
     def test_goes_on_when_the_clock_of_redis_was_set_back(self, beat: Beat):
         """Its next run was to start two hours from now, as it seems then."""
-        beat.begin({"one": {"cap": 1}})
+        beat.begin({"one": {"max_running": 1}})
         beat.adopt_continuous(gap_ms=7_200_000)
         assert beat.end(self.start(beat)) == []
-        [(following, _)] = beat.redis.zrange(f"{PREFIX}later", 0, -1, withscores=True)
-        beat.redis.hset(f"{PREFIX}e:e", "cont", 1000)
+        [(following, _)] = beat.redis.zrange(key_of(PREFIX, "later"), 0, -1, withscores=True)
+        beat.redis.hset(key_of(PREFIX, "entry", "e"), "gap", 1000)
         for _ in range(2):
             assert self.go_on(beat) == "rests"
             assert beat.runs() == {following: "later"}
-            assert 0 < beat.redis.zscore(f"{PREFIX}later", following) - beat.now() <= 1000
+            assert 0 < beat.redis.zscore(key_of(PREFIX, "later"), following) - beat.now() <= 1000
 
     def test_survives_a_crashed_worker(self, one: Beat):
         one.register("w2")
-        [grant] = one.ledger.continue_(one.term, ["e"]).grants
+        [grant] = one.ledger.continue_entries(one.term, ["e"]).grants
         one.run(grant, worker="w2")
         [again] = one.dies("w2").grants
         assert again.id == grant.id, "it is the same run"
@@ -99,10 +100,10 @@ class TestContinuous:
         assert len(one.end(grant.id)) == 1
 
     def test_goes_on_when_a_run_crashed_for_good(self, beat: Beat):
-        beat.begin({"one": {"cap": 1, "on_crash": "fail"}})
+        beat.begin({"one": {"max_running": 1, "on_crash": "fail"}})
         beat.adopt_continuous()
         beat.register("w2")
-        [grant] = beat.ledger.continue_(beat.term, ["e"]).grants
+        [grant] = beat.ledger.continue_entries(beat.term, ["e"]).grants
         beat.run(grant, worker="w2")
         swept = beat.dies("w2")
         assert [ending.id for ending in swept.endings] == [grant.id]
@@ -112,52 +113,54 @@ class TestContinuous:
 
     def test_goes_on_when_a_run_is_cancelled(self, one: Beat):
         """Before it starts."""
-        one.ledger.switch("one", False, "me", "")
+        one.ledger.enable_or_disable("one", False, "me", "")
         assert self.go_on(one) == "fired"
         [id] = one.runs()
         assert one.ledger.cancel_by_hand("me", id)[0] == "waiting"
-        one.ledger.finish([(id, 0)])
+        one.ledger.confirm_end([(id, 0)])
         [following] = one.runs()
         assert following != id
         assert self.go_on(one) == "rests"
 
     def test_goes_on_when_a_worker_finds_the_message_of_a_run_revoked(self, one: Beat):
-        [grant] = one.ledger.continue_(one.term, ["e"]).grants
-        [following] = one.ledger.finish([(grant.id, 0)])
+        [grant] = one.ledger.continue_entries(one.term, ["e"]).grants
+        [following] = one.ledger.confirm_end([(grant.id, 0)])
         assert following.id != grant.id
 
     def test_a_disabled_job_holds(self, one: Beat):
         id = self.start(one)
-        one.ledger.switch("one", False, "me", "")
+        one.ledger.enable_or_disable("one", False, "me", "")
         assert one.end(id) == []
         [held] = one.runs()
         assert self.go_on(one) == "rests"
-        assert [grant.id for grant in one.ledger.switch("one", True, "me", "")] == [held]
+        assert [grant.id for grant in one.ledger.enable_or_disable("one", True, "me", "")] == [held]
 
     def test_or_stops_where_it_drops_and_begins_again_when_it_is_enabled(self, beat: Beat):
-        beat.begin({"one": {"cap": 1, "drop": True}})
+        beat.begin({"one": {"max_running": 1, "when_disabled": "drop"}})
         beat.adopt_continuous()
         id = self.start(beat)
-        beat.ledger.switch("one", False, "me", "")
+        beat.ledger.enable_or_disable("one", False, "me", "")
         assert beat.end(id) == []
         assert beat.runs() == {}
         assert self.go_on(beat) == "rests"
-        beat.ledger.switch("one", True, "me", "")
+        beat.ledger.enable_or_disable("one", True, "me", "")
         assert self.go_on(beat) == "fired"
 
     def test_a_job_that_drops_gets_its_probe(self, beat: Beat):
-        beat.begin({"one": {"cap": 1, "drop": True, "max_failures": 1, "cool_down_ms": 60_000}})
+        beat.begin(
+            {"one": {"max_running": 1, "when_disabled": "drop", "max_consecutive_failures": 1, "cool_down_ms": 60_000}}
+        )
         beat.adopt_continuous()
         id = self.start(beat)
         assert beat.end(id, "failed") == []
         assert self.go_on(beat) == "rests"
-        beat.redis.zadd(f"{PREFIX}cool", {"one": 1})
+        beat.redis.zadd(key_of(PREFIX, "cooling"), {"one": 1})
         beat.sweep()
         probe = self.start(beat)
         assert len(beat.end(probe)) == 1, "it works again"
 
     def test_a_failing_job_is_disabled_and_held(self, beat: Beat):
-        beat.begin({"one": {"cap": 1, "max_failures": 2}})
+        beat.begin({"one": {"max_running": 1, "max_consecutive_failures": 2}})
         beat.adopt_continuous()
         [second] = beat.end(self.start(beat), "failed")
         assert beat.end(second, "failed") == []
@@ -165,18 +168,18 @@ class TestContinuous:
 
     def test_stops_when_its_entry_is_paused(self, one: Beat):
         id = self.start(one)
-        one.ledger.schedule("me", "pause", "e", "")
+        one.ledger.change_schedule("me", "pause", "e", "")
         assert one.end(id) == []
         assert one.runs() == {}
         assert self.go_on(one) == "rests"
-        one.ledger.schedule("me", "resume", "e", "")
+        one.ledger.change_schedule("me", "resume", "e", "")
         assert self.go_on(one) == "fired"
 
     def test_is_held_while_everything_is_paused(self, one: Beat):
         id = self.start(one)
-        one.ledger.pause(True, "me", "")
+        one.ledger.pause_or_resume(True, "me", "")
         assert one.end(id) == []
-        assert len(one.ledger.pause(False, "me", "")) == 1
+        assert len(one.ledger.pause_or_resume(False, "me", "")) == 1
 
     def test_a_retry_is_the_same_run(self, one: Beat):
         id = self.start(one)
@@ -204,7 +207,7 @@ class TestContinuous:
         assert one.runs() == {following: "running"}
 
     def test_goes_on_beside_another_job_that_replaced_a_run(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}, "two": {}})
+        beat.begin({"one": {"max_running": 1}, "two": {}})
         beat.adopt_continuous()
         id = self.start(beat)
         assert beat.come(id, "two", attempt=1 << 20) == "wait"
@@ -218,34 +221,34 @@ class TestContinuous:
     def test_a_run_that_nobody_knows_of_any_more_is_followed_by_another(self, one: Beat):
         """The next look of the leader fixes the chain."""
         id = self.start(one)
-        one.redis.hset(f"{PREFIX}e:e", "run", "forgotten")
+        one.redis.hset(key_of(PREFIX, "entry", "e"), "run", "forgotten")
         assert self.go_on(one) == "fired"
         assert one.end(id, free=0) == []
         assert len(one.runs()) == 1
 
     def test_an_entry_that_vanished_is_to_be_adopted(self, one: Beat):
         id = self.start(one)
-        one.redis.delete(f"{PREFIX}e:e")
+        one.redis.delete(key_of(PREFIX, "entry", "e"))
         assert self.go_on(one) == "stale"
         assert one.end(id) == []
         one.adopt_continuous()
         assert self.go_on(one) == "fired"
 
-    @pytest.mark.parametrize("field", ["m", "q", "gq", "key", "prio", "cont"])
+    @pytest.mark.parametrize("field", ["message", "queue", "granted_queue", "key", "priority", "gap"])
     @pytest.mark.parametrize("garbage", [None, "x"])
     def test_one_that_is_corrupt_harms_nobody(self, any_beat: Beat, field: str, garbage: str | None):
         """Its runs end, and it is adopted again."""
         beat = any_beat
-        beat.begin({"one": {"cap": 1}, "other": {}})
+        beat.begin({"one": {"max_running": 1}, "other": {}})
         beat.adopt_continuous()
         id = self.start(beat)
         if garbage is None:
-            beat.redis.hdel(f"{PREFIX}e:e", field)
+            beat.redis.hdel(key_of(PREFIX, "entry", "e"), field)
         else:
-            beat.redis.hset(f"{PREFIX}e:e", field, garbage)
+            beat.redis.hset(key_of(PREFIX, "entry", "e"), field, garbage)
         turn = beat.turn(ends={id: "succeeded"}, come=[arrival("a", "other")])
         assert (turn.outcomes, turn.answers[0].what) == (["ok"], "start")
-        if field in ("q", "gq", "key") and garbage:
+        if field in ("queue", "granted_queue", "key") and garbage:
             assert len(beat.runs()) == 2, "it goes on"
         else:
             assert self.go_on(beat) == "stale"
@@ -253,11 +256,11 @@ class TestContinuous:
             assert self.go_on(beat) == "fired"
 
     def test_one_of_another_type_harms_nobody(self, any_beat: Beat):
-        any_beat.begin({"one": {"cap": 1}})
+        any_beat.begin({"one": {"max_running": 1}})
         any_beat.adopt_continuous()
         id = self.start(any_beat)
-        any_beat.redis.delete(f"{PREFIX}e:e")
-        any_beat.redis.set(f"{PREFIX}e:e", "x")
+        any_beat.redis.delete(key_of(PREFIX, "entry", "e"))
+        any_beat.redis.set(key_of(PREFIX, "entry", "e"), "x")
         assert any_beat.end(id) == []
         assert self.go_on(any_beat) == "stale"
 
@@ -266,23 +269,25 @@ class TestContinuous:
         one.adopt()
         assert one.end(id) == []
         assert self.go_on(one) == "stale"
-        assert not {"cont", "m", "q", "gq", "key", "prio"} & one.entry().keys()
+        assert not {"gap", "message", "queue", "granted_queue", "key", "priority"} & one.entry().keys()
 
     def test_stops_when_nobody_brings_its_job_any_more(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}, "other": {}})
+        beat.begin({"one": {"max_running": 1}, "other": {}})
         beat.adopt_continuous()
         id = self.start(beat)
         beat.register("w2", release="r2")
         beat.ledger.leave("w1")
         beat.install({"other": {}}, release="r2")
-        beat.redis.hset(f"{PREFIX}r:{id}", "x", "")
+        beat.redis.hset(key_of(PREFIX, "run", id), "x", "")
         for grant in beat.sweep().grants:
             beat.run(grant)
             assert beat.end(grant.id) == []
         assert self.go_on(beat) == "rests"
 
     def test_others_that_wait_for_it_are_looked_at_before_its_next_run(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "one"}], "blocks": ["one"]}})
+        beat.begin(
+            {"one": {"max_running": 1}, "j": {"max_running": 1, "depends_on": [{"job": "one"}], "blocks": ["one"]}}
+        )
         beat.adopt_continuous()
         id = self.start(beat)
         assert beat.come("j1", "j") == "wait"
@@ -297,11 +302,11 @@ class TestContinuous:
         assert len(turn.starts) == 1
 
     def test_leaves_nothing_behind_when_it_was_stopped(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}, "j": {"deps": [{"job": "one"}]}})
+        beat.begin({"one": {"max_running": 1}, "j": {"depends_on": [{"job": "one"}]}})
         beat.adopt_continuous()
-        [grant] = beat.ledger.continue_(beat.term, ["e"]).grants
+        [grant] = beat.ledger.continue_entries(beat.term, ["e"]).grants
         beat.run(grant)
         [following] = beat.end(grant.id)
-        beat.ledger.schedule("me", "pause", "e", "")
+        beat.ledger.change_schedule("me", "pause", "e", "")
         beat.end(following)
         assert beat.leftovers() == set(), "I5"

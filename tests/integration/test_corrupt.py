@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_orchestration.ledger import Outcome, UnknownWorker
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
 from celery_orchestration.operate.status import redis_problems
 from support.ledger import PREFIX, Case, arrival
@@ -17,25 +18,31 @@ from support.servers import RedisServer
 @pytest.fixture
 def case(redis_server: RedisServer) -> Case:
     case = Case(redis_server)
-    case.install({"bad": {"cap": 1}, "fine": {"cap": 1}, "beside": {"blocks": ["bad"], "deps": [{"job": "fine"}]}})
+    case.install(
+        {
+            "bad": {"max_running": 1},
+            "fine": {"max_running": 1},
+            "beside": {"blocks": ["bad"], "depends_on": [{"job": "fine"}]},
+        }
+    )
     return case
 
 
 def of_another_type(case: Case) -> None:
-    case.redis.delete(f"{PREFIX}j:bad")
-    case.redis.set(f"{PREFIX}j:bad", "x")
+    case.redis.delete(key_of(PREFIX, "job", "bad"))
+    case.redis.set(key_of(PREFIX, "job", "bad"), "x")
 
 
 def garbled_policy(case: Case) -> None:
-    case.redis.hset(f"{PREFIX}j:bad", "p", "garbage")
+    case.redis.hset(key_of(PREFIX, "job", "bad"), "policy", "garbage")
 
 
 def garbled_state(case: Case) -> None:
-    case.redis.hset(f"{PREFIX}j:bad", "s", b"\xc1 no such thing")
+    case.redis.hset(key_of(PREFIX, "job", "bad"), "state", b"\xc1 no such thing")
 
 
 def overwritten_state(case: Case) -> None:
-    case.redis.hset(f"{PREFIX}j:bad", "s", "garbage")
+    case.redis.hset(key_of(PREFIX, "job", "bad"), "state", "garbage")
 
 
 @pytest.mark.parametrize("corrupt", [of_another_type, garbled_policy, garbled_state, overwritten_state])
@@ -51,14 +58,14 @@ def test_a_job_whose_record_cannot_be_read_is_reported_and_restored_and_others_g
     status = case.status()
     (bad,) = (job for job in status["jobs"] if job["name"] == "bad")
     assert (bad["running"], bad["busy"], bad["waiting"]) == (1, 1, 2)
-    assert json.loads(bad["off"])["by"] == "ledger"
-    assert [problem for problem in redis_problems.problems(status) if "j:bad could not be read" in problem]
+    assert json.loads(bad["disabled"])["by"] == "ledger"
+    assert [problem for problem in redis_problems.problems(status) if "job:bad could not be read" in problem]
 
     # Whoever sweeps sees that the policies are not installed any more.
     swept = case.sweep()
     assert swept.installed_releases == "" != swept.live_releases
     merged = releases.merged([case.document])
-    assert case.ledger.install("r1", merged.cap, merged.jobs)
+    assert case.ledger.install_policies("r1", merged.cap, merged.jobs)
     assert case.come("b4", "bad") == "wait"
     assert case.come("s1", "beside") == "wait"  # blocked by the run that was there before
     assert case.end("b1") == ["b2"]
@@ -68,21 +75,21 @@ def test_a_job_whose_record_cannot_be_read_is_reported_and_restored_and_others_g
 def test_a_run_whose_record_cannot_be_read_keeps_nobody_waiting(case: Case) -> None:
     for id in ("b1", "b2", "b3", "b4"):
         case.come(id, "bad")
-    case.redis.delete(f"{PREFIX}r:b2")
-    case.redis.hset(f"{PREFIX}r:b3", "s", "garbage")
+    case.redis.delete(key_of(PREFIX, "run", "b2"))
+    case.redis.hset(key_of(PREFIX, "run", "b3"), "record", "garbage")
     assert case.end("b1") == ["b4"]
-    told = [json.loads(one) for one in case.ledger.audit(10)]
+    told = [json.loads(one) for one in case.ledger.read_audit(10)]
     assert {one["about"] for one in told if one["what"] == "lost"} == {"b2", "b3"}
     case.end("b4")
-    assert case.redis.zcard(f"{PREFIX}wait") == 0
-    assert not case.redis.sismember(f"{PREFIX}waitjobs", "bad")
+    assert case.redis.zcard(key_of(PREFIX, "waiting")) == 0
+    assert not case.redis.sismember(key_of(PREFIX, "waiting_jobs"), "bad")
 
 
 def test_a_running_run_whose_record_cannot_be_read_is_void_and_its_worker_goes_on(case: Case) -> None:
     assert [case.come("f1", "fine"), case.come("b1", "bad")] == ["start", "start"]
-    case.redis.delete(f"{PREFIX}r:b1")
-    case.redis.lpush(f"{PREFIX}r:b1", "x")
-    assert case.ledger.beat("w1", 30_000, [(id, case.fences[id]) for id in ("f1", "b1")]) == ["b1"]
+    case.redis.delete(key_of(PREFIX, "run", "b1"))
+    case.redis.lpush(key_of(PREFIX, "run", "b1"), "x")
+    assert case.ledger.heartbeat("w1", 30_000, [(id, case.fences[id]) for id in ("f1", "b1")]) == ["b1"]
     case.number += 1
     turn = case.ledger.turn("w1", case.number, "enforce", 0, [Outcome("b1", case.fences["b1"], "succeeded")], [])
     assert turn.outcomes == ["refused"]
@@ -92,35 +99,35 @@ def test_a_running_run_whose_record_cannot_be_read_is_void_and_its_worker_goes_o
 
 def test_a_job_whose_record_was_deleted_waits_until_a_worker_brings_it(case: Case) -> None:
     case.come("f1", "fine")
-    case.redis.delete(f"{PREFIX}j:bad")
+    case.redis.delete(key_of(PREFIX, "job", "bad"))
     assert case.come("b1", "bad") == "wait"
     assert case.come("s1", "beside") == "wait"
     assert case.status()["jobs"]
     case.end("f1")
     merged = releases.merged([case.document])
-    assert case.ledger.install("r1", merged.cap, merged.jobs)
+    assert case.ledger.install_policies("r1", merged.cap, merged.jobs)
     assert case.end("s1") == ["b1"]
 
 
 def test_runs_of_a_job_whose_record_was_deleted_end_and_others_go_on(case: Case) -> None:
     assert [case.come("b1", "bad"), case.come("f1", "fine"), case.come("b2", "bad")] == ["start", "start", "wait"]
-    case.redis.delete(f"{PREFIX}j:bad")
+    case.redis.delete(key_of(PREFIX, "job", "bad"))
     assert case.turn(ends={"b1": "succeeded", "f1": "succeeded"}).outcomes == ["ok", "ok"]
-    case.redis.zadd(f"{PREFIX}due", {"b2": 1})
-    case.redis.hset(f"{PREFIX}g", "next", 1)
+    case.redis.zadd(key_of(PREFIX, "expiring"), {"b2": 1})
+    case.redis.hset(key_of(PREFIX, "ledger"), "next", 1)
     turn = case.turn(come=[arrival("f2", "fine")])
     assert (turn.answers[0].what, [ending.id for ending in turn.endings]) == ("start", ["b2"])
     assert case.sweep().installed_releases == ""
 
 
 def test_a_job_that_somebody_had_disabled_stays_so_when_its_record_was_deleted(case: Case) -> None:
-    case.ledger.switch("bad", False, "me", "")
-    case.redis.delete(f"{PREFIX}j:bad")
+    case.ledger.enable_or_disable("bad", False, "me", "")
+    case.redis.delete(key_of(PREFIX, "job", "bad"))
     merged = releases.merged([case.document])
-    assert case.ledger.install("r1", merged.cap, merged.jobs)
+    assert case.ledger.install_policies("r1", merged.cap, merged.jobs)
     assert case.come("b1", "bad") == "wait"
-    case.ledger.switch("bad", True, "me", "")
-    assert case.turn(free=1).starts or case.redis.hget(f"{PREFIX}out", "q") == "1"
+    case.ledger.enable_or_disable("bad", True, "me", "")
+    assert case.turn(free=1).starts or case.redis.hget(key_of(PREFIX, "under_way"), "q") == "1"
 
 
 @pytest.mark.parametrize("outcome", ["succeeded", "failed", "retry", "crashed"])
@@ -128,63 +135,64 @@ def test_a_run_ends_though_the_attempt_that_waits_for_it_was_deleted(case: Case,
     assert case.come("b1", "bad") == "start"
     for attempt in (1, 2):
         assert case.come("b1", "bad", attempt=attempt) == "wait"
-        case.redis.delete(f"{PREFIX}x:b1")
+        case.redis.delete(key_of(PREFIX, "next_attempt", "b1"))
     (answer,) = case.turn(ends={"b1": outcome}).outcomes
     assert answer == ("requeued" if outcome == "crashed" else "ok")
-    assert case.redis.zrange(f"{PREFIX}wait", 0, -1) == []
+    assert case.redis.zrange(key_of(PREFIX, "waiting"), 0, -1) == []
 
 
 def test_a_job_loses_its_keys_though_a_waiting_run_was_deleted(redis_server: RedisServer) -> None:
     case = Case(redis_server)
-    case.install({"t": {"cap": 1, "keyed": True}})
+    case.install({"t": {"max_running": 1, "keyed": True}})
     for id in ("a1", "a2", "a3"):
         case.come(id, "t", key="a")
-    case.redis.delete(f"{PREFIX}r:a2")
-    case.install({"t": {"cap": 1, "keyed": False}})
+    case.redis.delete(key_of(PREFIX, "run", "a2"))
+    case.install({"t": {"max_running": 1, "keyed": False}})
     assert case.end("a1") == ["a3"]
 
 
 def test_a_dependent_that_was_deleted_does_not_keep_its_dependency_from_ending(redis_server: RedisServer) -> None:
     case = Case(redis_server)
-    case.install({"d": {"cap": 1}, "e": {"blocks": ["d"], "deps": [{"job": "d"}]}})
+    case.install({"d": {"max_running": 1}, "e": {"blocks": ["d"], "depends_on": [{"job": "d"}]}})
     assert [case.come("d1", "d"), case.come("e1", "e"), case.come("d2", "d", priority=3)] == ["start", "wait", "wait"]
-    case.redis.delete(f"{PREFIX}r:e1")
+    case.redis.delete(key_of(PREFIX, "run", "e1"))
     assert case.end("d1") == ["d2"]
 
 
 def test_runs_are_recovered_though_the_set_of_them_was_deleted(case: Case) -> None:
     case.register("w2")
     assert case.turn(worker="w2", come=[arrival("b1", "bad")]).answers[0].what == "start"
-    case.redis.delete(f"{PREFIX}wr:w2")
-    assert case.ledger.beat("w2", 30_000, [("b1", case.fences["b1"])]) == []
+    case.redis.delete(key_of(PREFIX, "worker_runs", "w2"))
+    assert case.ledger.heartbeat("w2", 30_000, [("b1", case.fences["b1"])]) == []
     assert case.dies("w2").recovered == 1
 
 
-@pytest.mark.parametrize("record", ["w:w2", "wr:w2", "w:w1", "wr:w1"])
+@pytest.mark.parametrize(
+    ("name", "corrupt"), [("worker", "w2"), ("worker_runs", "w2"), ("worker", "w1"), ("worker_runs", "w1")]
+)
 def test_a_worker_whose_record_is_of_another_type_registers_again_or_dies_and_others_go_on(
-    case: Case, record: str
+    case: Case, name: str, corrupt: str
 ) -> None:
     case.register("w2")
     for worker, id in (("w1", "f1"), ("w2", "b1")):
         job = {"f": "fine", "b": "bad"}[id[0]]
         assert case.turn(worker=worker, come=[arrival(id, job)]).answers[0].what == "start"
-    case.redis.delete(f"{PREFIX}{record}")
-    case.redis.set(f"{PREFIX}{record}", "x")
+    case.redis.delete(key_of(PREFIX, name, corrupt))
+    case.redis.set(key_of(PREFIX, name, corrupt), "x")
 
     status = case.status()
-    assert len(status["workers"]) == (1 if record.startswith("w:") else 2)
-    assert any(f"{record} could not be read" in problem for problem in redis_problems.problems(case.status()))
+    assert len(status["workers"]) == (1 if name == "worker" else 2)
+    assert any(f"{name}:{corrupt} could not be read" in problem for problem in redis_problems.problems(case.status()))
     assert case.ledger.explain("job", "fine")["chain"]
-    assert len(case.ledger.members().members) >= 1
-    case.ledger.health("shop", "")
+    assert len(case.ledger.list_nodes().members) >= 1
+    case.ledger.read_health("shop", "")
 
-    corrupt = record[-2:]
     other = "w2" if corrupt == "w1" else "w1"
-    if record.startswith("w:"):
+    if name == "worker":
         with pytest.raises(UnknownWorker):
-            case.ledger.beat(corrupt, 1000, [])
+            case.ledger.heartbeat(corrupt, 1000, [])
         case.register(corrupt)
-        assert case.redis.hgetall(f"{PREFIX}slots") == {"q": "16"}
-    case.ledger.beat(corrupt, 1000, [])
+        assert case.redis.hgetall(key_of(PREFIX, "slots")) == {"q": "16"}
+    case.ledger.heartbeat(corrupt, 1000, [])
     assert case.dies(corrupt, found_by=other).live_releases
-    assert case.redis.hgetall(f"{PREFIX}slots") == {"q": "8"}
+    assert case.redis.hgetall(key_of(PREFIX, "slots")) == {"q": "8"}

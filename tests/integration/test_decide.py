@@ -144,26 +144,26 @@ class Played:
                 policies=release.document, jobs=tuple(NAMES),
             )
         )  # fmt: skip
-        unbound = {"conf": [], "groups": [], "deps": [], "depd": []}
+        unbound = {"conflicts": [], "groups": [], "depends_on": [], "dependents": []}
         free = {
-            name: {**job, **unbound, "cap": 99 if job["keyed"] else None, "hash": "free"}
+            name: {**job, **unbound, "max_running": 99 if job["keyed"] else None, "hash": "free"}
             for name, job in merged.jobs.items()
         }
-        assert ledger.install(release.name, None, free)
+        assert ledger.install_policies(release.name, None, free)
         for job, outcome in now.past:
             id, answer = self.arrives(Call(job, "", "normal"), SERVED)
             self.turn([Outcome(id, answer.fence, outcome)], [])
         for one in now.running:
             assert self.arrives(one, SERVED)[1].what == "start"
         time.sleep(0.003)  # longer than the shortest max_age_seconds
-        assert ledger.install(release.name, merged.cap, merged.jobs)
+        assert ledger.install_policies(release.name, merged.cap, merged.jobs)
         for job in now.disabled:
-            assert ledger.switch(job, False, "me", "for a test") == []
-        ledger.pause(True, "me", "")
+            assert ledger.enable_or_disable(job, False, "me", "for a test") == []
+        ledger.pause_or_resume(True, "me", "")
         for one in now.waiting:
             assert self.arrives(one, UNSERVED)[1].what == "wait"
         if not now.paused:
-            assert ledger.pause(False, "me", "") == []
+            assert ledger.pause_or_resume(False, "me", "") == []
 
     def turn(self, outcomes: list[Outcome], arrivals: list[Arrival]) -> Any:
         self.count += 1
@@ -176,7 +176,7 @@ class Played:
         return id, answer
 
     def reason(self, id: str) -> str:
-        status = read_status("decide", self.ledger.status(100, 100), {}, {})
+        status = read_status("decide", self.ledger.read_status(100, 100), {}, {})
         [run] = [run for run in status.waits if run.id == id]
         assert run.reason
         return run.reason

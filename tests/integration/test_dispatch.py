@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Adopted, Adoption, Dispatched
+from celery_orchestration.ledger.records import HistoryLine, key_of
 from support.dispatching import EVER_MS, TERM_MS, Beat
 from support.ledger import PREFIX, arrival
 
@@ -28,19 +28,19 @@ class TestTerms:
 
     def test_a_term_is_renewed_by_asking(self, beat: Beat):
         term = beat.lead()
-        since = beat.redis.hget(f"{PREFIX}lead", "since")
+        since = beat.redis.hget(key_of(PREFIX, "leader"), "since")
         for _ in range(5):
             beat.time_passes(TERM_MS - 60_000)
             found = beat.ledger.lead("s1", "s1@host", TERM_MS, term)
-            assert (found.term, beat.redis.hget(f"{PREFIX}lead", "since")) == (term, since)
+            assert (found.term, beat.redis.hget(key_of(PREFIX, "leader"), "since")) == (term, since)
         assert beat.lead("s2") == ""
 
     def test_also_one_that_is_over_if_nobody_else_took_the_lead(self, beat: Beat):
         term = beat.lead()
         beat.time_passes(TERM_MS + 1000)
-        assert beat.ledger.adopt(term, 1, []) is None
+        assert beat.ledger.adopt_entries(term, 1, []) is None
         assert beat.lead("s1", term) == term
-        assert beat.ledger.adopt(term, 1, []) == []
+        assert beat.ledger.adopt_entries(term, 1, []) == []
 
     def test_one_that_is_over_by_the_clock_of_redis_goes_to_who_asks(self, beat: Beat):
         first = beat.lead("s1")
@@ -55,14 +55,14 @@ class TestTerms:
         first = beat.lead("s1")
         assert beat.ledger.resign("s1", first)
         assert not beat.ledger.resign("s1", first)
-        assert beat.ledger.adopt(first, 1, []) is None
+        assert beat.ledger.adopt_entries(first, 1, []) is None
         assert int(beat.lead("s2")) > int(first)
 
     def test_nobody_resigns_for_another(self, beat: Beat):
         term = beat.lead("s1")
         assert not beat.ledger.resign("s2", term)
         assert not beat.ledger.resign("s1", "7")
-        assert beat.ledger.adopt(term, 1, []) == []
+        assert beat.ledger.adopt_entries(term, 1, []) == []
 
     def test_a_lost_reply_gives_the_same_term(self, beat: Beat):
         assert beat.lead("s1") == beat.lead("s1")
@@ -72,7 +72,7 @@ class TestTerms:
         beat.lead("s1")
         beat.set_clock_back(3_600_000)
         assert beat.lead("s2") == ""
-        assert int(beat.redis.hget(f"{PREFIX}lead", "until")) <= beat.now() + TERM_MS
+        assert int(beat.redis.hget(key_of(PREFIX, "leader"), "until")) <= beat.now() + TERM_MS
         beat.time_passes(TERM_MS)
         assert beat.lead("s2")
 
@@ -81,17 +81,17 @@ class TestTerms:
         beat.redis.flushall()
         second = beat.lead()
         assert int(second) > int(first)
-        assert beat.ledger.adopt(first, 1, []) is None
+        assert beat.ledger.adopt_entries(first, 1, []) is None
 
     def test_who_leads_is_found_out_anew_if_that_record_is_corrupt(self, any_beat: Beat):
-        any_beat.redis.set(f"{PREFIX}lead", "x")
+        any_beat.redis.set(key_of(PREFIX, "leader"), "x")
         assert any_beat.lead("s1")
         assert any_beat.lead("s2") == ""
 
     def test_everybody_hears_how_often_people_changed_the_schedule(self, beat: Beat):
         beat.begin({"one": {}})
         assert beat.ledger.lead("s2", "s2@host", TERM_MS, "").changes == 0
-        assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
         assert beat.ledger.lead("s1", "s1@host", TERM_MS, beat.term).changes == 1
         assert beat.ledger.lead("s2", "s2@host", TERM_MS, "").changes == 1
 
@@ -105,9 +105,9 @@ class TestTerms:
         fire = beat.fire()
         for term in (old, "7", ""):
             assert beat.ledger.dispatch(term, [fire]) == Dispatched("term", [], [])
-            assert beat.ledger.continue_(term, ["c"]) == Dispatched("term", [], [])
-            assert beat.ledger.adopt(term, 1, [Adoption("x", "x", "one", "one", "", "code", None)]) is None
-            assert not beat.ledger.plan(term, [("e", 5)])
+            assert beat.ledger.continue_entries(term, ["c"]) == Dispatched("term", [], [])
+            assert beat.ledger.adopt_entries(term, 1, [Adoption("x", "x", "one", "one", "", "code", None)]) is None
+            assert not beat.ledger.record_next_due(term, [("e", 5)])
         assert beat.everything() == before
         beat.term = beat.lead("s2")
         assert beat.dispatch(fire).answers == [("fired",)]
@@ -135,9 +135,9 @@ class TestEntries:
     def test_that_vanished_go_on_from_where_their_leader_knows_they_were(self, beat: Beat):
         beat.begin({"one": {}})
         first = beat.adopt()
-        beat.redis.delete(f"{PREFIX}e:e")
+        beat.redis.delete(key_of(PREFIX, "entry", "e"))
         later = beat.now() + 5000
-        [again] = beat.ledger.adopt(beat.term, 1, [Adoption("e", "e", "one", "one", "", "code", later)]) or []
+        [again] = beat.ledger.adopt_entries(beat.term, 1, [Adoption("e", "e", "one", "one", "", "code", later)]) or []
         assert again.last_ms == later
         assert int(again.generation) > int(first.generation)
 
@@ -145,114 +145,117 @@ class TestEntries:
         """Due times of the new schedule before that never were: they are not missed."""
         beat.begin({"one": {}})
         first = beat.adopt()
-        beat.ledger.schedule("me", "pause", "e", "")
+        beat.ledger.change_schedule("me", "pause", "e", "")
         now = beat.now()
-        [again] = beat.ledger.adopt(beat.term, now, [Adoption("e", "e", "one", "one", "every 5 s", "code", None)]) or []
+        [again] = (
+            beat.ledger.adopt_entries(beat.term, now, [Adoption("e", "e", "one", "one", "every 5 s", "code", None)])
+            or []
+        )
         assert (again.last_ms, again.paused) == (now, True)
         assert int(again.generation) > int(first.generation)
 
     def test_of_people_that_the_code_has_now_are_the_codes(self, beat: Beat):
         beat.begin({"one": {}})
-        beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every second", "{}"))
-        before = beat.entry()["gen"]
+        beat.ledger.change_schedule("me", "add", "e", "", ("one", "one", "every second", "{}"))
+        before = beat.entry()["generation"]
         assert beat.adopt().generation == before
-        assert beat.entry()["doc"] == "{}", "a release that is taken back must not take it away"
-        assert beat.ledger.schedule("me", "remove", "e", "") == "ok"
-        assert beat.ledger.changes(None).entries == []
-        assert beat.entry().get("doc") is None
-        assert beat.ledger.schedule("me", "remove", "e", "") == "code"
+        assert beat.entry()["written"] == "{}", "a release that is taken back must not take it away"
+        assert beat.ledger.change_schedule("me", "remove", "e", "") == "ok"
+        assert beat.ledger.read_changes(None).entries == []
+        assert beat.entry().get("written") is None
+        assert beat.ledger.change_schedule("me", "remove", "e", "") == "code"
 
     def test_of_code_that_who_leads_does_not_have_may_be_removed_or_replaced(self, beat: Beat):
         beat.begin({"one": {}})
         for entry in "ef":
             beat.adopt(entry)
-        beat.redis.hset(f"{PREFIX}lead", "since", beat.now() - 61_000)
-        beat.redis.zadd(f"{PREFIX}entries", {"e": beat.now() - 62_000})
-        assert [fields.get("left") for _, fields in beat.ledger.entries(0, 10)] == ["1", None]
-        assert beat.ledger.schedule("me", "remove", "f", "") == "code"
-        assert beat.ledger.schedule("me", "add", "f", "", ("one", "one", "every 5 s", "{}")) == "exists"
-        assert beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
-        assert beat.ledger.schedule("me", "remove", "e", "") == "ok"
+        beat.redis.hset(key_of(PREFIX, "leader"), "since", beat.now() - 61_000)
+        beat.redis.zadd(key_of(PREFIX, "entries"), {"e": beat.now() - 62_000})
+        assert [fields.get("left") for _, fields in beat.ledger.read_entries(0, 10)] == ["1", None]
+        assert beat.ledger.change_schedule("me", "remove", "f", "") == "code"
+        assert beat.ledger.change_schedule("me", "add", "f", "", ("one", "one", "every 5 s", "{}")) == "exists"
+        assert beat.ledger.change_schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.change_schedule("me", "remove", "e", "") == "ok"
 
     def test_that_people_removed_do_not_come_back(self, beat: Beat):
         beat.begin({"one": {}})
-        assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
-        assert beat.ledger.schedule("me", "remove", "mine", "") == "ok"
+        assert beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.change_schedule("me", "remove", "mine", "") == "ok"
         gone = Adoption("mine", "mine", "one", "one", "", "people", 5)
-        assert beat.ledger.adopt(beat.term, 1, [gone]) == [Adopted(problem="gone")]
-        assert beat.ledger.plan(beat.term, [("mine", 5)])
-        assert not beat.redis.exists(f"{PREFIX}e:mine")
-        assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.adopt_entries(beat.term, 1, [gone]) == [Adopted(problem="gone")]
+        assert beat.ledger.record_next_due(beat.term, [("mine", 5)])
+        assert not beat.redis.exists(key_of(PREFIX, "entry", "mine"))
+        assert beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
 
     def test_that_are_corrupt_are_named_and_the_others_adopted(self, any_beat: Beat):
         beat = any_beat
         beat.begin({"one": {}})
-        beat.redis.set(f"{PREFIX}e:string", "x")
-        beat.redis.hset(f"{PREFIX}e:garbage", mapping={"gen": "x", "last": "y"})
+        beat.redis.set(key_of(PREFIX, "entry", "string"), "x")
+        beat.redis.hset(key_of(PREFIX, "entry", "garbage"), mapping={"generation": "x", "last": "y"})
         adoptions = [Adoption(name, name, "one", "one", "", "code", None) for name in ("string", "garbage", "good")]
-        string, garbage, good = beat.ledger.adopt(beat.term, 5, adoptions) or []
+        string, garbage, good = beat.ledger.adopt_entries(beat.term, 5, adoptions) or []
         assert string.problem.startswith("corrupt ")
         assert "WRONGTYPE" in string.problem
         assert garbage.problem == "corrupt its generation or last fire is no number"
         assert (good.problem, good.last_ms) == ("", 5)
-        beat.redis.zadd(f"{PREFIX}entries", {"string": 1})
-        assert ("string", {}) in beat.ledger.entries(0, 10)
+        beat.redis.zadd(key_of(PREFIX, "entries"), {"string": 1})
+        assert ("string", {}) in beat.ledger.read_entries(0, 10)
 
     def test_of_code_that_is_gone_go_after_a_day(self, beat: Beat):
         beat.begin({"one": {}})
-        beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}"))
+        beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}"))
         for entry in ("old", "e"):
             beat.adopt(entry)
         day_ago = beat.now() - 86_400_001
-        beat.redis.zadd(f"{PREFIX}entries", {"old": day_ago, "mine": day_ago})
+        beat.redis.zadd(key_of(PREFIX, "entries"), {"old": day_ago, "mine": day_ago})
         beat.adopt("e")
-        assert beat.redis.exists(f"{PREFIX}e:old"), "those that are adopted may be a part of all"
-        assert beat.ledger.retire(beat.term)
-        assert beat.redis.zrange(f"{PREFIX}entries", 0, -1) == ["mine", "e"]
-        assert not beat.redis.exists(f"{PREFIX}e:old")
-        assert beat.redis.exists(f"{PREFIX}e:mine"), "people's stay until people remove them"
+        assert beat.redis.exists(key_of(PREFIX, "entry", "old")), "those that are adopted may be a part of all"
+        assert beat.ledger.retire_entries(beat.term)
+        assert beat.redis.zrange(key_of(PREFIX, "entries"), 0, -1) == ["mine", "e"]
+        assert not beat.redis.exists(key_of(PREFIX, "entry", "old"))
+        assert beat.redis.exists(key_of(PREFIX, "entry", "mine")), "people's stay until people remove them"
 
     def test_of_code_that_is_gone_are_not_late_but_never_due(self, beat: Beat):
         beat.begin({"one": {}})
         for entry in ("old", "e"):
             beat.adopt(entry)
-        beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}"))
-        beat.ledger.plan(beat.term, [(entry, beat.now()) for entry in ("old", "e", "mine")])
-        beat.redis.zadd(f"{PREFIX}entries", {"old": beat.now() - 60_000, "mine": beat.now() - 60_000})
-        assert beat.ledger.retire(beat.term)
+        beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}"))
+        beat.ledger.record_next_due(beat.term, [(entry, beat.now()) for entry in ("old", "e", "mine")])
+        beat.redis.zadd(key_of(PREFIX, "entries"), {"old": beat.now() - 60_000, "mine": beat.now() - 60_000})
+        assert beat.ledger.retire_entries(beat.term)
         assert ["next" in beat.entry(entry) for entry in ("old", "e", "mine")] == [False, True, True]
         beat.adopt("old")
-        beat.ledger.plan(beat.term, [("old", beat.now())])
+        beat.ledger.record_next_due(beat.term, [("old", beat.now())])
         assert "next" in beat.entry("old"), "a leader has it again"
 
     def test_say_when_they_are_due_next(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt()
-        assert beat.ledger.plan(beat.term, [("e", 12345), ("unknown", 5)])
+        assert beat.ledger.record_next_due(beat.term, [("e", 12345), ("unknown", 5)])
         assert beat.entry()["next"] == "12345"
-        assert not beat.redis.exists(f"{PREFIX}e:unknown")
+        assert not beat.redis.exists(key_of(PREFIX, "entry", "unknown"))
 
 
 class TestFires:
     def test_a_fire_is_a_run_that_is_handed_over(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}})
+        beat.begin({"one": {"max_running": 1}})
         beat.adopt()
         fire = beat.fire()
         found = beat.dispatch(fire)
         assert found.answers == [("fired",)]
         [grant] = found.grants
-        assert beat.ledger.granted(grant) == ("q", fire.message)
+        assert beat.ledger.read_granted(grant) == ("q", fire.message)
         entry = beat.entry()
         assert (entry["last"], entry["next"], entry["how"]) == (str(fire.due_ms), str(fire.next_ms), "fired")
         assert (entry["run"], entry["fires"]) == (fire.id, "1")
         beat.run(grant)
         beat.end(fire.id)
         assert beat.past() == [("succeeded", None, 1)]
-        [record] = [json.loads(one) for one in beat.ledger.history("one", 1) or ()]
-        assert record[12:14] == ["e", fire.due_ms]
+        [record] = [HistoryLine.read(one) for one in beat.ledger.read_history("one", 1) or ()]
+        assert (record.entry, record.due) == ("e", fire.due_ms)
 
     def test_or_that_waits_without_a_message(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}})
+        beat.begin({"one": {"max_running": 1}})
         beat.adopt()
         assert beat.come("a", "one") == "start"
         found = beat.dispatch(fire := beat.fire())
@@ -264,15 +267,15 @@ class TestFires:
         beat.adopt()
         found = beat.dispatch(fire := beat.fire(eta_ms=beat.now() + 60_000))
         assert (found.answers, found.grants) == ([("fired",)], [])
-        beat.redis.zadd(f"{PREFIX}later", {fire.id: 1})
+        beat.redis.zadd(key_of(PREFIX, "later"), {fire.id: 1})
         assert [grant.id for grant in beat.sweep().grants] == [fire.id]
 
     def test_one_that_waits_may_expire(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}})
+        beat.begin({"one": {"max_running": 1}})
         beat.adopt()
         beat.come("a", "one")
         beat.dispatch(fire := beat.fire(expires_ms=beat.now() + 60_000))
-        beat.redis.zadd(f"{PREFIX}due", {fire.id: 1})
+        beat.redis.zadd(key_of(PREFIX, "expiring"), {fire.id: 1})
         assert [(ending.id, ending.why) for ending in beat.sweep().endings] == [(fire.id, "expired")]
 
     def test_called_again_it_gives_the_same_grants_until_they_are_published(self, beat: Beat):
@@ -285,7 +288,7 @@ class TestFires:
         again = beat.dispatch(*fires)
         assert again.answers == [("known", "fired"), ("known", "fired")]
         assert again.grants == first.grants
-        beat.ledger.published(first.grants[:1])
+        beat.ledger.confirm_published(first.grants[:1])
         assert beat.dispatch(*fires).grants == first.grants[1:]
         assert [int(beat.entry(entry)["fires"]) for entry in "ef"] == [1, 1]
 
@@ -300,7 +303,7 @@ class TestFires:
             beat.run(grant)
             beat.end(last.id)
         else:
-            beat.ledger.published([grant])
+            beat.ledger.confirm_published([grant])
         before = beat.entry()
         found = beat.dispatch(early, last)
         assert (found.answers, found.grants) == ([("known", ""), ("known", "fired")], [])
@@ -315,21 +318,21 @@ class TestFires:
 
     def test_an_entry_that_people_changed_is_another_generation(self, beat: Beat):
         beat.begin({"one": {}})
-        assert beat.ledger.schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        assert beat.ledger.change_schedule("me", "add", "e", "", ("one", "one", "every 5 s", "{}")) == "ok"
         beat.adopt("e", source="people")
         fire = beat.fire()
         changed = ("one", "one", "every 6 s", "{}", fire.generation)
-        assert beat.ledger.schedule("me", "update", "e", "", changed) == "ok"
+        assert beat.ledger.change_schedule("me", "update", "e", "", changed) == "ok"
         assert beat.dispatch(fire).answers == [("stale",)]
 
     def test_a_paused_entry_does_not_fire(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt()
-        assert beat.ledger.schedule("me", "pause", "e", "why not") == "ok"
+        assert beat.ledger.change_schedule("me", "pause", "e", "why not") == "ok"
         fire = beat.fire()
         assert beat.dispatch(fire).answers == [("paused",)]
         assert beat.adopt().paused
-        assert beat.ledger.schedule("me", "resume", "e", "") == "ok"
+        assert beat.ledger.change_schedule("me", "resume", "e", "") == "ok"
         assert beat.dispatch(fire).answers == [("known", "")], "what was due meanwhile was not wanted"
         assert beat.fires(due_ms=beat.now() + 500) == ("fired",)
 
@@ -356,29 +359,29 @@ class TestFires:
         beat.begin({"one": {}})
         beat.adopt()
         fire = beat.fire()
-        beat.redis.set(f"{PREFIX}d:{fire.id}", 0, px=60_000)
+        beat.redis.set(key_of(PREFIX, "done", fire.id), 0, px=60_000)
         assert beat.dispatch(fire).answers == [("known", "")]
         assert beat.runs() == {}
 
     def test_a_job_that_drops_runs_while_it_is_disabled_skips_fires(self, beat: Beat):
-        beat.begin({"one": {"drop": True}, "two": {}})
+        beat.begin({"one": {"when_disabled": "drop"}, "two": {}})
         beat.adopt("e")
         beat.adopt("f", "two")
         for job in ("one", "two"):
-            beat.ledger.switch(job, False, "me", "")
+            beat.ledger.enable_or_disable(job, False, "me", "")
         found = beat.dispatch(beat.fire("e"), beat.fire("f", "two"))
         assert (found.answers, found.grants) == ([("skipped", DISABLED), ("fired",)], [])
         assert (beat.past("one"), len(beat.runs())) == ([("skipped", DISABLED, 1)], 1)
-        beat.ledger.switch("one", True, "me", "")
+        beat.ledger.enable_or_disable("one", True, "me", "")
         assert beat.fires("e") == ("fired",)
 
     def test_a_probe_is_not_skipped(self, beat: Beat):
-        beat.begin({"one": {"drop": True, "max_failures": 1, "cool_down_ms": 60_000}})
+        beat.begin({"one": {"when_disabled": "drop", "max_consecutive_failures": 1, "cool_down_ms": 60_000}})
         beat.adopt()
         beat.come("a", "one")
         beat.end("a", "failed")
         assert beat.fires() == ("skipped", DISABLED)
-        beat.redis.zadd(f"{PREFIX}cool", {"one": 1})
+        beat.redis.zadd(key_of(PREFIX, "cooling"), {"one": 1})
         beat.sweep()
         assert beat.fires() == ("fired",)
         assert beat.fires(overlap="allow") == ("skipped", DISABLED), "there is one"
@@ -389,14 +392,14 @@ class TestFires:
         fire = beat.fire("p", job="", missed=2)
         for _ in range(2):
             assert beat.dispatch(fire) == Dispatched("ok", [("send",)], [])
-        assert (beat.ledger.fired([fire]), beat.ledger.fired([fire])) == (1, 0)
+        assert (beat.ledger.confirm_sent([fire]), beat.ledger.confirm_sent([fire])) == (1, 0)
         assert beat.dispatch(fire).answers == [("known", "sent")]
         entry = beat.entry("p")
         assert (entry["last"], entry["how"], entry["fires"], entry["misses"]) == (str(fire.due_ms), "sent", "1", "2")
-        assert beat.ledger.fired([beat.fire("p", job="", generation="7")]) == 0
+        assert beat.ledger.confirm_sent([beat.fire("p", job="", generation="7")]) == 0
 
     def test_fires_of_one_call_go_in_their_order(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}, "two": {"cap": 1}}, cap=1)
+        beat.begin({"one": {"max_running": 1}, "two": {"max_running": 1}}, cap=1)
         beat.adopt("e", "one")
         beat.adopt("f", "two")
         found = beat.dispatch(beat.fire("f", "two"), first := beat.fire("e", "one", priority=2))
@@ -422,14 +425,14 @@ class TestCorruptRecords:
         for entry in ("string", "garbage", "good"):
             beat.adopt(entry)
         fires = [beat.fire(entry) for entry in ("string", "garbage", "good")]
-        beat.redis.delete(f"{PREFIX}e:string")
-        beat.redis.lpush(f"{PREFIX}e:string", "x")
-        beat.redis.hset(f"{PREFIX}e:garbage", "last", "yesterday")
+        beat.redis.delete(key_of(PREFIX, "entry", "string"))
+        beat.redis.lpush(key_of(PREFIX, "entry", "string"), "x")
+        beat.redis.hset(key_of(PREFIX, "entry", "garbage"), "last", "yesterday")
         string, garbage, good = beat.dispatch(*fires).answers
         assert string[0] == garbage[0] == "corrupt"
         assert "WRONGTYPE" in string[1]
         assert good == ("fired",)
-        assert beat.ledger.fired(fires) == 0
+        assert beat.ledger.confirm_sent(fires) == 0
 
     @pytest.mark.parametrize("how", ["type", "policy", "state"])
     def test_a_job_of_another_type_or_with_garbage_is_the_only_one(self, any_beat: Beat, how: str):
@@ -441,13 +444,15 @@ class TestCorruptRecords:
         found = beat.dispatch(beat.fire("b", "bad"), beat.fire("g", "good"))
         assert found.answers == [("fired",), ("fired",)]
         assert [grant.id for grant in found.grants] == [beat.entry("g")["run"]], "the other waits until that is fixed"
-        assert beat.redis.hexists(f"{PREFIX}bad", "j:bad")
+        assert beat.redis.hexists(key_of(PREFIX, "corrupt"), "job:bad")
 
     @pytest.mark.parametrize("how", ["type", "policy"])
-    @pytest.mark.parametrize("relation", [{"deps": [{"job": "bad"}]}, {"blocks": ["bad"]}], ids=["depends", "blocks"])
+    @pytest.mark.parametrize(
+        "relation", [{"depends_on": [{"job": "bad"}]}, {"blocks": ["bad"]}], ids=["depends", "blocks"]
+    )
     def test_so_are_those_that_depend_on_it_or_block_it(self, any_beat: Beat, how: str, relation: dict[str, Any]):
         beat = any_beat
-        beat.begin({"bad": {"cap": 1}, "near": relation, "good": {}})
+        beat.begin({"bad": {"max_running": 1}, "near": relation, "good": {}})
         beat.come("busy", "bad")
         beat.come("waits", "bad")
         for entry, job in (("n", "near"), ("g", "good")):
@@ -458,19 +463,19 @@ class TestCorruptRecords:
         assert [grant.id for grant in found.grants] == [beat.entry("g")["run"]], "the other waits until that is fixed"
 
     def corrupt(self, beat: Beat, job: str, how: str) -> None:
-        key = f"{PREFIX}j:{job}"
+        key = key_of(PREFIX, "job", job)
         if how == "type":
             beat.redis.delete(key)
             beat.redis.lpush(key, "x")
         else:
-            beat.redis.hset(key, {"policy": "p", "state": "s"}[how], "\x81")
+            beat.redis.hset(key, how, "\x81")
 
     def test_a_history_of_another_type_keeps_no_other_from_firing(self, any_beat: Beat):
         beat = any_beat
         beat.begin({"bad": {}, "good": {}})
         beat.adopt("b", "bad")
         beat.adopt("g", "good")
-        beat.redis.set(f"{PREFIX}h:bad", "x")
+        beat.redis.set(key_of(PREFIX, "history", "bad"), "x")
         found = beat.dispatch(beat.fire("b", "bad", missed=1), beat.fire("g", "good"))
         assert [answer[0] for answer in found.answers] == ["corrupt", "fired"]
 
@@ -479,11 +484,11 @@ class TestCorruptRecords:
         beat.begin({"bad": {}, "good": {}})
         beat.adopt("b", "bad")
         beat.adopt("g", "good")
-        beat.redis.hset(f"{PREFIX}e:b", "run", "r")
-        beat.redis.set(f"{PREFIX}r:r", "x")
+        beat.redis.hset(key_of(PREFIX, "entry", "b"), "run", "r")
+        beat.redis.set(key_of(PREFIX, "run", "r"), "x")
         found = beat.dispatch(beat.fire("b", "bad", overlap="skip"), beat.fire("g", "good"))
         assert found.answers == [("fired",), ("fired",)]
-        assert beat.redis.hexists(f"{PREFIX}bad", "r:r")
+        assert beat.redis.hexists(key_of(PREFIX, "corrupt"), "run:r")
 
 
 class TestAFullRedis:
@@ -497,7 +502,7 @@ class TestAFullRedis:
         beat.redis.config_set("maxmemory", 1)
         for _ in range(2):
             assert beat.ledger.dispatch(beat.term, fires) == Dispatched("full", [], [])
-            assert beat.ledger.continue_(beat.term, ["c"]) == Dispatched("full", [], [])
+            assert beat.ledger.continue_entries(beat.term, ["c"]) == Dispatched("full", [], [])
         assert beat.everything() == before
         beat.redis.config_set("maxmemory", 0)
         assert beat.dispatch(*fires).answers[0] == ("fired",)
@@ -508,11 +513,11 @@ class TestAFullRedis:
         beat.adopt("p", job="")
         beat.redis.config_set("maxmemory", 1)
         assert beat.lead("s1", beat.term) == beat.term
-        assert beat.ledger.fired([beat.fire("p", job="")]) == 1
-        assert beat.ledger.plan(beat.term, [("p", 5)])
-        assert beat.ledger.adopt(beat.term, 5, [Adoption("new", "new", "one", "one", "", "code", None)])
-        assert beat.ledger.schedule("me", "pause", "p", "") == "ok"
-        assert beat.ledger.schedule("me", "resume", "p", "") == "ok"
+        assert beat.ledger.confirm_sent([beat.fire("p", job="")]) == 1
+        assert beat.ledger.record_next_due(beat.term, [("p", 5)])
+        assert beat.ledger.adopt_entries(beat.term, 5, [Adoption("new", "new", "one", "one", "", "code", None)])
+        assert beat.ledger.change_schedule("me", "pause", "p", "") == "ok"
+        assert beat.ledger.change_schedule("me", "resume", "p", "") == "ok"
         assert beat.ledger.resign("s1", beat.term)
         assert beat.lead("s2")
 
@@ -538,7 +543,7 @@ def granted(beat: Beat) -> None:
 
 
 def queued(beat: Beat) -> None:
-    beat.ledger.published(beat.dispatch(beat.fire()).grants)
+    beat.ledger.confirm_published(beat.dispatch(beat.fire()).grants)
 
 
 def running(beat: Beat) -> None:
@@ -563,7 +568,7 @@ def lost_with_its_worker(beat: Beat) -> None:
     beat.register("w2")
     [grant] = beat.dispatch(beat.fire()).grants
     beat.run(grant, worker="w2")
-    beat.ledger.pause(True, "me", "")
+    beat.ledger.pause_or_resume(True, "me", "")
     beat.dies("w2")
 
 
@@ -574,13 +579,13 @@ def called_off(beat: Beat) -> None:
 
 def released(beat: Beat) -> None:
     waiting(beat)
-    assert len(beat.ledger.release("me", 10)[1]) == 1
+    assert len(beat.ledger.release_waiting("me", 10)[1]) == 1
 
 
 def replaced(beat: Beat) -> None:
     """By another job, which has not started."""
     id = beat.starts()
-    beat.ledger.switch("two", False, "me", "")
+    beat.ledger.enable_or_disable("two", False, "me", "")
     assert beat.come(id, "two", attempt=1 << 20) == "wait"
     beat.turn(ends={id: "ignored"})
 
@@ -628,7 +633,7 @@ class TestMessagesThatAreMadeForEachFire:
         assert [count for *_, count in beat.past()] == [2], "the missed ones are recorded once"
 
     def test_are_not_asked_for_by_a_fire_that_makes_no_run(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}})
+        beat.begin({"one": {"max_running": 1}})
         beat.adopt()
         beat.starts()
         assert beat.fires(overlap="skip", message=b"") == ("skipped", ENDED)
@@ -654,13 +659,13 @@ class TestOverlap:
     ):
         for overlap, expected in (("skip", skip), ("queue", queue), ("allow", FIRED)):
             beat.redis.flushall()
-            beat.begin({"one": {"cap": 1}, "two": {}})
+            beat.begin({"one": {"max_running": 1}, "two": {}})
             beat.adopt()
             last(beat)
             assert beat.fires(overlap=overlap) == expected, overlap
 
     def test_at_most_one_is_queued(self, beat: Beat):
-        beat.begin({"one": {"cap": 1}})
+        beat.begin({"one": {"max_running": 1}})
         beat.adopt()
         first = beat.starts(overlap="queue")
         second = beat.fire(overlap="queue")
@@ -718,8 +723,8 @@ class TestCatchUp:
         assert beat.fires(missed=41) == ("fired",)
         assert (beat.entry()["misses"], beat.entry()["fires"]) == ("41", "1")
         assert beat.past() == [("missed", "nobody fired it in time", 41)]
-        [missed] = [json.loads(one) for one in beat.ledger.history("one", 10) or ()]
-        assert missed[0] == "", "it names no run"
+        [missed] = [HistoryLine.read(one) for one in beat.ledger.read_history("one", 10) or ()]
+        assert missed.id == "", "it names no run"
 
 
 class TestHistory:
@@ -730,9 +735,9 @@ class TestHistory:
         fires = [beat.fire(overlap="skip") for _ in range(5)]
         for fire in fires:
             beat.dispatch(fire)
-        [record] = [json.loads(one) for one in beat.ledger.history("one", 10) or ()]
-        assert (record[0], record[2], record[3]) == (fires[0].id, "skipped", fires[0].due_ms)
-        assert record[12:15] == ["e", fires[-1].due_ms, 5]
+        [record] = [HistoryLine.read(one) for one in beat.ledger.read_history("one", 10) or ()]
+        assert (record.id, record.outcome, record.arrived) == (fires[0].id, "skipped", fires[0].due_ms)
+        assert (record.entry, record.due, record.fires) == ("e", fires[-1].due_ms, 5)
         beat.end(id)
         beat.starts()
         beat.fires(overlap="skip")
@@ -752,21 +757,21 @@ class TestHistory:
 
     def test_is_bounded(self, beat: Beat):
         beat.begin({"one": {}})
-        beat.redis.hset(f"{PREFIX}g", "history", 5)
+        beat.redis.hset(key_of(PREFIX, "ledger"), "history", 5)
         for entry in "ef":
             beat.adopt(entry)
             beat.starts(entry)
         for number in range(40):
             beat.fires("ef"[number % 2], overlap="skip")
-        assert beat.redis.llen(f"{PREFIX}h:one") <= 7
+        assert beat.redis.llen(key_of(PREFIX, "history", "one")) <= 7
 
     def test_may_be_turned_off(self, beat: Beat):
         beat.begin({"one": {}})
-        beat.redis.hset(f"{PREFIX}g", "history", 0)
+        beat.redis.hset(key_of(PREFIX, "ledger"), "history", 0)
         beat.adopt()
         beat.starts()
         assert beat.fires(overlap="skip", missed=5) == ("skipped", ENDED)
-        assert not beat.redis.exists(f"{PREFIX}h:one")
+        assert not beat.redis.exists(key_of(PREFIX, "history", "one"))
 
 
 class TestDependencies:
@@ -775,7 +780,9 @@ class TestDependencies:
     @pytest.fixture
     def line(self, beat: Beat) -> Beat:
         """d, and j that depends on it; both have entries."""
-        beat.begin({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}]}, "other": {"blocks": ["d"]}})
+        beat.begin(
+            {"d": {"max_running": 1}, "j": {"max_running": 1, "depends_on": [{"job": "d"}]}, "other": {"blocks": ["d"]}}
+        )
         beat.come("d0", "d")
         beat.end("d0")
         beat.adopt("d", "d")
@@ -821,22 +828,22 @@ class TestDependencies:
         if how == "cancelled":
             assert [grant.id for grant in line.ledger.cancel_by_hand("me", first.id)[1]] == [second.id]
         elif how == "expired":
-            line.redis.zadd(f"{PREFIX}due", {first.id: 1})
+            line.redis.zadd(key_of(PREFIX, "expiring"), {first.id: 1})
             assert [grant.id for grant in line.sweep().grants] == [second.id]
         elif how == "skipped":
-            line.ledger.finish([(first.id, 0)])
+            line.ledger.confirm_end([(first.id, 0)])
             assert line.runs()[second.id]
         else:
-            assert [id for id, _, _ in line.ledger.release("me", 1)[1]] == [first.id]
+            assert [id for id, _, _ in line.ledger.release_waiting("me", 1)[1]] == [first.id]
             assert [grant.id for grant in line.sweep().grants] == [second.id]
-        assert not line.redis.exists(f"{PREFIX}sq:d")
+        assert not line.redis.exists(key_of(PREFIX, "scheduled", "d"))
 
     def test_one_that_was_put_off_does_when_its_time_has_come(self, line: Beat):
         line.come("o", "other")
         line.dispatch(first := line.fire("d", "d", eta_ms=line.now() + 60_000))
         assert line.come("early", "j") == "start"
         line.end("early")
-        line.redis.zadd(f"{PREFIX}later", {first.id: 1})
+        line.redis.zadd(key_of(PREFIX, "later"), {first.id: 1})
         line.sweep()
         assert line.come("late", "j") == "wait"
         assert line.end("o") == [first.id]
@@ -869,7 +876,7 @@ class TestDependencies:
         [grant] = line.dispatch(line.fire("d", "d")).grants
         line.run(grant, "d")
         line.turn(ends={grant.id: "retry"})
-        assert not line.redis.exists(f"{PREFIX}sq:d")
+        assert not line.redis.exists(key_of(PREFIX, "scheduled", "d"))
         assert line.come("j1", "j") == "wait"
         assert line.come(grant.id, "d", attempt=1) == "start"
         assert line.end(grant.id) == ["j1"]
@@ -880,7 +887,11 @@ class TestNothingIsLeftOver:
 
     def test_after_fires_that_ran(self, beat: Beat):
         beat.begin(
-            {"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d", "on": "idle"}]}, "k": {"keyed": True, "cap": 1}}
+            {
+                "d": {"max_running": 1},
+                "j": {"max_running": 1, "depends_on": [{"job": "d", "on": "idle"}]},
+                "k": {"keyed": True, "max_running": 1},
+            }
         )
         for entry in "djk":
             beat.adopt(entry, entry)
@@ -899,24 +910,24 @@ class TestNothingIsLeftOver:
 
     @pytest.mark.parametrize("how", ["cancelled", "expired", "dropped", "released"])
     def test_after_fires_that_did_not(self, beat: Beat, how: str):
-        beat.begin({"d": {"cap": 1, "drop": True}, "j": {"deps": [{"job": "d"}]}})
+        beat.begin({"d": {"max_running": 1, "when_disabled": "drop"}, "j": {"depends_on": [{"job": "d"}]}})
         beat.adopt("d", "d")
-        beat.ledger.pause(True, "me", "")
+        beat.ledger.pause_or_resume(True, "me", "")
         eta = {"eta_ms": beat.now() + 60_000} if how == "dropped" else {}
         beat.dispatch(fire := beat.fire("d", "d", expires_ms=beat.now() + 120_000, **eta))
         if how == "cancelled":
             beat.ledger.cancel_by_hand("me", fire.id)
         elif how == "expired":
-            beat.redis.zadd(f"{PREFIX}due", {fire.id: 1})
+            beat.redis.zadd(key_of(PREFIX, "expiring"), {fire.id: 1})
             beat.sweep()
         elif how == "dropped":
-            beat.ledger.switch("d", False, "me", "")
-            beat.redis.zadd(f"{PREFIX}later", {fire.id: 1})
+            beat.ledger.enable_or_disable("d", False, "me", "")
+            beat.redis.zadd(key_of(PREFIX, "later"), {fire.id: 1})
             beat.sweep()
         else:
-            beat.ledger.release("me", 10)
-            beat.ledger.released([fire.id])
-        beat.ledger.finish([(fire.id, 0)])
+            beat.ledger.release_waiting("me", 10)
+            beat.ledger.confirm_released([fire.id])
+        beat.ledger.confirm_end([(fire.id, 0)])
         assert beat.leftovers() == set()
 
 

@@ -17,6 +17,7 @@ from celery_orchestration import OrchestratedTask
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Fire, Grant
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.scheduler.dispatcher import MOST_FIRES
 from celery_orchestration.scheduler.entries import from_code
 from celery_orchestration.scheduler.entry_table import MOST_ENTRIES
@@ -55,7 +56,7 @@ class Scheduler:
         """All entries: as if each had fired an hour ago."""
         last = self.runtime.term.now() - HOUR_MS
         for name in self.names:
-            self.redis.hset(f"{{fires}}:e:{name}", mapping={"gen": "1", "last": last})
+            self.redis.hset(key_of("{fires}:", "entry", name), mapping={"generation": "1", "last": last})
 
     def take_over(self) -> None:
         """A term of its own, after another one's."""
@@ -80,7 +81,7 @@ class Scheduler:
 
     @property
     def fires(self) -> dict[str, int]:
-        return {name: int(self.redis.hget(f"{{fires}}:e:{name}", "fires") or 0) for name in self.names}
+        return {name: int(self.redis.hget(key_of("{fires}:", "entry", name), "fires") or 0) for name in self.names}
 
     def all_fire_once(self) -> bool:
         self.round()
@@ -180,7 +181,7 @@ def test_the_ledger_is_gone_for_a_moment_while_entries_are_adopted(scheduler: Sc
     scheduler.round()
     scheduler.make_due()
     scheduler.take_over()
-    scheduler.fails_once("adopt", 2)
+    scheduler.fails_once("adopt_entries", 2)
     with pytest.raises(LedgerUnavailable):
         scheduler.round()
     scheduler.round()
@@ -193,12 +194,12 @@ def test_the_ledger_is_gone_for_a_moment_while_an_entry_that_vanished_is_adopted
     original = scheduler.runtime.dispatcher._dispatch
 
     def dispatch() -> None:
-        scheduler.redis.delete(f"{{fires}}:e:{vanished}")
+        scheduler.redis.delete(key_of("{fires}:", "entry", vanished))
         original()
 
     scheduler.runtime.dispatcher._dispatch = dispatch  # type: ignore[method-assign]
     adopting = -(-COUNT // MOST_ENTRIES)
-    scheduler.fails_once("adopt", adopting + 1)
+    scheduler.fails_once("adopt_entries", adopting + 1)
     with pytest.raises(LedgerUnavailable):
         scheduler.round()
     scheduler.runtime.dispatcher._dispatch = original  # type: ignore[method-assign]
@@ -209,21 +210,21 @@ def test_runs_that_were_granted_again_meanwhile_are_published_once(scheduler: Sc
     scheduler.has_a_worker()
     scheduler.make_due()
     scheduler.round()
-    granted = scheduler.redis.zrange("{fires}:gr", 0, -1)
-    scheduler.redis.zadd("{fires}:gr", dict.fromkeys(granted[::3], -1))
+    granted = scheduler.redis.zrange(key_of("{fires}:", "deadlines"), 0, -1)
+    scheduler.redis.zadd(key_of("{fires}:", "deadlines"), dict.fromkeys(granted[::3], -1))
     scheduler.runtime.heartbeat._sweep()
     grants = scheduler.published()
     assert sorted(grant.id for grant in grants) == sorted(granted)
-    assert None not in scheduler.ledger.all_granted(grants)
-    assert scheduler.ledger.published(grants) == COUNT
+    assert None not in scheduler.ledger.read_all_granted(grants)
+    assert scheduler.ledger.confirm_published(grants) == COUNT
 
 
 def test_one_message_that_cannot_be_published_keeps_no_other_one_back(scheduler: Scheduler):
     scheduler.has_a_worker()
     scheduler.make_due()
     scheduler.round()
-    granted = scheduler.redis.zrange("{fires}:gr", 0, -1)
-    scheduler.redis.hset(f"{{fires}}:r:{granted[COUNT // 2]}", "m", "unreadable")
+    granted = scheduler.redis.zrange(key_of("{fires}:", "deadlines"), 0, -1)
+    scheduler.redis.hset(key_of("{fires}:", "run", granted[COUNT // 2]), "message", "unreadable")
     grants = scheduler.published()
     assert sorted(grant.id for grant in grants) == sorted(set(granted) - {granted[COUNT // 2]})
 
@@ -300,14 +301,14 @@ def test_an_emptied_ledger_has_the_last_fires_that_its_leader_knows(redis_server
     scheduler = Scheduler(app, redis_server)
     scheduler.make_due()
     scheduler.round()
-    last = scheduler.redis.hget("{fires}:e:hourly", "last")
+    last = scheduler.redis.hget(key_of("{fires}:", "entry", "hourly"), "last")
     scheduler.redis.flushall()
     scheduler.round()  # the ledger says that nobody leads
     scheduler.runtime.heartbeat._registered = False
     scheduler.runtime.heartbeat._register()
     scheduler.runtime.term._ask()
     scheduler.round()
-    assert scheduler.redis.hget("{fires}:e:hourly", "last") == last
+    assert scheduler.redis.hget(key_of("{fires}:", "entry", "hourly"), "last") == last
     scheduler.close()
     close_app(app)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.ledger import Over
+from celery_orchestration.ledger import TimedOut
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate.broker import Stranger
 from celery_orchestration.operate.explain.chain import links
 from celery_orchestration.operate.explain.models import Cause
@@ -20,14 +21,14 @@ from support.wait import until
 
 
 def on(*jobs: str, **more: Any) -> dict[str, Any]:
-    return {"deps": [{"job": job, **more} for job in jobs]}
+    return {"depends_on": [{"job": job, **more} for job in jobs]}
 
 
 # -- chains
 
 
 def test_it_goes_down_to_what_holds_everybody_up(desk: Desk):
-    desk.install({"a": on("b"), "b": on("c"), "c": {"cap": 1}, "d": {"blocks": ["c"]}})
+    desk.install({"a": on("b"), "b": on("c"), "c": {"max_running": 1}, "d": {"blocks": ["c"]}})
     assert desk.come("d1", "d") == "start"
     assert [desk.come(id, job) for id, job in (("c1", "c"), ("b1", "b"), ("a1", "a"))] == ["wait"] * 3
     assert desk.path("a") == desk.path("a1", "run") == ["a1", "b1", "c1", "d1"]
@@ -37,7 +38,7 @@ def test_it_goes_down_to_what_holds_everybody_up(desk: Desk):
 
 
 def test_of_several_that_hold_the_room_it_names_the_one_that_hangs(desk: Desk):
-    desk.install({"a": {"cap": 3}})
+    desk.install({"a": {"max_running": 3}})
     desk.register("w2")
     for id, worker in (("first", "w1"), ("hangs", "w2"), ("last", "w1")):
         assert desk.turn(worker=worker, come=[arrival(id, "a")]).answers[0].what == "start"
@@ -52,7 +53,7 @@ def test_of_several_that_hold_the_room_it_names_the_one_that_hangs(desk: Desk):
 
 
 def test_nobody_is_left_to_recover_it(desk: Desk):
-    desk.install({"a": {"cap": 1}})
+    desk.install({"a": {"max_running": 1}})
     desk.come("one", "a")
     desk.silence("w1", 60_000)
     cause = desk.root("a")
@@ -63,7 +64,7 @@ def test_nobody_is_left_to_recover_it(desk: Desk):
 
 
 def test_room_is_looked_for_under_the_key(desk: Desk):
-    desk.install({"a": {"cap": 1, "keyed": True}})
+    desk.install({"a": {"max_running": 1, "keyed": True}})
     assert desk.come("x1", "a", key="x") == desk.come("y1", "a", key="y") == "start"
     assert desk.come("y2", "a", key="y") == "wait"
     assert desk.path("a") == desk.path("y2", "run") == ["y2", "y1"]
@@ -81,7 +82,7 @@ def test_behind_another_run(desk: Desk):
 
 
 def test_a_run_of_the_schedule_that_came_first(desk: Desk):
-    desk.install({"a": on("b"), "b": {"cap": 1}})
+    desk.install({"a": on("b"), "b": {"max_running": 1}})
     desk.come("b0", "b")
     desk.end("b0")
     desk.fire("b", queue="nobody's")
@@ -137,23 +138,25 @@ def test_a_long_chain_is_told_as_far_as_anybody_reads(desk: Desk):
 
 def test_the_words_of_the_gate(desk: Desk):
     desk.install({"a": {}, "b": on("a")}, cap=5)
-    desk.ledger.pause(True, "me", "lunch")
+    desk.ledger.pause_or_resume(True, "me", "lunch")
     assert desk.root("a").text.endswith("by me 0 s ago: lunch")
-    desk.ledger.pause(False, "me", "")
-    desk.ledger.switch("a", False, "me", "")
+    desk.ledger.pause_or_resume(False, "me", "")
+    desk.ledger.enable_or_disable("a", False, "me", "")
     assert desk.why("b") == ("disabled_by_person", "a")
-    desk.ledger.switch("a", True, "me", "")
-    desk.redis.hset(f"{PREFIX}g", "opens", int(desk.redis.hget(f"{PREFIX}g", "clk") or 0) + 7000)
+    desk.ledger.enable_or_disable("a", True, "me", "")
+    desk.redis.hset(
+        key_of(PREFIX, "ledger"), "opens", int(desk.redis.hget(key_of(PREFIX, "ledger"), "clock") or 0) + 7000
+    )
     assert desk.root("a").text.endswith("nothing starts for 7 s")
 
 
 def test_a_probe_is_told(desk: Desk):
-    desk.install({"a": {"max_failures": 1, "cool_down_ms": 60_000, "cap": 1}})
+    desk.install({"a": {"max_consecutive_failures": 1, "cool_down_ms": 60_000, "max_running": 1}})
     desk.come("a1", "a")
     desk.end("a1", "failed")
     assert desk.come("a2", "a") == "wait"
     assert "a run tries it again in" in desk.root("a").text
-    desk.redis.zadd(f"{PREFIX}cool", {"a": 1})
+    desk.redis.zadd(key_of(PREFIX, "cooling"), {"a": 1})
     desk.sweep()
     assert "tests whether it works again" in desk.root("a").text or desk.why("a")[0] == "handed_over"
 
@@ -172,20 +175,20 @@ def test_a_run_that_is_tried_alone(desk: Desk):
 
 
 def test_a_run_past_its_time_limit(desk: Desk):
-    desk.install({"a": {"cap": 1}})
+    desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
-    desk.ledger.over(Over("a1", desk.fences["a1"], "TimeLimitExceeded", failed=True))
+    desk.ledger.time_out(TimedOut("a1", desk.fences["a1"], "TimeLimitExceeded", failed=True))
     desk.come("a2", "a")
     assert desk.why("a") == ("past_time_limit", "a")
 
 
 def test_a_run_on_its_way(desk: Desk):
-    desk.install({"a": {"cap": 1}})
+    desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
     desk.come("a2", "a")
     [grant] = desk.turn(ends={"a1": "succeeded"}).grants
     assert desk.why("a") == ("handed_over", "a")
-    desk.ledger.published([grant])
+    desk.ledger.confirm_published([grant])
     assert desk.why("a2", "run") == ("handed_over", "a")
     desk.register("w1", queues=("other",))
     assert desk.why("a") == ("unserved_queue", "a")
@@ -200,7 +203,7 @@ def test_a_run_on_its_way(desk: Desk):
 
 
 def test_a_run_that_waits_for_a_slot(desk: Desk):
-    desk.install({"a": {"cap": 1}, "b": {"cap": 1}})
+    desk.install({"a": {"max_running": 1}, "b": {"max_running": 1}})
     desk.register("w1", slots=1)
     for id, job in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")):
         desk.come(id, job)
@@ -211,7 +214,7 @@ def test_a_run_that_waits_for_a_slot(desk: Desk):
 
 
 def test_a_run_that_ends_needs_somebody_who_tells_celery(desk: Desk):
-    desk.install({"a": {"cap": 1}})
+    desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
     desk.come("a2", "a")
     desk.ledger.cancel("w1", 5, "revoked", ["a2"])
@@ -254,7 +257,7 @@ def test_a_scheduled_dependency_that_failed_needs_somebody_and_one_that_is_only_
     for job, outcome in (("b", "failed"), ("d", "succeeded")):
         desk.fire(job, f"{job}1", f"entry of {job}")
         desk.ledger.cancel("w1", desk.number, "revoked", [f"{job}1"])
-        desk.ledger.finish([(f"{job}1", 0)])
+        desk.ledger.confirm_end([(f"{job}1", 0)])
         desk.come(f"{job}2", job)
         desk.end(f"{job}2", outcome)
     ended = desk.now()
@@ -296,11 +299,11 @@ def test_an_idle_job(desk: Desk):
     assert desk.why("a", queue_of={"a": "unheard of"}) == ("unserved_queue", "a")
     term = desk.fire("a")
     desk.ledger.cancel("w1", 5, "revoked", ["fired"])
-    desk.ledger.finish([("fired", 0)])
+    desk.ledger.confirm_end([("fired", 0)])
     assert desk.root("a").text.startswith("its next run is due in ")
-    desk.ledger.schedule("me", "pause", "entry", "enough")
+    desk.ledger.change_schedule("me", "pause", "entry", "enough")
     assert desk.root("a").text == "entry entry of the schedule is paused by me: enough"
-    desk.ledger.schedule("me", "resume", "entry", "")
+    desk.ledger.change_schedule("me", "resume", "entry", "")
     desk.ledger.resign("s1", term)
     assert desk.why("a") == ("no_scheduler", "a")
 
@@ -314,11 +317,11 @@ def test_a_job_that_the_scheduler_that_leads_does_not_know(desk: Desk):
     desk.fire("a", "fired too", "left")
     for run in ("fired", "fired too"):
         desk.ledger.cancel("w1", desk.number, "revoked", [run])
-        desk.ledger.finish([(run, 0)])
+        desk.ledger.confirm_end([(run, 0)])
     assert desk.why("a", scheduled=frozenset(["a"])) == ("scheduled", "a")
     now = desk.now()
-    desk.redis.zadd(f"{PREFIX}entries", {"left": now - 100_000})
-    desk.redis.hset(f"{PREFIX}lead", "since", now - 90_000)
+    desk.redis.zadd(key_of(PREFIX, "entries"), {"left": now - 100_000})
+    desk.redis.hset(key_of(PREFIX, "leader"), "since", now - 90_000)
     assert desk.why("a", scheduled=frozenset(["a"])) == ("entry_missing", "a")
     assert desk.why("a") == ("not_asked_for", "a")
     assert "a" not in desk.status()["fires"]
@@ -327,15 +330,15 @@ def test_a_job_that_the_scheduler_that_leads_does_not_know(desk: Desk):
 def test_entries_are_called_what_people_call_them(desk: Desk):
     desk.install({"a": {}})
     name = "100%25 'sure'"
-    desk.ledger.schedule("me", "add", name, "", ("a", "a", "every 5 s", "{}"))
-    desk.ledger.schedule("me", "pause", name, "")
+    desk.ledger.change_schedule("me", "add", name, "", ("a", "a", "every 5 s", "{}"))
+    desk.ledger.change_schedule("me", "pause", name, "")
     cause = desk.root("a")
     assert cause.text == f"entry {name} of the schedule is paused by me"
     assert shlex.split(cause.fix or "")[-1] == name
 
 
 def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
-    desk.install({"a": on("b"), "b": {"max_failures": 1, "cool_down_ms": 1}})
+    desk.install({"a": on("b"), "b": {"max_consecutive_failures": 1, "cool_down_ms": 1}})
     desk.come("b1", "b")
     desk.end("b1", "failed")
     until(lambda: desk.sweep() and desk.told("b").get("probe") == "")
@@ -348,7 +351,7 @@ def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
 
 def test_slots_of_the_dead_serve_nobody(desk: Desk):
     """Until somebody sweeps they are counted."""
-    desk.install({"a": {"cap": 1}})
+    desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
     desk.come("a2", "a")
     desk.turn(ends={"a1": "succeeded"})
@@ -366,10 +369,10 @@ def test_a_run_that_nobody_has_asked_for_has_its_own_priority(desk: Desk):
 
 
 def test_a_waiting_run_whose_job_is_gone(desk: Desk):
-    desk.install({"a": {"cap": 1}})
+    desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
     desk.come("a2", "a")
-    desk.redis.delete(f"{PREFIX}j:a")
+    desk.redis.delete(key_of(PREFIX, "job", "a"))
     assert desk.why("a2", "run") == ("disabled_by_person", "a")
     [wait] = desk.status()["waits"]
     assert wait["reason"][0] == "disabled"
@@ -381,33 +384,33 @@ def test_times_that_are_none_do_no_harm(desk: Desk, number: str):
     desk.install({"a": {}})
     desk.fire("a")
     desk.ledger.cancel("w1", desk.number, "revoked", ["fired"])
-    desk.ledger.finish([("fired", 0)])
-    for field in ("last", "at", "next", "prev", "cont"):
-        before = desk.redis.hget(f"{PREFIX}e:entry", field)
-        desk.redis.hset(f"{PREFIX}e:entry", field, number)
+    desk.ledger.confirm_end([("fired", 0)])
+    for field in ("last", "at", "next", "prev", "gap"):
+        before = desk.redis.hget(key_of(PREFIX, "entry", "entry"), field)
+        desk.redis.hset(key_of(PREFIX, "entry", "entry"), field, number)
         assert desk.why("a") == ("scheduled", "a")
         assert read_status("shop", desk.status(), {}, {}).jobs[0].name == "a"
         if before is not None:
-            desk.redis.hset(f"{PREFIX}e:entry", field, before)
+            desk.redis.hset(key_of(PREFIX, "entry", "entry"), field, before)
 
 
 def test_where_no_runs_are_wanted_none_are_looked_at(desk: Desk):
-    desk.install({"a": {"cap": 1}})
+    desk.install({"a": {"max_running": 1}})
     for id in ("a1", "a2", "a3"):
         desk.come(id, "a")
     desk.turn(ends={"a1": "succeeded"})
-    found = desk.ledger.status(0, 0)
+    found = desk.ledger.read_status(0, 0)
     assert (found["running"] or [], found["waits"] or [], found["waiting"]) == ([], [], 1)
 
 
 def test_of_many_jobs_and_entries_all_are_told_a_part_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("celery_orchestration.ledger.JOBS_AT_ONCE", 2)
-    monkeypatch.setattr("celery_orchestration.ledger.ENTRIES_AT_ONCE", 2)
+    monkeypatch.setattr("celery_orchestration.ledger.client.operator.JOBS_AT_ONCE", 2)
+    monkeypatch.setattr("celery_orchestration.ledger.client.operator.ENTRIES_AT_ONCE", 2)
     names = [f"job{n}" for n in range(7)]
     desk.install({name: {"blocks": [other for other in names if other != name]} for name in names})
     for name in names:
-        desk.ledger.schedule("me", "add", f"of {name}", "", (name, name, "every 5 s", "{}"))
-    status, graph = desk.status(), desk.ledger.graph()
+        desk.ledger.change_schedule("me", "add", f"of {name}", "", (name, name, "every 5 s", "{}"))
+    status, graph = desk.status(), desk.ledger.read_graph()
     assert sorted(job["name"] for job in status["jobs"]) == sorted(job["name"] for job in graph["jobs"]) == names
     assert sorted(status["fires"]) == names
     assert len({tuple(job["groups"]) for job in graph["jobs"]}) == 1, "jobs that all block each other are a group"
@@ -445,7 +448,7 @@ def test_hostile_names_do_no_harm(desk: Desk):
 def test_where_workers_only_observe_nothing_would_wait(desk: Desk):
     desk.install({"a": on("b"), "b": {}})
     assert desk.path("a") == ["a", "b"]
-    desk.redis.hset(f"{PREFIX}w:w1", "mode", "observe")
+    desk.redis.hset(key_of(PREFIX, "worker", "w1"), "mode", "observe")
     assert desk.path("a") == ["a"]
     desk.register("w2")
     assert desk.path("a") == ["a", "b"]
@@ -458,9 +461,9 @@ def test_nothing_is_known_of_what_is_not_there(desk: Desk):
 
 
 def test_a_corrupt_neighbour_does_no_harm(desk: Desk):
-    desk.install({"a": {"cap": 1}})
+    desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
     desk.come("a2", "a")
-    desk.redis.set(f"{PREFIX}entries", "nonsense")
-    desk.redis.set(f"{PREFIX}lead", "nonsense")
+    desk.redis.set(key_of(PREFIX, "entries"), "nonsense")
+    desk.redis.set(key_of(PREFIX, "leader"), "nonsense")
     assert desk.path("a") == ["a2", "a1"]

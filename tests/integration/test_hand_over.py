@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from celery_orchestration.ledger import Outcome, keys
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.ledger.scripts import script
 from support import ledger
 from support.ledger import PREFIX, arrival
@@ -21,18 +22,18 @@ FAR = 10**14
 #: The last end of a job (ARGV[1]) is so many milliseconds (ARGV[2]) longer ago.
 AGE = """
 local j = job(ARGV[1])
-j.ended, j.dirty = j.ended - 1000 * ARGV[2], true
+j.last_end, j.dirty = j.last_end - 1000 * ARGV[2], true
 flush()
 """
 
 
 class Case(ledger.Case):
     def comes_due(self, id: str) -> None:
-        self.redis.zadd(f"{PREFIX}later", {id: 1})
+        self.redis.zadd(key_of(PREFIX, "later"), {id: 1})
         self.sweep()
 
     def ages(self, job: str, ms: int) -> None:
-        text = script("current").text.rpartition("-- uses:")[0] + AGE + "\nend)()"
+        text = script("holds_lease").text.rpartition("-- uses:")[0] + AGE + "\nend)()"
         self.redis.register_script(text)(keys=[PREFIX], args=[keys.encode_job(job), ms])
 
     def started(self, *ids: str, free: int = 8) -> list[str]:
@@ -41,7 +42,7 @@ class Case(ledger.Case):
         return [start.id for start in turn.starts]
 
     def room(self) -> int:
-        return int(self.ledger.status(10, 10)["total"])
+        return int(self.ledger.read_status(10, 10)["total"])
 
 
 @pytest.fixture
@@ -57,16 +58,24 @@ class TestADependencyThatGrewTooOldWhileARunWaited:
     @pytest.fixture
     def old(self, case: Case) -> Case:
         needs = {"job": "d", "max_age_ms": 60_000}
-        case.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [needs]}, "k": {"cap": 1}, "x": {"cap": 1}}, cap=1)
+        case.install(
+            {
+                "d": {"max_running": 1},
+                "j": {"max_running": 1, "depends_on": [needs]},
+                "k": {"max_running": 1},
+                "x": {"max_running": 1},
+            },
+            cap=1,
+        )
         assert case.come("d1", "d") == "start"
         assert case.started("d1") == []
         return case
 
     def test_after_a_pause_it_waits_and_the_next_one_goes(self, old: Case):
-        old.ledger.pause(True, "me", "")
+        old.ledger.pause_or_resume(True, "me", "")
         assert [old.come("j1", "j"), old.come("k1", "k")] == ["wait", "wait"]
         old.ages("d", 61_000)
-        assert [grant.id for grant in old.ledger.pause(False, "me", "")] == ["k1"]
+        assert [grant.id for grant in old.ledger.pause_or_resume(False, "me", "")] == ["k1"]
 
     def test_under_the_global_cap_it_waits_and_the_next_one_goes(self, old: Case):
         assert old.come("x1", "x") == "start"
@@ -91,7 +100,7 @@ class TestADependencyThatGrewTooOldWhileARunWaited:
 
 class TestRank:
     def test_a_retry_with_a_countdown_keeps_its_place(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         assert case.come("a", "one") == "start"
         case.end("a", "retry", free=0)
         assert case.come("b", "one") == "start"
@@ -102,7 +111,7 @@ class TestRank:
         assert case.started("a") == ["c"]
 
     def test_a_new_run_with_a_time_arrives_when_that_has_come(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         assert case.come("a", "one") == "start"
         assert case.come("b", "one", eta_ms=FAR) == "wait"
         assert case.come("c", "one") == "wait"
@@ -110,7 +119,13 @@ class TestRank:
         assert case.started("a") == ["c"]
 
     def test_a_retry_goes_before_runs_that_arrived_later(self, case: Case):
-        case.install({"one": {"cap": 1}, "d": {}, "other": {"cap": 1, "deps": [{"job": "d", "on": "idle"}]}})
+        case.install(
+            {
+                "one": {"max_running": 1},
+                "d": {},
+                "other": {"max_running": 1, "depends_on": [{"job": "d", "on": "idle"}]},
+            }
+        )
         assert case.come("a", "one") == "start"
         case.end("a", "retry", free=0)
         assert case.come("b", "one") == "start"
@@ -119,7 +134,7 @@ class TestRank:
         assert case.started("b") == ["a"]
 
     def test_a_new_run_of_a_higher_priority_goes_before_a_retry(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         assert case.come("a", "one") == "start"
         case.end("a", "retry", free=0)
         assert case.come("b", "one") == "start"
@@ -170,7 +185,7 @@ class TestAThousandConflicts:
         self.names = [f"b{n:04}" for n in range(self.NUMBER)]
         case.install(
             {
-                "hub": {"cap": 1, "blocks": self.names},
+                "hub": {"max_running": 1, "blocks": self.names},
                 "x": {"blocks": self.names[-2:]},
                 **{name: {} for name in self.names},
             }
@@ -195,7 +210,7 @@ class TestAThousandConflicts:
 
 class TestSlots:
     def test_an_arrival_that_has_to_wait_leaves_its_slot_to_a_run_that_may_start(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         assert case.come("a", "one") == "start"
         assert case.come("b", "one") == "wait"
         turn = case.turn(ends={"a": "succeeded"}, come=[arrival("c", "one")])
@@ -212,7 +227,7 @@ class TestSlots:
         assert [grant.id for grant in turn.grants] == ["d"]
 
     def test_a_worker_is_handed_only_runs_of_queues_that_it_serves(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         case.register("w2", queues=("elsewhere",))
         case.turn(worker="w2", come=[arrival("a", "one")])
         assert case.come("b", "one") == "wait"
@@ -220,22 +235,22 @@ class TestSlots:
         assert (turn.starts, [grant.id for grant in turn.grants]) == ([], ["b"])
 
     def test_a_copy_of_an_older_grant_does_not_start_the_run(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         assert case.come("a", "one") == "start"
         assert case.come("b", "one") == "wait"
         [old] = case.turn(ends={"a": "succeeded"}).grants
-        case.redis.zadd(f"{PREFIX}gr", {"b": -1})
+        case.redis.zadd(key_of(PREFIX, "deadlines"), {"b": -1})
         [new] = case.sweep().grants
         assert case.come("b", "one", grant=old.number) == "drop"
         assert case.come("b", "one", grant=new.number) == "start"
 
     def test_a_granted_run_holds_its_room_until_it_starts(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         assert case.come("a", "one") == "start"
         assert case.come("b", "one") == "wait"
         [grant] = case.turn(ends={"a": "succeeded"}).grants
         assert (case.room(), case.come("c", "one")) == (1, "wait")
-        assert case.ledger.published([grant]) == 1
+        assert case.ledger.confirm_published([grant]) == 1
         assert case.come("b", "one", grant=grant.number) == "start"
         assert case.room() == 1
 
@@ -244,7 +259,7 @@ class TestFences:
     @pytest.fixture
     def recovered(self, case: Case) -> Case:
         """A worker lost its lease while it ran `a`, came back, and another worker has started the run since."""
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         case.register("w2")
         case.turn(worker="w2", come=[arrival("a", "one")])
         self.old = case.fences["a"]
@@ -258,7 +273,7 @@ class TestFences:
         recovered.number += 1
         told = [Outcome("a", self.old, outcome)]
         assert recovered.ledger.turn("w2", recovered.number, "enforce", 0, told, []).outcomes == ["refused"]
-        assert (recovered.room(), recovered.ledger.history("one", 10)) == (1, [])
+        assert (recovered.room(), recovered.ledger.read_history("one", 10)) == (1, [])
         assert recovered.turn(ends={"a": "succeeded"}).outcomes == ["ok"]
         assert recovered.room() == 0
 
@@ -268,8 +283,8 @@ class TestFences:
         assert recovered.room() == 0
 
     def test_a_heartbeat_tells_whose_fence_is_old(self, recovered: Case):
-        assert recovered.ledger.beat("w2", 30_000, [("a", self.old)]) == ["a"]
-        assert recovered.ledger.beat("w1", 30_000, [("a", recovered.fences["a"])]) == []
+        assert recovered.ledger.heartbeat("w2", 30_000, [("a", self.old)]) == ["a"]
+        assert recovered.ledger.heartbeat("w1", 30_000, [("a", recovered.fences["a"])]) == []
 
     def test_every_start_has_a_higher_fence(self, recovered: Case):
         assert int(recovered.fences["a"]) > int(self.old)
@@ -278,7 +293,7 @@ class TestFences:
 class TestAttempts:
     @pytest.fixture
     def one(self, case: Case) -> Case:
-        case.install({"one": {"cap": 2}})
+        case.install({"one": {"max_running": 2}})
         assert case.come("a", "one") == "start"
         return case
 
@@ -313,7 +328,7 @@ class TestAttempts:
         assert one.come("a", "one", attempt=2) == "drop"
 
     def test_a_lower_one_whose_worker_died_is_not_run_again(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         case.register("w2")
         case.turn(worker="w2", come=[arrival("a", "one")])
         assert case.come("a", "one", attempt=1) == "wait"
@@ -330,14 +345,14 @@ class TestProbe:
     @pytest.fixture
     def disabled(self, case: Case) -> Case:
         """Two runs wait for the end of the cool-down."""
-        case.install({"one": {"cap": 2, "max_failures": 1, "cool_down_ms": 3_600_000}})
+        case.install({"one": {"max_running": 2, "max_consecutive_failures": 1, "cool_down_ms": 3_600_000}})
         assert case.come("a", "one") == "start"
         case.end("a", "failed")
         assert [case.come("b", "one"), case.come("c", "one")] == ["wait", "wait"]
         return case
 
     def cools_down(self, case: Case) -> list[str]:
-        case.redis.zadd(f"{PREFIX}cool", {"one": 1})
+        case.redis.zadd(key_of(PREFIX, "cooling"), {"one": 1})
         grants = case.sweep().grants
         return [id for grant in grants for id in [grant.id] if case.come(id, "one", grant=grant.number) == "start"]
 
@@ -351,13 +366,13 @@ class TestProbe:
         self.cools_down(disabled)
         assert disabled.started("b") == ["c"]
         assert disabled.come("d", "one") == "start"
-        assert not disabled.redis.sismember(f"{PREFIX}off", "one")
+        assert not disabled.redis.sismember(key_of(PREFIX, "disabled_jobs"), "one")
 
     def test_that_fails_begins_the_cool_down_anew(self, disabled: Case):
         self.cools_down(disabled)
-        disabled.redis.delete(f"{PREFIX}cool")
+        disabled.redis.delete(key_of(PREFIX, "cooling"))
         assert disabled.end("b", "failed", free=8) == []
-        assert disabled.redis.zscore(f"{PREFIX}cool", "one") is not None
+        assert disabled.redis.zscore(key_of(PREFIX, "cooling"), "one") is not None
         assert self.cools_down(disabled) == ["c"]
 
     def test_that_says_nothing_is_followed_by_another(self, disabled: Case):
@@ -368,7 +383,7 @@ class TestProbe:
 
 class TestCrashes:
     def test_those_of_all_attempts_count(self, case: Case):
-        case.install({"one": {"cap": 1, "max_recoveries": 1}})
+        case.install({"one": {"max_running": 1, "max_recoveries": 1}})
         assert case.come("a", "one") == "start"
         turn = case.turn(ends={"a": "crashed"}, free=1)
         assert (turn.outcomes, [start.id for start in turn.starts]) == (["requeued"], ["a"])
@@ -377,7 +392,7 @@ class TestCrashes:
         assert case.turn(ends={"a": "crashed"}).outcomes == ["dead"]
 
     def test_what_never_began_does_not_count(self, case: Case):
-        case.install({"one": {"cap": 1, "max_recoveries": 0}})
+        case.install({"one": {"max_running": 1, "max_recoveries": 0}})
         assert case.come("a", "one") == "start"
         turn = case.turn(ends={"a": "returned"}, free=1)
         assert (turn.outcomes, [start.id for start in turn.starts]) == (["requeued"], ["a"])
@@ -396,7 +411,7 @@ class TestSweep:
         second = case.sweep()
         assert (second.recovered, second.dead_workers) == (36, ["w2@host"])
         granted = len(first.grants) + len(second.grants)
-        assert (case.room(), case.redis.zcard(f"{PREFIX}wait")) == (granted, 100 - granted)
+        assert (case.room(), case.redis.zcard(key_of(PREFIX, "waiting"))) == (granted, 100 - granted)
 
     def test_who_sweeps_is_not_taken_for_dead(self, case: Case):
         case.install({"one": {}})
@@ -408,24 +423,24 @@ class TestSweep:
     def test_a_worker_that_beats_is_not_taken_for_dead(self, case: Case):
         case.install({"one": {}})
         case.register("w2")
-        case.redis.zadd(f"{PREFIX}ws", {"w2": -1})
-        case.ledger.beat("w2", 30_000, [])
+        case.redis.zadd(key_of(PREFIX, "leases"), {"w2": -1})
+        case.ledger.heartbeat("w2", 30_000, [])
         assert case.sweep().dead_workers == []
 
     def test_an_ending_that_nobody_carried_out_is_given_out_again(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         case.come("a", "one")
         case.come("b", "one")
         case.ledger.cancel("w1", 1, "revoked", ["b"])
         assert case.sweep().endings == []
-        case.redis.zadd(f"{PREFIX}gr", {"b": -1})
+        case.redis.zadd(key_of(PREFIX, "deadlines"), {"b": -1})
         assert [(one.id, one.why) for one in case.sweep().endings] == [("b", "revoked")]
 
     def test_a_retry_that_does_not_arrive_is_sent_again(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         case.come("a", "one")
         case.end("a", "retry")
         assert case.sweep().retries == []
-        case.redis.zadd(f"{PREFIX}gr", {"a": -1})
+        case.redis.zadd(key_of(PREFIX, "deadlines"), {"a": -1})
         assert case.sweep().retries == ["a"]
         assert case.sweep().retries == []

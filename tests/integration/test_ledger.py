@@ -18,13 +18,14 @@ from celery_orchestration.ledger import (
     Dispatched,
     Fire,
     NewEpoch,
-    Over,
     Stray,
+    TimedOut,
     Turn,
     UnknownWorker,
     Waiting,
     keys,
 )
+from celery_orchestration.ledger.records import HistoryLine, key_of
 from celery_orchestration.ledger.scripts import script, verbs
 from celery_orchestration.node import releases
 from support.hostile import TEXTS
@@ -49,55 +50,63 @@ def called_verbs(shop: Shop) -> set[str]:
 def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR0915  (there are many)
     shop = Shop(any_redis)
     called = called_verbs(shop)
-    shop.install({"one": {"cap": 1}})
+    shop.install({"one": {"max_running": 1}})
     assert shop.come("a", "one") == "start"
     assert shop.come("b", "one") == "wait"
-    assert shop.ledger.beat("w1", 1000, [("a", shop.fences["a"]), ("b", "1")]) == ["b"]
-    assert shop.ledger.is_current("a", shop.fences["a"])
-    assert shop.ledger.progress([("a", shop.fences["a"], "{}"), ("b", "1", "{}")]) == 1
-    assert shop.ledger.over(Over("a", shop.fences["a"], "late", failed=True))
+    assert shop.ledger.heartbeat("w1", 1000, [("a", shop.fences["a"]), ("b", "1")]) == ["b"]
+    assert shop.ledger.holds_lease("a", shop.fences["a"])
+    assert shop.ledger.record_progress([("a", shop.fences["a"], "{}"), ("b", "1", "{}")]) == 1
+    assert shop.ledger.time_out(TimedOut("a", shop.fences["a"], "late", failed=True))
     grant = shop.turn(ends={"a": "succeeded"}).grants[0]
-    assert shop.ledger.granted(grant) == ("q", b"b")
-    assert shop.ledger.published([grant]) == 1
+    assert shop.ledger.read_granted(grant) == ("q", b"b")
+    assert shop.ledger.confirm_published([grant]) == 1
     assert shop.ledger.sweep("w1", 1, 5000).grants == []
     endings, _ = shop.ledger.cancel("w1", 1, "revoked", ["b"])
-    assert shop.ledger.ending("b") == ("revoked", 0, b"b")
+    assert shop.ledger.pending_end("b") == ("revoked", 0, b"b")
     assert [ending.id for ending in endings] == ["b"]
-    assert shop.ledger.finish([("b", 0)]) == []
-    assert shop.ledger.status(10, 10)["total"] == 0
+    assert shop.ledger.confirm_end([("b", 0)]) == []
+    assert shop.ledger.read_status(10, 10)["total"] == 0
     assert shop.ledger.explain("run", "a") is None
     assert shop.ledger.explain("job", "one")["chain"] == [{"job": "one"}]
-    assert shop.ledger.find("b", False, 4, 10, 10) == []
-    assert [job["name"] for job in shop.ledger.graph()["jobs"]] == ["one"]
-    assert [job["name"] for job in shop.ledger.jobs(["one", "none"])] == ["one"]
-    assert shop.ledger.fires(0, 10) == []
-    assert shop.ledger.statistics("all", ["one"])["jobs"][0]["sums"][0]["started"] == 1
-    assert shop.ledger.releases("r1") == [shop.document]
-    assert shop.ledger.health("shop", "w1@host")["workers"] == 1
-    assert [(member.name, member.release) for member in shop.ledger.members().members] == [("w1@host", "r1")]
-    assert shop.ledger.switch("one", False, "me", "") == shop.ledger.switch("one", True, "me", "") == []
-    assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
-    assert len(shop.ledger.audit(10)) == 4
-    known = shop.ledger.decisions(10, 10)
-    assert shop.ledger.restore("w1", known.epoch, known) == 0
-    assert shop.ledger.retrying("b") is None
+    assert shop.ledger.find_ids("b", False, 4, 10, 10) == []
+    assert [job["name"] for job in shop.ledger.read_graph()["jobs"]] == ["one"]
+    assert [job["name"] for job in shop.ledger.read_jobs(["one", "none"])] == ["one"]
+    assert shop.ledger.list_entries(0, 10) == []
+    assert shop.ledger.read_statistics("all", ["one"])["jobs"][0]["sums"][0]["started"] == 1
+    assert shop.ledger.read_releases("r1") == [shop.document]
+    assert shop.ledger.read_health("shop", "w1@host")["workers"] == 1
+    assert [(member.name, member.release) for member in shop.ledger.list_nodes().members] == [("w1@host", "r1")]
+    assert (
+        shop.ledger.enable_or_disable("one", False, "me", "")
+        == shop.ledger.enable_or_disable("one", True, "me", "")
+        == []
+    )
+    assert shop.ledger.pause_or_resume(True, "me", "") == shop.ledger.pause_or_resume(False, "me", "") == []
+    assert len(shop.ledger.read_audit(10)) == 4
+    known = shop.ledger.read_decisions(10, 10)
+    assert shop.ledger.restore_decisions("w1", known.epoch, known) == 0
+    assert shop.ledger.read_retry("b") is None
     assert shop.come("c", "one") == "start"
     shop.end("c", "failed")
-    assert [json.loads(one)[2] for one in shop.ledger.history("one", 10) or ()] == ["failed", "revoked", "succeeded"]
-    assert [revoked for _, revoked in shop.ledger.letters(None, 0, 10)] == [False]
-    assert (shop.ledger.letter("c") or ())[2] == b"c"
+    assert [HistoryLine.read(one).outcome for one in shop.ledger.read_history("one", 10) or ()] == [
+        "failed",
+        "revoked",
+        "succeeded",
+    ]
+    assert [revoked for _, revoked in shop.ledger.list_dead_letters(None, 0, 10)] == [False]
+    assert (shop.ledger.read_dead_letter("c") or ())[2] == b"c"
     assert shop.ledger.requeue("me", "c", "c", 0, b"c")[0] == "ok"
-    assert shop.ledger.purge("me", ["c"]) == 0
-    assert shop.ledger.release("me", 10)[1] == []
-    assert shop.ledger.released(["c"]) == 0
-    shop.ledger.note("me", "trigger", "one", "")
+    assert shop.ledger.purge_dead_letters("me", ["c"]) == 0
+    assert shop.ledger.release_waiting("me", 10)[1] == []
+    assert shop.ledger.confirm_released(["c"]) == 0
+    shop.ledger.record_audit("me", "trigger", "one", "")
     call_other_verbs(shop)
     epoch = shop.register("w1").epoch
-    assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("d", "one"), "7")]).answers == ["ok"]
+    assert shop.ledger.claim_runs("w1", epoch, [], [Claim(arrival("d", "one"), "7")]).answers == ["ok"]
     shop.ledger.close()
     assert shop.turn().answers == []  # on a new connection: meets
     assert shop.ledger.drain("w1") == shop.ledger.drain("w1", 1000) == []
-    assert (shop.ledger.leave("w1"), shop.ledger.gone(30_000, ["w9"])) == ([], set())
+    assert (shop.ledger.leave("w1"), shop.ledger.find_gone_workers(30_000, ["w9"])) == ([], set())
     assert set(verbs()) == called
 
 
@@ -108,28 +117,28 @@ def call_verbs_of_pools(shop: Shop) -> None:
     place = shop.ledger.claim_place("s1", "first", "t", "images", 30_000).place
     assert place is not None
     assert shop.ledger.holds_place("images", place.number, place.fence)
-    assert shop.ledger.pools({"images": ["q"]})["pools"]["images"]["places"][0]["fence"] == place.fence
+    assert shop.ledger.read_pools({"images": ["q"]})["pools"]["images"]["places"][0]["fence"] == place.fence
     assert shop.ledger.leave_place("s1", place)
 
 
 def call_other_verbs(shop: Shop) -> None:
     call_verbs_of_pools(shop)
-    stray = shop.ledger.stray("w1", [Stray("s", 0, "unknown", 1, "", None, "q", "", b"s")])
-    assert (stray, shop.ledger.unstarted("unknown", "wait", 0, 10)[1]) == ((["nobody"], []), [])
-    assert shop.ledger.inspect("w1", "wait", 10, 100, 10) == []
+    stray = shop.ledger.accept_strays("w1", [Stray("s", 0, "unknown", 1, "", None, "q", "", b"s")])
+    assert (stray, shop.ledger.list_unstarted("unknown", "waiting", 0, 10)[1]) == ((["nobody"], []), [])
+    assert shop.ledger.inspect("w1", "waiting", 10, 100, 10) == []
     term = shop.ledger.lead("s1", "s1@host", 10_000, "").term
-    assert shop.ledger.schedule("me", "add", "two", "", ("one", "one", "every 5 s", "{}")) == "ok"
+    assert shop.ledger.change_schedule("me", "add", "two", "", ("one", "one", "every 5 s", "{}")) == "ok"
     adoption = Adoption("two", "two", "one", "one", "every 5 s", "people", None)
-    [adopted] = shop.ledger.adopt(term, 1, [adoption]) or []
+    [adopted] = shop.ledger.adopt_entries(term, 1, [adoption]) or []
     due = adopted.last_ms + 1
     fire = Fire("two", adopted.generation, due, due + 1, 0, "one", "e", 60_000, message=b"e")
-    assert shop.ledger.plan(term, [("two", fire.due_ms)])
+    assert shop.ledger.record_next_due(term, [("two", fire.due_ms)])
     assert shop.ledger.dispatch(term, [fire]).answers == [("fired",)]
-    assert shop.ledger.fired([fire]) == 0
-    assert shop.ledger.continue_(term, ["two"]) == Dispatched("ok", [("stale",)], [])
-    assert shop.ledger.retire(term)
-    assert shop.ledger.changes(0).entries == [("two", True, "{}")]
-    [(entry, fields)] = shop.ledger.entries(0, 10)
+    assert shop.ledger.confirm_sent([fire]) == 0
+    assert shop.ledger.continue_entries(term, ["two"]) == Dispatched("ok", [("stale",)], [])
+    assert shop.ledger.retire_entries(term)
+    assert shop.ledger.read_changes(0).entries == [("two", True, "{}")]
+    [(entry, fields)] = shop.ledger.read_entries(0, 10)
     assert (entry, fields["run"]) == ("two", "e")
     assert shop.ledger.resign("s1", term)
 
@@ -143,15 +152,15 @@ def test_every_verb_has_a_contract():
 
 class TestDrain:
     def slots(self, shop: Shop) -> dict[str, str]:
-        return shop.redis.hgetall(f"{PREFIX}slots")
+        return shop.redis.hgetall(key_of(PREFIX, "slots"))
 
     def state(self, shop: Shop, worker: str) -> dict[str, Any]:
-        found: list[dict[str, Any]] = shop.ledger.status(10, 10)["workers"]
+        found: list[dict[str, Any]] = shop.ledger.read_status(10, 10)["workers"]
         return next(one for one in found if one["id"] == worker)
 
     def test_a_draining_worker_is_handed_nothing(self, shop: Shop):
         """However often it says so, and whatever becomes of it then."""
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         shop.register("w2", slots=2)
         assert self.slots(shop) == {"q": "10"}
         for _ in range(2):
@@ -165,21 +174,21 @@ class TestDrain:
         assert self.slots(shop) == {"q": "8"}
 
     def test_what_was_to_go_there_goes_to_others(self, shop: Shop):
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         shop.register("w2", slots=1, queues=("granted",))
         shop.come("a", "one")
         shop.turn(come=[replace(arrival("b", "one"), granted_queue="granted")])
         shop.ledger.drain("w2")
         [grant] = shop.turn(ends={"a": "succeeded"}).grants
-        assert shop.ledger.granted(grant) == ("q", b"b")
+        assert shop.ledger.read_granted(grant) == ("q", b"b")
 
     def test_a_worker_lost_while_it_drains_is_no_crash_of_its_runs(self, shop: Shop):
         shop.install({"one": {"max_recoveries": 0}})
         shop.register("w2")
         shop.turn(come=[arrival("a", "one")], worker="w2")
         shop.ledger.drain("w2")
-        shop.redis.zadd(f"{PREFIX}ws", {"w2": 0})
-        shop.redis.hset(f"{PREFIX}g", "clk", 1)
+        shop.redis.zadd(key_of(PREFIX, "leases"), {"w2": 0})
+        shop.redis.hset(key_of(PREFIX, "ledger"), "clock", 1)
         swept = shop.ledger.sweep("w1", 1, 5000)
         assert (swept.recovered, swept.endings, swept.dead_workers) == (1, [], ["w2@host"])
         assert [grant.id for grant in swept.grants] == ["a"]
@@ -189,13 +198,13 @@ class TestDrain:
         shop.register("w2")
         shop.turn(come=[arrival("a", "one")], worker="w2")
         shop.ledger.drain("w2")
-        shop.redis.zadd(f"{PREFIX}ws", {"w2": 0})
-        shop.redis.hset(f"{PREFIX}g", "clk", 1)
+        shop.redis.zadd(key_of(PREFIX, "leases"), {"w2": 0})
+        shop.redis.hset(key_of(PREFIX, "ledger"), "clock", 1)
         swept = shop.ledger.sweep("w1", 1, 5000)
         assert ([(one.id, one.why) for one in swept.endings], swept.grants) == ([("a", "crashed")], [])
-        shop.ledger.finish([("a", 0)])
+        shop.ledger.confirm_end([("a", 0)])
         assert shop.turn(come=[arrival("a", "one")]).answers[0].what == "drop"
-        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("one", 0, 10)] == ["a"]
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["a"]
 
     @pytest.mark.parametrize(("outcome", "answer"), [("interrupted", "dead"), ("returned", "requeued")])
     def test_only_what_had_begun_fails_when_its_worker_stops(self, shop: Shop, outcome: str, answer: str):
@@ -209,12 +218,12 @@ class TestDrain:
         shop.register("w2")
         shop.turn(come=[arrival("a", "one")], worker="w2")
         shop.ledger.sweep("w1", 1, 5000)
-        shop.redis.hincrby(f"{PREFIX}g", "swept", -4000)
+        shop.redis.hincrby(key_of(PREFIX, "ledger"), "swept", -4000)
         shop.ledger.drain("w2", 1000)
-        shop.ledger.beat("w2", 30_000, [])
+        shop.ledger.heartbeat("w2", 30_000, [])
         shop.ledger.drain("w2")
         assert shop.ledger.sweep("w1", 2, 5000).dead_workers == []
-        shop.redis.hincrby(f"{PREFIX}g", "swept", -1100)
+        shop.redis.hincrby(key_of(PREFIX, "ledger"), "swept", -1100)
         swept = shop.ledger.sweep("w1", 3, 5000)
         assert (swept.recovered, swept.dead_workers) == (1, ["w2@host"])
 
@@ -227,8 +236,8 @@ class TestDrain:
         # One has more runs than a sweep takes in one call.
         for n in range(10):
             shop.turn(come=[arrival(f"many{n}-{m}", "one") for m in range(10)], worker=dead[0])
-        shop.redis.zadd(f"{PREFIX}ws", dict.fromkeys(dead, 0))
-        shop.redis.hset(f"{PREFIX}g", "clk", 1)
+        shop.redis.zadd(key_of(PREFIX, "leases"), dict.fromkeys(dead, 0))
+        shop.redis.hset(key_of(PREFIX, "ledger"), "clock", 1)
         names, recovered, calls, more = set(), 0, 0, True
         while more:
             calls += 1
@@ -240,7 +249,7 @@ class TestDrain:
             more = swept.more and len(names) < len(dead)
         assert names == {f"{worker}@host" for worker in dead}
         assert recovered == 310
-        assert shop.ledger.health("shop")["workers"] == 1
+        assert shop.ledger.read_health("shop")["workers"] == 1
 
     def test_a_worker_that_leaves_with_many_runs_hands_back_all_of_them(self, shop: Shop):
         shop.install({"one": {}})
@@ -248,11 +257,11 @@ class TestDrain:
         for n in range(50):
             shop.turn(come=[arrival(f"r{n}-{m}", "one") for m in range(10)], worker="w2")
         shop.ledger.leave("w2")
-        assert shop.redis.zcard(f"{PREFIX}wait") + shop.redis.zcard(f"{PREFIX}gr") == 500
-        assert shop.redis.exists(f"{PREFIX}w:w2", f"{PREFIX}wr:w2") == 0
+        assert shop.redis.zcard(key_of(PREFIX, "waiting")) + shop.redis.zcard(key_of(PREFIX, "deadlines")) == 500
+        assert shop.redis.exists(key_of(PREFIX, "worker", "w2"), key_of(PREFIX, "worker_runs", "w2")) == 0
 
     def test_very_many_policies_come_into_force_in_parts(self, shop: Shop, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("celery_orchestration.ledger.INSTALLED_AT_ONCE", 2)
+        monkeypatch.setattr("celery_orchestration.ledger.client.worker.INSTALLED_AT_ONCE", 2)
         names = [f"j{n}" for n in range(9)]
         shop.install({name: {} for name in names})
         assert shop.come("r0", "j0") == "start"
@@ -267,15 +276,15 @@ class TestDrain:
         shop.end("r8")
         shop.end("s4")
         shop.install({name: {} for name in names[:3]}, release="r4")
-        left = {name for name in names if shop.redis.exists(f"{PREFIX}j:{name}")}
+        left = {name for name in names if shop.redis.exists(key_of(PREFIX, "job", name))}
         assert left == {"j0", "j1", "j2", "j7"}, "one that nobody defines stays while it has a run"
 
     def test_releases_of_live_workers_are_known_though_a_record_vanished(self, shop: Shop):
         shop.install({"one": {}})
         shop.register("w2", release="r2")
         assert shop.ledger.sweep("w1", 1, 5000).live_releases == "r1 r2"
-        shop.redis.delete(f"{PREFIX}w:w2")
-        shop.redis.hincrby(f"{PREFIX}g", "counted", -61_000)
+        shop.redis.delete(key_of(PREFIX, "worker", "w2"))
+        shop.redis.hincrby(key_of(PREFIX, "ledger"), "counted", -61_000)
         assert shop.ledger.sweep("w1", 2, 5000).live_releases == "r1"
 
     def test_a_worker_that_is_not_known_has_to_register(self, shop: Shop):
@@ -288,7 +297,7 @@ class TestDependents:
     """When D ends, those who wait for D are looked at before a run of D that came after them."""
 
     def test_a_dependent_goes_before_the_next_run_of_what_it_waits_for(self, shop: Shop):
-        shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}]}})
+        shop.install({"d": {"max_running": 1}, "j": {"max_running": 1, "depends_on": [{"job": "d"}]}})
         shop.come("d1", "d")
         assert shop.come("j1", "j") == "wait"
         assert shop.come("d2", "d") == "wait"
@@ -297,7 +306,7 @@ class TestDependents:
     @pytest.mark.parametrize("on", ["success", "idle"])
     def test_a_dependent_waits_for_every_run_that_came_before_it(self, shop: Shop, on: str):
         """Whoever asked for it: a waiting run of D counts as busy."""
-        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": on}]}})
+        shop.install({"d": {"max_running": 1}, "j": {"depends_on": [{"job": "d", "on": on}]}})
         shop.come("d1", "d")
         for id in ("d2", "d3"):
             assert shop.come(id, "d") == "wait"
@@ -308,7 +317,7 @@ class TestDependents:
         assert shop.end("d2", free=1) == ["j1"]
 
     def test_also_if_they_block_each_other(self, shop: Shop):
-        shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}], "blocks": ["d"]}})
+        shop.install({"d": {"max_running": 1}, "j": {"max_running": 1, "depends_on": [{"job": "d"}], "blocks": ["d"]}})
         shop.come("d1", "d")
         assert shop.come("j1", "j", priority=0) == "wait"
         assert shop.come("d2", "d", priority=3) == "wait"
@@ -317,7 +326,10 @@ class TestDependents:
 
     def test_those_that_pass_it_go_in_rank_order(self, shop: Shop):
         deps = [{"job": "d"}]
-        shop.install({"d": {"cap": 1}, "i": {"deps": deps}, "j": {"deps": deps}, "k": {"deps": deps}}, cap=1)
+        shop.install(
+            {"d": {"max_running": 1}, "i": {"depends_on": deps}, "j": {"depends_on": deps}, "k": {"depends_on": deps}},
+            cap=1,
+        )
         shop.come("d1", "d")
         for job, priority in (("i", 0), ("j", 2), ("k", 1)):
             assert shop.come(f"{job}1", job, priority=priority) == "wait"
@@ -325,7 +337,9 @@ class TestDependents:
         assert shop.end("d1", free=4) == ["j1"]
 
     def test_a_dependent_passes_only_the_job_it_waits_for(self, shop: Shop):
-        shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}]}, "other": {}}, cap=1)
+        shop.install(
+            {"d": {"max_running": 1}, "j": {"max_running": 1, "depends_on": [{"job": "d"}]}, "other": {}}, cap=1
+        )
         shop.come("d1", "d")
         assert shop.come("o1", "other") == "wait"
         assert shop.come("d2", "d") == "wait"
@@ -335,7 +349,7 @@ class TestDependents:
 
     def test_a_dependency_is_judged_once(self, shop: Shop):
         """Not again for a retry: D may run meanwhile."""
-        shop.install({"d": {"cap": 1}, "j": {"cap": 1, "deps": [{"job": "d"}]}})
+        shop.install({"d": {"max_running": 1}, "j": {"max_running": 1, "depends_on": [{"job": "d"}]}})
         shop.come("d1", "d")
         shop.end("d1")
         assert shop.come("j1", "j") == "start"
@@ -349,17 +363,17 @@ class TestDependents:
         ("finish", "failed", True), ("idle", "failed", True),
     ])  # fmt: skip
     def test_what_satisfies_a_dependency(self, shop: Shop, on: str, outcome: str, starts: bool):
-        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": on}]}})
+        shop.install({"d": {"max_running": 1}, "j": {"depends_on": [{"job": "d", "on": on}]}})
         shop.come("d1", "d")
         assert shop.come("j1", "j") == "wait"
         assert shop.end("d1", outcome) == (["j1"] if starts else [])
 
     def test_idle_needs_no_run(self, shop: Shop):
-        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": "idle"}]}})
+        shop.install({"d": {"max_running": 1}, "j": {"depends_on": [{"job": "d", "on": "idle"}]}})
         assert shop.come("j1", "j") == "start"
 
     def test_a_fresh_dependency_has_to_be_met_anew_for_every_run(self, shop: Shop):
-        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "fresh": True}]}})
+        shop.install({"d": {"max_running": 1}, "j": {"depends_on": [{"job": "d", "fresh": True}]}})
         shop.come("d1", "d")
         shop.end("d1")
         assert shop.come("j1", "j") == "start"
@@ -370,9 +384,9 @@ class TestDependents:
     def test_a_dependency_can_grow_too_old(self, shop: Shop):
         shop.install(
             {
-                "d": {"cap": 1},
-                "j": {"deps": [{"job": "d", "max_age_ms": 60_000}]},
-                "k": {"deps": [{"job": "d", "max_age_ms": -1}]},
+                "d": {"max_running": 1},
+                "j": {"depends_on": [{"job": "d", "max_age_ms": 60_000}]},
+                "k": {"depends_on": [{"job": "d", "max_age_ms": -1}]},
             }
         )
         shop.come("d1", "d")
@@ -381,7 +395,7 @@ class TestDependents:
         assert shop.come("k1", "k") == "wait"
 
     def test_retrying_is_busy(self, shop: Shop):
-        shop.install({"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": "idle"}]}})
+        shop.install({"d": {"max_running": 1}, "j": {"depends_on": [{"job": "d", "on": "idle"}]}})
         shop.come("d1", "d")
         shop.end("d1", "retry")
         assert shop.come("j1", "j") == "wait"
@@ -399,24 +413,24 @@ class TestBarging:
         assert shop.end("k1", free=2) == ["y1"]
 
     def test_a_run_that_waits_for_a_dependency_bars_nobody(self, shop: Shop):
-        shop.install({"d": {"cap": 1}, "k": {"blocks": ["x"], "deps": [{"job": "d"}]}, "x": {}})
+        shop.install({"d": {"max_running": 1}, "k": {"blocks": ["x"], "depends_on": [{"job": "d"}]}, "x": {}})
         assert shop.come("k1", "k", priority=3) == "wait"
         assert shop.come("x1", "x", priority=0) == "start"
 
     def test_another_key_is_not_barred(self, shop: Shop):
-        shop.install({"t": {"cap": 1, "keyed": True}})
+        shop.install({"t": {"max_running": 1, "keyed": True}})
         assert shop.come("a1", "t", key="a") == "start"
         assert shop.come("a2", "t", key="a") == "wait"
         assert shop.come("b1", "t", key="b") == "start"
 
     def test_a_job_at_its_cap_does_not_bar_the_global_room(self, shop: Shop):
-        shop.install({"one": {"cap": 1}, "other": {}}, cap=3)
+        shop.install({"one": {"max_running": 1}, "other": {}}, cap=3)
         assert shop.come("a", "one") == "start"
         assert shop.come("b", "one") == "wait"
         assert shop.come("c", "other") == "start"
 
     def test_waiting_runs_start_in_rank_order(self, shop: Shop):
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         shop.come("first", "one")
         for priority, id in [(0, "low"), (1, "normal"), (3, "critical"), (2, "high"), (3, "critical2")]:
             assert shop.come(id, "one", priority=priority) == "wait"
@@ -432,7 +446,7 @@ class TestGroups:
     def test_of_jobs_of_one_group_one_runs_at_a_time_in_rank_order(self, shop: Shop, how: str):
         names = ["a", "b", "c", "d"]
         shop.install({n: {"exclusive": ["g"]} if how == "exclusive" else {"blocks": [*{*names} - {n}]} for n in names})
-        assert shop.redis.hvals(f"{shop.ledger.prefix}groups") == ["4"]
+        assert shop.redis.hvals(key_of(shop.ledger.prefix, "groups")) == ["4"]
         assert shop.come("a1", "a") == "start"
         for id, job, priority in [("b1", "b", 1), ("c1", "c", 0), ("d1", "d", 2), ("b2", "b", 1)]:
             assert shop.come(id, job, priority=priority) == "wait"
@@ -472,7 +486,7 @@ class TestHandingOver:
         assert shop.turn(free=0).grants == []
 
     def test_a_run_whose_queue_nobody_serves_waits_and_holds_no_room(self, shop: Shop):
-        shop.install({"x": {"cap": 1}})
+        shop.install({"x": {"max_running": 1}})
         shop.come("x1", "x")
         elsewhere = Arrival("x2", 0, "x", "", 1, "", None, "nobody", "", b"m")
         assert shop.turn(come=[elsewhere]).answers[0].what == "wait"
@@ -482,11 +496,11 @@ class TestHandingOver:
         assert [grant.id for grant in shop.ledger.sweep("w1", 1, 5000).grants] == ["x2"]
 
     def test_runs_of_a_release_without_the_job_are_not_started_there(self, shop: Shop):
-        shop.install({"x": {"cap": 1}})
+        shop.install({"x": {"max_running": 1}})
         shop.come("x1", "x")
         shop.come("x2", "x")
         shop.jobs = ()
-        shop.document = json.dumps({"cap": None, "jobs": {}})
+        shop.document = json.dumps({"max_running": None, "jobs": {}})
         shop.register("old", release="r0")
         shop.number += 1
         turn = shop.ledger.turn("old", shop.number, "enforce", 4, [], [])
@@ -513,7 +527,7 @@ class TestTheLedgerIsNotForEverybody:
     @pytest.mark.parametrize("schema", [0, keys.SCHEMA + 2])
     def test_a_layout_from_another_time_is_refused(self, shop: Shop, schema: int):
         shop.install({"x": {}})
-        shop.redis.hset(f"{PREFIX}g", "schema", schema)
+        shop.redis.hset(key_of(PREFIX, "ledger"), "schema", schema)
         with pytest.raises(LedgerRefused, match="data layout"):
             shop.ledger.check("shop")
         with pytest.raises(LedgerRefused, match="data layout"):
@@ -521,17 +535,17 @@ class TestTheLedgerIsNotForEverybody:
 
     def test_the_next_layout_works_beside_ours(self, shop: Shop):
         shop.install({"x": {}})
-        shop.redis.hset(f"{PREFIX}g", "schema", keys.SCHEMA + 1)
+        shop.redis.hset(key_of(PREFIX, "ledger"), "schema", keys.SCHEMA + 1)
         shop.ledger.check("shop")
         shop.register("w9")
-        assert shop.redis.hget(f"{PREFIX}g", "schema") == str(keys.SCHEMA + 1)
+        assert shop.redis.hget(key_of(PREFIX, "ledger"), "schema") == str(keys.SCHEMA + 1)
 
     def test_a_worker_that_is_not_registered_is_told_so(self, shop: Shop):
         shop.install({"x": {}})
         with pytest.raises(UnknownWorker):
             shop.ledger.turn("nobody", 1, "enforce", 0, [], [])
         with pytest.raises(UnknownWorker):
-            shop.ledger.beat("nobody", 1000, [])
+            shop.ledger.heartbeat("nobody", 1000, [])
 
     def test_a_job_without_policy_is_told_apart(self, shop: Shop):
         shop.install({"x": {}})
@@ -546,7 +560,7 @@ class TestTrouble:
 
     def test_a_redis_that_is_down_is_unavailable_and_comes_back(self, redis_factory: Callable[..., RedisServer]):
         shop = Shop(redis_factory(appendonly=True))
-        shop.install({"x": {"cap": 1}})
+        shop.install({"x": {"max_running": 1}})
         assert shop.come("a", "x") == "start"
         shop.server.kill()
         with pytest.raises(LedgerUnavailable):
@@ -558,48 +572,48 @@ class TestTrouble:
 
 class TestPoliciesChange:
     def test_a_job_loses_its_keys_while_runs_wait_and_run(self, shop: Shop):
-        shop.install({"t": {"cap": 1, "keyed": True}})
+        shop.install({"t": {"max_running": 1, "keyed": True}})
         for id, key in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")]:
             shop.come(id, "t", key=key)
-        shop.install({"t": {"cap": 1, "keyed": False}}, release="r1")
+        shop.install({"t": {"max_running": 1, "keyed": False}}, release="r1")
         assert shop.end("a1", free=4) == []  # b1 still runs, and now they count together
         assert shop.end("b1", free=4) == ["a2"]
         assert shop.end("a2", free=4) == ["b2"]
         assert shop.end("b2", free=4) == []
-        assert shop.redis.keys(f"{PREFIX}n:*") == []
+        assert shop.redis.keys(key_of(PREFIX, "room", "*")) == []
 
     def test_a_job_gets_keys_while_runs_wait_and_run(self, shop: Shop):
-        shop.install({"t": {"cap": 1}})
+        shop.install({"t": {"max_running": 1}})
         shop.come("x1", "t")
         shop.come("x2", "t")
-        shop.install({"t": {"cap": 1, "keyed": True}})
+        shop.install({"t": {"max_running": 1, "keyed": True}})
         assert shop.come("a1", "t", key="a") == "start"
         assert shop.end("x1") == ["x2"]
         shop.end("x2")
         shop.end("a1")
-        assert shop.redis.keys(f"{PREFIX}n:*") == []
+        assert shop.redis.keys(key_of(PREFIX, "room", "*")) == []
 
     def test_a_larger_cap_lets_waiting_runs_go(self, shop: Shop):
-        shop.install({"t": {"cap": 1}})
+        shop.install({"t": {"max_running": 1}})
         for id in ("a", "b", "c"):
             shop.come(id, "t")
-        shop.install({"t": {"cap": 3}})
+        shop.install({"t": {"max_running": 3}})
         assert {grant.id for grant in shop.ledger.sweep("w1", 1, 5000).grants} == {"b", "c"}
 
     def test_jobs_that_nobody_defines_go_away_when_their_runs_are_over(self, shop: Shop):
         shop.install({"old": {}, "older": {}, "new": {}})
         shop.come("a", "old")
         shop.install({"new": {}}, release="r1")
-        assert shop.redis.smembers(f"{PREFIX}jobs") == {"old", "new"}
+        assert shop.redis.smembers(key_of(PREFIX, "jobs")) == {"old", "new"}
         shop.end("a")
         shop.install({"new": {}}, release="r1")
-        assert shop.redis.smembers(f"{PREFIX}jobs") == {"new"}
-        assert shop.redis.keys(f"{PREFIX}j:*") == [f"{PREFIX}j:new"]
+        assert shop.redis.smembers(key_of(PREFIX, "jobs")) == {"new"}
+        assert shop.redis.keys(key_of(PREFIX, "job", "*")) == [key_of(PREFIX, "job", "new")]
 
     def test_an_install_for_other_releases_than_live_ones_changes_nothing(self, shop: Shop):
-        shop.install({"t": {"cap": 1}})
-        assert not shop.ledger.install("r7", 5, {})
-        assert shop.redis.smembers(f"{PREFIX}jobs") == {"t"}
+        shop.install({"t": {"max_running": 1}})
+        assert not shop.ledger.install_policies("r7", 5, {})
+        assert shop.redis.smembers(key_of(PREFIX, "jobs")) == {"t"}
 
 
 def test_the_ledger_clock_does_not_count_time_that_redis_was_away(shop: Shop):
@@ -607,14 +621,14 @@ def test_the_ledger_clock_does_not_count_time_that_redis_was_away(shop: Shop):
     shop.install({"x": {}})
     shop.register("w2")
     shop.ledger.sweep("w1", 1, 5000)
-    before = int(shop.redis.hget(f"{PREFIX}g", "clk"))
-    shop.redis.hincrby(f"{PREFIX}g", "swept", -3_600_000)
+    before = int(shop.redis.hget(key_of(PREFIX, "ledger"), "clock"))
+    shop.redis.hincrby(key_of(PREFIX, "ledger"), "swept", -3_600_000)
     shop.ledger.sweep("w1", 2, 5000)
-    assert int(shop.redis.hget(f"{PREFIX}g", "clk")) - before == 10_000
-    shop.redis.hincrby(f"{PREFIX}g", "swept", 7_200_000)
+    assert int(shop.redis.hget(key_of(PREFIX, "ledger"), "clock")) - before == 10_000
+    shop.redis.hincrby(key_of(PREFIX, "ledger"), "swept", 7_200_000)
     shop.ledger.sweep("w1", 3, 5000)
-    assert int(shop.redis.hget(f"{PREFIX}g", "clk")) - before == 10_000
-    assert shop.redis.zcard(f"{PREFIX}ws") == 2
+    assert int(shop.redis.hget(key_of(PREFIX, "ledger"), "clock")) - before == 10_000
+    assert shop.redis.zcard(key_of(PREFIX, "leases")) == 2
 
 
 class TestAttemptsThatCameEarly:
@@ -626,21 +640,21 @@ class TestAttemptsThatCameEarly:
         shop.document = json.dumps(document)
         shop.register("w1", release="r2")
         merged = releases.merged([shop.document])
-        assert shop.ledger.install("r2", merged.cap, merged.jobs)
+        assert shop.ledger.install_policies("r2", merged.cap, merged.jobs)
 
     def test_a_replacement_whose_job_is_gone_becomes_a_dead_letter(self, shop: Shop):
-        shop.install({"a": {"cap": 1}, "b": {}})
+        shop.install({"a": {"max_running": 1}, "b": {}})
         assert shop.come("r", "a") == "start"
         assert shop.come("r", "b", attempt=1 << 20) == "wait"
         self.install_other(shop, lambda jobs: jobs.pop("b"))
         shop.end("r", "ignored", free=0)
         assert shop.come("r2", "a") == "start"
-        assert shop.ledger.ending("r")[0] == "unregistered"
-        shop.ledger.finish([("r", 1 << 20)])
-        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("b", 0, 10)] == ["r"]
+        assert shop.ledger.pending_end("r")[0] == "unregistered"
+        shop.ledger.confirm_end([("r", 1 << 20)])
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("b", 0, 10)] == ["r"]
 
     def test_a_retry_of_a_job_that_lost_its_keys_is_not_lost_with_them(self, shop: Shop):
-        shop.install({"a": {"cap": 1, "keyed": True}})
+        shop.install({"a": {"max_running": 1, "keyed": True}})
         assert shop.come("r", "a", key="t1") == "start"
         assert shop.come("r", "a", key="t1", attempt=1) == "wait"
         self.install_other(shop, lambda jobs: jobs["a"].update(keyed=False))
@@ -648,12 +662,12 @@ class TestAttemptsThatCameEarly:
         assert start.id == "r"
 
     def test_one_that_is_over_before_the_attempt_before_it_ends_the_run(self, shop: Shop):
-        shop.install({"a": {}, "j": {"deps": [{"job": "a", "on": "idle"}]}})
+        shop.install({"a": {}, "j": {"depends_on": [{"job": "a", "on": "idle"}]}})
         assert shop.come("r", "a") == "start"
-        shop.ledger.finish([("r", 1)])
+        shop.ledger.confirm_end([("r", 1)])
         shop.end("r", "retry", free=0)
         assert shop.come("j1", "j") == "start"
-        assert shop.redis.keys(f"{PREFIX}r:r") == []
+        assert shop.redis.keys(key_of(PREFIX, "run", "r")) == []
 
 
 class TestFailures:
@@ -662,7 +676,7 @@ class TestFailures:
         return shop.turn(ends={id: outcome})
 
     def test_a_job_is_disabled_by_so_many_failures_in_a_row(self, shop: Shop):
-        shop.install({"j": {"max_failures": 3}})
+        shop.install({"j": {"max_consecutive_failures": 3}})
         assert [self.fail(shop, f"r{n}").disabled for n in range(2)] == [[], []]
         [disabled] = self.fail(shop, "r2").disabled
         assert disabled.job == "j"
@@ -671,57 +685,57 @@ class TestFailures:
 
     @pytest.mark.parametrize("outcome", ["succeeded", "ignored", "rejected", "revoked", "returned", "retry"])
     def test_only_success_begins_anew(self, shop: Shop, outcome: str):
-        shop.install({"j": {"max_failures": 2}})
+        shop.install({"j": {"max_consecutive_failures": 2}})
         self.fail(shop, "r1")
         assert self.fail(shop, "r2", outcome).disabled == []
         assert bool(self.fail(shop, "r3").disabled) == (outcome != "succeeded")
 
     def test_what_runs_when_a_job_is_disabled_goes_on_and_may_fail_too(self, shop: Shop):
-        shop.install({"j": {"max_failures": 1}})
+        shop.install({"j": {"max_consecutive_failures": 1}})
         for id in ("r1", "r2"):
             assert shop.come(id, "j") == "start"
         assert len(shop.turn(ends={"r1": "failed"}).disabled) == 1
         assert shop.turn(ends={"r2": "failed"}).disabled == [], "once is enough"
 
     def test_enabling_lets_go_what_was_held_in_rank_order(self, shop: Shop):
-        shop.install({"j": {"cap": 1, "max_failures": 1}})
+        shop.install({"j": {"max_running": 1, "max_consecutive_failures": 1}})
         self.fail(shop, "r0")
         assert shop.come("low", "j", priority=0) == "wait"
         assert shop.come("high", "j", priority=2) == "wait"
-        grants = shop.ledger.switch("j", True, "me", "")
+        grants = shop.ledger.enable_or_disable("j", True, "me", "")
         assert [grant.id for grant in grants] == ["high"]
 
     def test_enabling_forgets_the_failures(self, shop: Shop):
-        shop.install({"j": {"max_failures": 2}})
+        shop.install({"j": {"max_consecutive_failures": 2}})
         self.fail(shop, "r1")
-        shop.ledger.switch("j", True, "me", "")
+        shop.ledger.enable_or_disable("j", True, "me", "")
         assert self.fail(shop, "r2").disabled == []
 
     def test_a_job_that_a_person_disabled_waits_and_bars_nobody(self, shop: Shop):
         shop.install({"j": {}, "k": {"blocks": ["j"]}})
-        assert shop.ledger.switch("j", False, "me", "a look at it") == []
+        assert shop.ledger.enable_or_disable("j", False, "me", "a look at it") == []
         assert shop.come("j1", "j") == "wait"
         assert shop.come("k1", "k") == "start"
 
     def test_a_job_that_nobody_brought_cannot_be_switched(self, shop: Shop):
         shop.install({"j": {}})
-        assert shop.ledger.switch("k", False, "me", "") is None
+        assert shop.ledger.enable_or_disable("k", False, "me", "") is None
 
     def test_nothing_starts_while_everything_is_paused(self, shop: Shop):
         shop.install({"j": {}})
-        shop.ledger.pause(True, "me", "")
+        shop.ledger.pause_or_resume(True, "me", "")
         assert [shop.come(id, "j") for id in ("r1", "r2")] == ["wait", "wait"]
-        assert sorted(grant.id for grant in shop.ledger.pause(False, "me", "")) == ["r1", "r2"]
+        assert sorted(grant.id for grant in shop.ledger.pause_or_resume(False, "me", "")) == ["r1", "r2"]
 
     def test_every_change_by_hand_is_written_down(self, shop: Shop):
-        shop.install({"j": {"max_failures": 1}})
+        shop.install({"j": {"max_consecutive_failures": 1}})
         self.fail(shop, "r1")
-        shop.ledger.switch("j", True, "me", "fixed")
-        shop.ledger.pause(True, "me", "night")
-        shop.ledger.pause(True, "you", "too")
+        shop.ledger.enable_or_disable("j", True, "me", "fixed")
+        shop.ledger.pause_or_resume(True, "me", "night")
+        shop.ledger.pause_or_resume(True, "you", "too")
         shop.come("r2", "j")
         shop.ledger.cancel_by_hand("me", "r2")
-        entries = [json.loads(one) for one in shop.ledger.audit(10)]
+        entries = [json.loads(one) for one in shop.ledger.read_audit(10)]
         assert [(one["who"], one["what"], one["about"]) for one in entries] == [
             ("me", "cancel", "r2"),
             ("you", "pause", ""),
@@ -734,7 +748,7 @@ class TestFailures:
 def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
     """Whatever either is made of: what ends one name in a key is part of none."""
     pairs = [(keys.encode_job(job), key) for job in TEXTS.values() for key in TEXTS.values()]
-    policy = {"cap": 1, "keyed": True}
+    policy = {"max_running": 1, "keyed": True}
     shop.install(dict.fromkeys(TEXTS.values(), policy))
     for job, key in pairs:
         assert shop.come(f"{job} {key} 1", job, key=key) == "start"
@@ -744,9 +758,10 @@ def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
         assert shop.end(f"{job} {key} 1") == [f"{job} {key} 2"]
         shop.end(f"{job} {key} 2")
     left = {key.removeprefix(PREFIX).partition(":")[0] for key in shop.redis.keys("*")}
-    kept = {"d", "g", "h", "j", "jobs", "live", "rel", "relseq", "rj", "slots", "sr", "w", "wn", "ws"}
-    statistics = {"t", "tm", "th"}  # if a minute or an hour was over meanwhile
-    assert left - statistics == {"installed", "names", "services", *kept}
+    kept = {"done", "ledger", "history", "job", "jobs", "live", "releases", "release_order", "release_jobs", "slots"}
+    kept |= {"release_slots", "worker", "worker_names", "leases", "installed", "ordered_names", "services"}
+    statistics = {"totals", "minutes", "hours"}  # if a minute or an hour was over meanwhile
+    assert left - statistics == kept
 
 
 class TestDeadLetters:
@@ -756,67 +771,67 @@ class TestDeadLetters:
             shop.end(id, "failed")
 
     def test_a_requeued_one_is_a_run_again_and_only_once(self, shop: Shop):
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         self.bury(shop, "a")
         assert shop.come("a", "one") == "drop", "a copy of its message does not revive it"
         first = shop.ledger.requeue("me", "a", "a", 0, b"again")
         assert (first[0], shop.ledger.requeue("me", "a", "a", 0, b"again")) == ("ok", ("none", []))
-        assert shop.ledger.granted(first[1][0]) == ("q", b"again")
+        assert shop.ledger.read_granted(first[1][0]) == ("q", b"again")
 
     def test_one_whose_task_id_is_published_again_stays_and_can_be_requeued(self, shop: Shop):
         """Even when the done-marker is gone."""
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         self.bury(shop, "a", "b")
-        shop.redis.delete(f"{PREFIX}d:a")
+        shop.redis.delete(key_of(PREFIX, "done", "a"))
         assert shop.turn(come=[arrival("a", "one", publication="2")]).answers[0].run == "a~2"
         assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("ok", [])
-        assert len(shop.ledger.letters("one", 0, 10)) == 1
+        assert len(shop.ledger.list_dead_letters("one", 0, 10)) == 1
 
     def test_one_whose_id_has_a_run_stays(self, shop: Shop):
         """In a new epoch a worker may claim a run that the ledger knows as a dead letter only."""
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         self.bury(shop, "a")
-        shop.redis.delete(f"{PREFIX}d:a")
+        shop.redis.delete(key_of(PREFIX, "done", "a"))
         epoch = shop.register("w1").epoch
-        assert shop.ledger.claim("w1", epoch, [], [Claim(arrival("a", "one"), "7")]).answers == ["ok"]
+        assert shop.ledger.claim_runs("w1", epoch, [], [Claim(arrival("a", "one"), "7")]).answers == ["ok"]
         assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("exists", [])
 
     def test_they_are_bounded_in_number_and_age(self, shop: Shop):
-        shop.install({"one": {"cap": 1}})
-        shop.redis.hset(f"{PREFIX}g", mapping={"letters": 3})
+        shop.install({"one": {"max_running": 1}})
+        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"letters": 3})
         self.bury(shop, *"abcde")
-        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("one", 0, 10)] == ["e", "d", "c"]
-        shop.redis.hset(f"{PREFIX}g", mapping={"letters_ms": 0})
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["e", "d", "c"]
+        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"letters_ms": 0})
         shop.ledger.sweep("w1", 77, 5000)
-        assert shop.ledger.letters(None, 0, 10) == []
-        assert not list(shop.redis.scan_iter(f"{PREFIX}dl:*"))
-        assert not shop.redis.exists(f"{PREFIX}dj:one")
+        assert shop.ledger.list_dead_letters(None, 0, 10) == []
+        assert not list(shop.redis.scan_iter(key_of(PREFIX, "dead_letter", "*")))
+        assert not shop.redis.exists(key_of(PREFIX, "job_dead_letters", "one"))
 
     def test_history_is_bounded(self, shop: Shop):
-        shop.install({"one": {"cap": 1}})
-        shop.redis.hset(f"{PREFIX}g", mapping={"history": 5})
+        shop.install({"one": {"max_running": 1}})
+        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"history": 5})
         for number in range(20):
             assert shop.come(f"run{number}", "one") == "start"
             shop.end(f"run{number}")
-        found = [json.loads(one)[0] for one in shop.ledger.history("one", 100) or ()]
+        found = [HistoryLine.read(one).id for one in shop.ledger.read_history("one", 100) or ()]
         assert found == [f"run{number}" for number in range(19, 14, -1)]
-        assert shop.redis.llen(f"{PREFIX}h:one") <= 6
-        assert shop.ledger.history("two", 10) is None
+        assert shop.redis.llen(key_of(PREFIX, "history", "one")) <= 6
+        assert shop.ledger.read_history("two", 10) is None
 
 
 class TestRelease:
     def test_what_was_not_published_is_given_out_again(self, shop: Shop):
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         shop.come("a", "one")
         for id in ("b", "c"):
             assert shop.come(id, "one") == "wait"
-        which, part = shop.ledger.release("me", 1)
-        assert part == shop.ledger.release("me", 1, which)[1] == [("b", "q", b"b")]
-        assert (shop.ledger.released(["b"]), shop.ledger.released(["b"])) == (1, 0)
-        assert shop.ledger.release("me", 1, which)[1] == [("c", "q", b"c")]
+        which, part = shop.ledger.release_waiting("me", 1)
+        assert part == shop.ledger.release_waiting("me", 1, which)[1] == [("b", "q", b"b")]
+        assert (shop.ledger.confirm_released(["b"]), shop.ledger.confirm_released(["b"])) == (1, 0)
+        assert shop.ledger.release_waiting("me", 1, which)[1] == [("c", "q", b"c")]
         assert shop.come("c", "one") == "wait", "a gate that is still there decides again"
-        assert shop.ledger.release("me", 1, which)[1] == [], "it came later"
-        assert shop.ledger.released(["c"]) == 0, "it is the gate's again"
+        assert shop.ledger.release_waiting("me", 1, which)[1] == [], "it came later"
+        assert shop.ledger.confirm_released(["c"]) == 0, "it is the gate's again"
         assert shop.end("a") == ["c"]
 
 
@@ -824,10 +839,10 @@ class TestNotes:
     """Progress, and that the time of a run is over: of this very start, or of none."""
 
     def noted(self, shop: Shop, id: str = "a") -> dict[str, Any]:
-        return next(run for run in shop.ledger.status(10, 10)["running"] if run["id"] == id)
+        return next(run for run in shop.ledger.read_status(10, 10)["running"] if run["id"] == id)
 
     def start(self, shop: Shop) -> str:
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         assert shop.come("a", "one") == "start"
         return shop.fences["a"]
 
@@ -837,49 +852,49 @@ class TestNotes:
 
     def test_they_are_of_the_current_start_only(self, shop: Shop):
         old = self.start(shop)
-        assert shop.ledger.progress([("a", old, '{"done":1}')]) == 1
-        assert shop.ledger.over(Over("a", old, "late", failed=False))
+        assert shop.ledger.record_progress([("a", old, '{"done":1}')]) == 1
+        assert shop.ledger.time_out(TimedOut("a", old, "late", failed=False))
         assert self.noted(shop)["progress"]["what"] == '{"done":1}'
         assert self.noted(shop)["over"]["what"] == "late"
         new = self.again(shop)
         assert not {"progress", "over"} & self.noted(shop).keys()
-        assert shop.ledger.progress([("a", old, "{}")]) == 0
-        assert not shop.ledger.over(Over("a", old, "late", failed=True))
+        assert shop.ledger.record_progress([("a", old, "{}")]) == 0
+        assert not shop.ledger.time_out(TimedOut("a", old, "late", failed=True))
         assert not {"progress", "over"} & self.noted(shop).keys()
-        assert shop.ledger.progress([("a", new, "{}"), ("gone", new, "{}"), ("a", "x", "{}")]) == 1
+        assert shop.ledger.record_progress([("a", new, "{}"), ("gone", new, "{}"), ("a", "x", "{}")]) == 1
 
     def test_they_are_of_bounded_size(self, shop: Shop):
         fence = self.start(shop)
-        assert shop.ledger.progress([("a", fence, "x" * keys.LONGEST_PROGRESS)]) == 1
-        assert shop.ledger.progress([("a", fence, "x" * (keys.LONGEST_PROGRESS + 1))]) == 0
+        assert shop.ledger.record_progress([("a", fence, "x" * keys.LONGEST_PROGRESS)]) == 1
+        assert shop.ledger.record_progress([("a", fence, "x" * (keys.LONGEST_PROGRESS + 1))]) == 0
 
     def test_they_go_with_the_run(self, shop: Shop):
         fence = self.start(shop)
-        shop.ledger.progress([("a", fence, "{}")])
-        shop.ledger.over(Over("a", fence, "late", failed=True))
+        shop.ledger.record_progress([("a", fence, "{}")])
+        shop.ledger.time_out(TimedOut("a", fence, "late", failed=True))
         shop.end("a", "failed")
-        assert shop.redis.keys(f"{PREFIX}r:*") == []
-        assert shop.ledger.progress([("a", fence, "{}")]) == 0
-        assert not shop.ledger.over(Over("a", fence, "late", failed=True))
+        assert shop.redis.keys(key_of(PREFIX, "run", "*")) == []
+        assert shop.ledger.record_progress([("a", fence, "{}")]) == 0
+        assert not shop.ledger.time_out(TimedOut("a", fence, "late", failed=True))
 
     def test_a_run_that_celery_knows_failed_is_not_recovered(self, shop: Shop):
         """Its worker died while its code went on. It fails once, and the next one has its room."""
         fence = self.start(shop)
-        shop.ledger.over(Over("a", fence, "too late", failed=True))
+        shop.ledger.time_out(TimedOut("a", fence, "too late", failed=True))
         assert shop.come("b", "one") == "wait"
         shop.register("w2")
-        shop.redis.zadd(f"{PREFIX}ws", {"w1": -1})
+        shop.redis.zadd(key_of(PREFIX, "leases"), {"w1": -1})
         sweep = shop.ledger.sweep("w2", 1, 5000)
         assert (sweep.dead_workers, sweep.recovered, sweep.endings) == (["w1@host"], 0, [])
         assert [grant.id for grant in sweep.grants] == ["b"]
-        [job] = shop.ledger.status(10, 10)["jobs"]
-        assert (job["fails"], job["err"], job["succeeded"], job["busy"]) == (1, "too late", False, 0)
+        [job] = shop.ledger.read_status(10, 10)["jobs"]
+        assert (job["failures"], job["last_error"], job["succeeded"], job["busy"]) == (1, "too late", False, 0)
         shop.register("w1")
         assert shop.come("a", "one") == "drop"
 
     def test_one_whose_message_was_to_go_back_is_recovered(self, shop: Shop):
         fence = self.start(shop)
-        shop.ledger.over(Over("a", fence, "too late", failed=False))
+        shop.ledger.time_out(TimedOut("a", fence, "too late", failed=False))
         self.again(shop)
 
 
@@ -888,11 +903,13 @@ class TestInspect:
 
     @pytest.fixture
     def shop(self, shop: Shop) -> Shop:
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         assert shop.come("running", "one") == "start"
         return shop
 
-    def told(self, shop: Shop, *workers: str, which: str = "wait", ids: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    def told(
+        self, shop: Shop, *workers: str, which: str = "waiting", ids: tuple[str, ...] = ()
+    ) -> dict[str, list[str]]:
         """What each of them reports."""
         return {w: [run.id for run in shop.ledger.inspect(w, which, 100, 1000, 1000, ids)] for w in workers}
 
@@ -915,7 +932,7 @@ class TestInspect:
         shop.register("w2")
         shop.ledger.drain("w1")
         assert self.told(shop, "w1", "w2") == {"w1": [], "w2": ["a"]}
-        shop.redis.hset(f"{PREFIX}w:w2", "beat", 1)
+        shop.redis.hset(key_of(PREFIX, "worker", "w2"), "beat", 1)
         assert self.told(shop, "w1", "w2") == {"w1": ["a"], "w2": []}, "the last that lives, though it stops"
         shop.ledger.leave("w1")
         shop.register("w2")
@@ -926,13 +943,15 @@ class TestInspect:
         shop.turn(come=[replace(arrival("later", "one"), eta_ms=at)])
         self.wait(shop, "now")
         assert shop.ledger.inspect("w1", "later", 100, 1000, 1000) == [Waiting("later", "one", "later", at, b"later")]
-        assert shop.ledger.inspect("w1", "wait", 100, 1000, 1000) == [Waiting("now", "one", "waiting", None, b"now")]
+        assert shop.ledger.inspect("w1", "waiting", 100, 1000, 1000) == [Waiting("now", "one", "waiting", None, b"now")]
         assert self.told(shop, "w1", which="ids", ids=("later", "now")) == {"w1": ["later", "now"]}
 
     def test_the_answer_is_bounded(self, shop: Shop) -> None:
         for n in range(5):
             self.wait(shop, f"run{n}")
-        found = shop.ledger.inspect("w1", "wait", 3, 1000, 2)
+        found = shop.ledger.inspect("w1", "waiting", 3, 1000, 2)
         assert [(run.id, run.message) for run in found] == [("run0", b"ru"), ("run1", b"ru"), ("run2", b"ru")]
         assert len(shop.ledger.inspect("w1", "ids", 3, 1000, 2, [f"run{n}" for n in range(5)])) == 3
-        assert {run.message for run in shop.ledger.inspect("w1", "wait", 5, 3, 2)} == {b""}, "larger than may be read"
+        assert {run.message for run in shop.ledger.inspect("w1", "waiting", 5, 3, 2)} == {b""}, (
+            "larger than may be read"
+        )

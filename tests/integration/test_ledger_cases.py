@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Outcome
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate.history.records import read_ended
 from support.ledger import PREFIX, Case, arrival
 
@@ -53,56 +54,56 @@ class TestAlone:
         case.register("w3")
         assert [start.id for start in case.turn(worker="w3", free=8).starts] == ["bad"]
         case.turn(worker="w2", ends={"long": "succeeded"})
-        assert not case.redis.hexists(f"{PREFIX}w:w2", "alone")
+        assert not case.redis.hexists(key_of(PREFIX, "worker", "w2"), "alone")
 
 
 def test_in_a_pause_only_forced_runs_start_whoever_depends_on_what(case: Case):
-    case.install({"first": {"cap": 1}, "second": {"deps": [{"job": "first"}], "cap": 1}})
+    case.install({"first": {"max_running": 1}, "second": {"depends_on": [{"job": "first"}], "max_running": 1}})
     assert case.come("a", "first") == "start"
     assert case.come("b", "second") == "wait"
-    case.ledger.pause(True, "me", "")
+    case.ledger.pause_or_resume(True, "me", "")
     assert case.come("forced", "first", priority=4) == "wait"
     assert [start.id for start in case.turn(ends={"a": "succeeded"}, free=4).starts] == ["forced"]
 
 
 class TestRelease:
     def test_what_nobody_published_is_the_gates_again(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         case.come("a", "one")
         case.come("b", "one")
-        assert [id for id, _, _ in case.ledger.release("me", 10)[1]] == ["b"]
+        assert [id for id, _, _ in case.ledger.release_waiting("me", 10)[1]] == ["b"]
         case.end("a")
         case.redis.eval(  # it was let out more than a minute ago
-            "local t = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 's'))}; t[18] = t[18] - 61000;"
-            "redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(t, 1, 23)))",
+            "local r = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'record')); r.since = r.since - 61000;"
+            "redis.call('HSET', KEYS[1], 'record', cmsgpack.pack(r))",
             1,
-            f"{PREFIX}r:b",
+            key_of(PREFIX, "run", "b"),
         )
         assert [grant.id for grant in case.sweep().grants] == ["b"]
-        assert not case.redis.exists(f"{PREFIX}released")
+        assert not case.redis.exists(key_of(PREFIX, "released"))
 
     def test_a_run_with_a_time_that_nobody_published_waits_for_its_time(self, case: Case):
         case.install({"one": {}})
         case.turn(come=[arrival("a", "one", eta_ms=10**14)])
-        assert [id for id, _, _ in case.ledger.release("me", 10)[1]] == ["a"]
+        assert [id for id, _, _ in case.ledger.release_waiting("me", 10)[1]] == ["a"]
         case.redis.eval(
-            "local t = {cmsgpack.unpack(redis.call('HGET', KEYS[1], 's'))}; t[18] = t[18] - 61000;"
-            "redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(t, 1, 23)))",
+            "local r = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'record')); r.since = r.since - 61000;"
+            "redis.call('HSET', KEYS[1], 'record', cmsgpack.pack(r))",
             1,
-            f"{PREFIX}r:a",
+            key_of(PREFIX, "run", "a"),
         )
         assert case.sweep().grants == []
-        assert case.redis.zcard(f"{PREFIX}later") == 1
+        assert case.redis.zcard(key_of(PREFIX, "later")) == 1
         assert case.turn(free=1).starts == []
 
     def test_what_is_over_meanwhile_keeps_nobody_in(self, case: Case):
-        case.install({"one": {"cap": 1}})
+        case.install({"one": {"max_running": 1}})
         for id in "abc":
             case.come(id, "one")
-        which, part = case.ledger.release("me", 1)
+        which, part = case.ledger.release_waiting("me", 1)
         assert [id for id, _, _ in part] == ["b"]
-        case.ledger.finish([("b", 0)])  # its message arrived, and was revoked
-        assert [id for id, _, _ in case.ledger.release("me", 1, which)[1]] == ["c"]
+        case.ledger.confirm_end([("b", 0)])  # its message arrived, and was revoked
+        assert [id for id, _, _ in case.ledger.release_waiting("me", 1, which)[1]] == ["c"]
 
 
 class TestReleases:
@@ -118,11 +119,11 @@ class TestReleases:
         case.end("x", "failed")
         self.other_release(case, {"kept": {}})
         assert case.ledger.requeue("me", "x", "x", 0, b"x") == ("unknown", [])
-        assert len(case.ledger.letters(None, 0, 10)) == 1
+        assert len(case.ledger.list_dead_letters(None, 0, 10)) == 1
 
     def test_a_job_that_was_disabled_is_so_when_it_comes_back(self, case: Case):
         case.install({"one": {}})
-        case.ledger.switch("one", False, "me", "bad data")
+        case.ledger.enable_or_disable("one", False, "me", "bad data")
         self.other_release(case, {"other": {}})
         case.ledger.leave("w1")
         case.install({"one": {}}, release="r3")
@@ -134,47 +135,47 @@ class TestReleases:
         case.turn(worker="w2", come=[arrival("x", "old")])
         assert [ending.id for ending in case.dies("w2").endings] == ["x"]
         self.other_release(case, {"kept": {}})
-        assert case.ledger.finish([("x", 0)]) == []
-        assert [json.loads(info)["id"] for info, _ in case.ledger.letters("old", 0, 10)] == ["x"]
+        assert case.ledger.confirm_end([("x", 0)]) == []
+        assert [json.loads(info)["id"] for info, _ in case.ledger.list_dead_letters("old", 0, 10)] == ["x"]
 
     def test_a_job_that_failures_have_disabled_gets_the_probe_that_a_new_release_brings(self, case: Case):
-        case.install({"one": {"cap": 1, "max_failures": 1}})
+        case.install({"one": {"max_running": 1, "max_consecutive_failures": 1}})
         case.come("a", "one")
         case.end("a", "failed")
-        self.other_release(case, {"one": {"cap": 1, "max_failures": 1, "cool_down_ms": 1}})
-        assert case.redis.zscore(f"{PREFIX}cool", "one") is not None
+        self.other_release(case, {"one": {"max_running": 1, "max_consecutive_failures": 1, "cool_down_ms": 1}})
+        assert case.redis.zscore(key_of(PREFIX, "cooling"), "one") is not None
 
     def test_both_reasons_are_kept_where_a_person_disables_what_failures_had(self, case: Case):
-        case.install({"one": {"cap": 1, "max_failures": 1}})
+        case.install({"one": {"max_running": 1, "max_consecutive_failures": 1}})
         case.come("a", "one")
         case.end("a", "failed")
-        case.ledger.switch("one", False, "me", "a look at it")
+        case.ledger.enable_or_disable("one", False, "me", "a look at it")
         (job,) = case.status()["jobs"]
-        off = json.loads(job["off"])
+        off = json.loads(job["disabled"])
         assert (off["by"], off["why"]) == ("me", "a look at it")
         assert off["failures"].startswith("1 failures in a row")
 
 
 def test_the_retry_of_a_run_that_began_before_its_job_was_disabled_is_not_dropped(case: Case):
-    case.install({"one": {"cap": 2, "drop": True}})
+    case.install({"one": {"max_running": 2, "when_disabled": "drop"}})
     case.come("a", "one")
     case.end("a", "retry")
-    case.ledger.switch("one", False, "me", "")
+    case.ledger.enable_or_disable("one", False, "me", "")
     assert case.turn(come=[arrival("a", "one", attempt=1)]).endings == []
     assert [ending.id for ending in case.turn(come=[arrival("b", "one")]).endings] == ["b"]
 
 
 def test_a_dead_letter_knows_that_it_was_revoked_while_it_ran(case: Case):
-    case.install({"one": {"cap": 1}})
+    case.install({"one": {"max_running": 1}})
     case.come("a", "one")
     case.ledger.cancel("w1", 1, "revoked", ["a"])
     case.end("a", "failed")
-    assert [revoked for _, revoked in case.ledger.letters("one", 0, 10)] == [True]
+    assert [revoked for _, revoked in case.ledger.list_dead_letters("one", 0, 10)] == [True]
 
 
 class TestObserve:
     def test_runs_that_nobody_can_take_keep_no_other_from_going(self, case: Case):
-        case.install({"one": {"cap": 1}, "two": {"cap": 1}})
+        case.install({"one": {"max_running": 1}, "two": {"max_running": 1}})
         case.register("w2", queues=("unserved",))
         case.come("a", "one")
         for number in range(17):
@@ -185,18 +186,18 @@ class TestObserve:
         assert [start.id for start in case.observe([], free=4).starts] == ["c"]
 
     def test_what_is_recorded_does_not_grow_with_keys_and_reasons(self, case: Case):
-        case.install({"one": {"cap": 1, "keyed": True}})
+        case.install({"one": {"max_running": 1, "keyed": True}})
         for number in range(20):
             key = f"tenant{number}"
             case.observe([arrival(f"a{number}", "one", key=key), arrival(f"b{number}", "one", key=key)])
-            case.ledger.switch("one", False, "me", f"reason {number}")
+            case.ledger.enable_or_disable("one", False, "me", f"reason {number}")
             case.observe([arrival(f"c{number}", "one", key=f"{key}c")])
-            case.ledger.switch("one", True, "me", "")
-        assert case.redis.hlen(f"{PREFIX}ob:one") == 2
+            case.ledger.enable_or_disable("one", True, "me", "")
+        assert case.redis.hlen(key_of(PREFIX, "observed", "one")) == 2
 
 
 def test_a_retry_that_goes_on_elsewhere_is_no_run_that_ended_here(case: Case):
-    case.install({"one": {"cap": 1}})
+    case.install({"one": {"max_running": 1}})
     case.come("a", "one")
     case.end("a", "retry")
     case.come("a", "one", attempt=1)
@@ -206,7 +207,7 @@ def test_a_retry_that_goes_on_elsewhere_is_no_run_that_ended_here(case: Case):
 
 
 def test_a_retried_run_keeps_the_reason_that_it_first_waited_for(case: Case):
-    case.install({"other": {"blocks": ["job"]}, "job": {"cap": 1}})
+    case.install({"other": {"blocks": ["job"]}, "job": {"max_running": 1}})
     assert case.come("first", "other") == "start"
     assert case.come("run", "job") == "wait"
     assert [start.id for start in case.turn(ends={"first": "succeeded"}, free=1).starts] == ["run"]
@@ -216,7 +217,7 @@ def test_a_retried_run_keeps_the_reason_that_it_first_waited_for(case: Case):
     assert case.turn(come=[arrival("run", "job", attempt=1)]).answers[0].what == "wait"
     assert [start.id for start in case.turn(ends={"second": "succeeded"}, free=1).starts] == ["run"]
     case.turn(ends={"run": "succeeded"})
-    ended = read_ended("job", (case.ledger.history("job", 10) or [])[0])
+    ended = read_ended("job", (case.ledger.read_history("job", 10) or [])[0])
     assert (ended.id, ended.waited_for) == ("run", "other")
 
 
@@ -226,7 +227,7 @@ def test_how_long_a_run_took_is_how_long_its_code_ran_whenever_the_ledger_hears_
     told = Outcome("run", case.fences["run"], "succeeded", ran_ms=5000, ended=time.monotonic() - 60)
     case.number += 1
     case.ledger.turn("w1", case.number, "enforce", 0, [told], [])
-    [found] = case.ledger.history("job", 10) or []
+    [found] = case.ledger.read_history("job", 10) or []
     ended = read_ended("job", found)
     assert (ended.seconds, ended.waited_seconds) == (5, 0)
     [job] = case.status()["jobs"]
@@ -244,8 +245,8 @@ class TestAJobOnWhichAThousandDepend:
     def hub(self, case: Case) -> Case:
         """It runs, its dependents wait, and its next run does, too."""
         needs = {"job": "hub", "on": "finish"}
-        dependents = {f"d{number}": {"cap": 1, "deps": [needs]} for number in range(self.NUMBER)}
-        case.install({"hub": {"cap": 1}, "other": {"cap": 1}, **dependents})
+        dependents = {f"d{number}": {"max_running": 1, "depends_on": [needs]} for number in range(self.NUMBER)}
+        case.install({"hub": {"max_running": 1}, "other": {"max_running": 1}, **dependents})
         assert case.come("hub1", "hub") == "start"
         for number in range(self.NUMBER):
             assert case.come(f"run{number}", f"d{number}") == "wait"
@@ -266,7 +267,7 @@ class TestAJobOnWhichAThousandDepend:
             turn = hub.turn()
         counts.append(self.commands(hub))
         assert max(after - before for before, after in pairwise(counts)) < 6 * self.NUMBER
-        assert not hub.redis.exists(f"{PREFIX}unseen", f"{PREFIX}after")
+        assert not hub.redis.exists(key_of(PREFIX, "unseen_jobs"), key_of(PREFIX, "held_back_jobs"))
 
     def test_all_of_them_run_before_its_next_run(self, hub: Case):
         started: list[str] = []

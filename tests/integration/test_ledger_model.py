@@ -33,6 +33,7 @@ from celery_orchestration.ledger import (
     Outcome,
     Presence,
 )
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.ledger.scripts import script
 from celery_orchestration.operate.explain.chain import steps
 from celery_orchestration.operate.explain.root_cause import RootCauseFinder
@@ -54,29 +55,30 @@ FAR, FORCED = 10**14, 4
 OLD = 7_200_000
 LOOK = """
 local found = { runs = {}, jobs = {}, total = G.total }
-for _, key in ipairs(call('KEYS', P .. 'r:*')) do
-  local r = load_run(string.sub(key, #P + 3))
+for _, key in ipairs(call('KEYS', K.run('*'))) do
+  local r = load_run(string.sub(key, #K.run('') + 1))
   if r.fence then r.fence = int(r.fence) end
-  if r.gn then r.gn = int(r.gn) end
-  if r.behind then r.behind = load_run(r.id, 'x:').a end
+  if r.grant then r.grant = int(r.grant) end
+  if r.behind then r.behind = load_run(r.id, K.next_attempt).attempt end
   found.runs[#found.runs + 1] = r
 end
-for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
+for _, name in ipairs(call('SMEMBERS', K.jobs)) do
   local j = job(name)
-  found.jobs[#found.jobs + 1] = { name = name, n = j.n, busy = j.busy, w = j.w, wk = j.wk, blk = j.blk,
-    off = j.off ~= nil, probe = j.probe, sq = call('ZRANGE', P .. 'sq:' .. name, 0, -1) }
+  found.jobs[#found.jobs + 1] = { name = name, running = j.running, busy = j.busy, waiting = j.waiting,
+    blocked = j.blocked, disabled = j.disabled ~= nil, probe = j.probe,
+    scheduled = call('ZRANGE', K.scheduled(name), 0, -1) }
 end
 return cjson.encode(found)
 """
 
 #: All starts and ends so far were ARGV[1] milliseconds earlier, and the next sweep looks at all jobs.
 PASS = """
-for _, name in ipairs(call('SMEMBERS', P .. 'jobs')) do
+for _, name in ipairs(call('SMEMBERS', K.jobs)) do
   local j = job(name)
-  j.ended = j.ended and j.ended - 1000 * ARGV[1]
-  j.begun = j.begun and j.begun - 1000 * ARGV[1]
+  j.last_end = j.last_end and j.last_end - 1000 * ARGV[1]
+  j.last_start = j.last_start and j.last_start - 1000 * ARGV[1]
   j.dirty = true
-  call('SADD', P .. 'stale', name)
+  call('SADD', K.stale_jobs, name)
 end
 flush()
 """
@@ -134,20 +136,20 @@ def documents(jobs: dict[str, Job]) -> dict[str, Any]:
     found = {}
     for job in jobs.values():
         entry: dict[str, Any] = {
-            "cap": job.cap,
+            "max_running": job.cap,
             "keyed": job.keyed,
-            "conf": sorted(job.pairs),
+            "conflicts": sorted(job.pairs),
             "groups": sorted(job.groups),
-            "deps": [
+            "depends_on": [
                 {"job": dep.job, "on": dep.on, "max_age_ms": OLD // 2 if dep.ages else None, "fresh": dep.fresh}
                 for dep in job.deps
             ],
-            "depd": sorted(o.name for o in jobs.values() if any(dep.job == job.name for dep in o.deps)),
-            "crash": job.crash,
-            "recmax": job.max_recoveries,
-            "fmax": job.max_failures,
-            "cool": 3_600_000 if job.cools else None,
-            "drop": job.drop,
+            "dependents": sorted(o.name for o in jobs.values() if any(dep.job == job.name for dep in o.deps)),
+            "on_crash": job.crash,
+            "max_recoveries": job.max_recoveries,
+            "max_consecutive_failures": job.max_failures,
+            "cool_down_ms": 3_600_000 if job.cools else None,
+            "when_disabled": "drop" if job.drop else "hold",
         }
         found[job.name] = {**entry, "hash": json.dumps(entry)}
     return found
@@ -171,7 +173,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def registered(self, text: str) -> Any:
         """A script of the test's own, with the ledger's records."""
-        return self.redis.register_script(script("current").text.rpartition("-- uses:")[0] + text + "\nend)()")
+        return self.redis.register_script(script("holds_lease").text.rpartition("-- uses:")[0] + text + "\nend)()")
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
@@ -184,13 +186,13 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model = Model({n: Job(**{**vars(j), "deps": _sane(j)}) for n, j in jobs.items()}, cap)
         for index, queues in enumerate(SERVED):
             self.register(f"w{index}", queues, 2)
-        assert self.ledger.install("release", cap, documents(self.model.jobs))
+        assert self.ledger.install_policies("release", cap, documents(self.model.jobs))
 
     def entries(self) -> dict[str, str]:
         """A scheduler leads, and has an entry for each job: their generations."""
         self.term = self.ledger.lead("scheduler", "scheduler", 3_600_000, self.term).term
         adoptions = [Adoption(name, name, name, name, "", "code", None) for name in NAMES]
-        adopted = self.ledger.adopt(self.term, 1, adoptions) or []
+        adopted = self.ledger.adopt_entries(self.term, 1, adoptions) or []
         return {name: one.generation for name, one in zip(NAMES, adopted, strict=True)}
 
     def register(self, name: str, queues: tuple[str, ...], slots: int) -> None:
@@ -414,18 +416,18 @@ class LedgerMachine(RuleBasedStateMachine):
         granted = sorted(r.id for r in self.model.runs.values() if r.state == "granted")
         id = data.draw(st.sampled_from(granted))
         grant = Grant(id, self.grants[id][-1])
-        queue, message = self.ledger.granted(grant) or ("", b"")
+        queue, message = self.ledger.read_granted(grant) or ("", b"")
         assert (queue, message) == (self.model.runs[id].dest, self.message_of(id))
-        assert self.ledger.published([grant]) == self.ledger.published([grant]) == 1
+        assert self.ledger.confirm_published([grant]) == self.ledger.confirm_published([grant]) == 1
         self.model.runs[id].state = "queued"
         old = self.grants[id][0]
-        assert len(self.grants[id]) == 1 or self.ledger.granted(Grant(id, old)) is None
+        assert len(self.grants[id]) == 1 or self.ledger.read_granted(Grant(id, old)) is None
 
     @rule(data=st.data())
     @precondition(lambda self: len(self.model.workers) > 1)
     def worker_dies(self, data: st.DataObject) -> None:
         gone = data.draw(st.sampled_from(sorted(self.model.workers)))
-        self.redis.zadd(f"{PREFIX}ws", {gone: -1})
+        self.redis.zadd(key_of(PREFIX, "leases"), {gone: -1})
         del self.model.workers[gone]
         self.model.take_runs(gone, counted="worker")
         self.sweep()
@@ -452,7 +454,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(r.dest for r in self.model.runs.values()))
     def message_gets_lost(self, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(sorted(r.id for r in self.model.runs.values() if r.dest)))
-        self.redis.zadd(f"{PREFIX}gr", {id: -1})
+        self.redis.zadd(key_of(PREFIX, "deadlines"), {id: -1})
         run = self.model.runs[id]
         again = []
         if self.model.slots(self.model.destination(run)):
@@ -466,14 +468,14 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(r.state == "later" for r in self.model.runs.values()))
     def time_comes(self, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(sorted(r.id for r in self.model.runs.values() if r.state == "later")))
-        self.redis.zadd(f"{PREFIX}later", {id: 1})
+        self.redis.zadd(key_of(PREFIX, "later"), {id: 1})
         run = self.model.runs[id]
         self.model.come_due(run)
         self.sweep(endings=[id] if run.state == "ending" else None)
 
     @rule(name=st.sampled_from(NAMES), on=st.booleans())
     def somebody_switches(self, name: str, on: bool) -> None:
-        grants = self.ledger.switch(name, on, "somebody", "")
+        grants = self.ledger.enable_or_disable(name, on, "somebody", "")
         self.model.switch(name, on)
         granted, _, _ = self.model.hand_over([], None, 0)
         assert [grant.id for grant in grants] == granted
@@ -483,7 +485,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(past.cooling for past in self.model.past.values()))
     def job_has_cooled_down(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(n for n, past in self.model.past.items() if past.cooling)))
-        self.redis.zadd(f"{PREFIX}cool", {name: 1})
+        self.redis.zadd(key_of(PREFIX, "cooling"), {name: 1})
         self.model.cooled_down(name)
         self.sweep()
 
@@ -497,7 +499,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(paused=st.booleans())
     def somebody_pauses(self, paused: bool) -> None:
-        grants = self.ledger.pause(paused, "somebody", "")
+        grants = self.ledger.pause_or_resume(paused, "somebody", "")
         self.model.paused = paused
         granted, _, _ = self.model.hand_over([], None, 0)
         assert [grant.id for grant in grants] == granted
@@ -514,7 +516,7 @@ class LedgerMachine(RuleBasedStateMachine):
             ended = [run.id for run in self.model.runs.values() if id in (run.id, run.task)]
         ended = [one for one in ended if self.model.end_unstarted(one, how)]
         if how == "expired":
-            self.redis.zadd(f"{PREFIX}due", {id: 1})
+            self.redis.zadd(key_of(PREFIX, "expiring"), {id: 1})
             self.sweep(endings=[id])
             return
         self.numbers += 1
@@ -534,9 +536,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def finish(self, id: str) -> None:
         run = self.model.runs[id]
-        found = self.ledger.ending(id)
+        found = self.ledger.pending_end(id)
         assert found == (run.why, run.attempt, self.message_of(id))
-        grants = self.ledger.finish([(id, run.attempt)])
+        grants = self.ledger.confirm_end([(id, run.attempt)])
         self.model.forget(run, True)
         granted, _, _ = self.model.hand_over([], None, 0)
         assert [grant.id for grant in grants] == granted
@@ -548,13 +550,18 @@ class LedgerMachine(RuleBasedStateMachine):
         old = self.model.jobs
         self.model.jobs = {
             n: Job(
-                **{**vars(j), "deps": _sane(j), "keyed": old[n].keyed, "cap": j.cap or (1 if old[n].keyed else None)}
+                **{
+                    **vars(j),
+                    "deps": _sane(j),
+                    "keyed": old[n].keyed,
+                    "cap": j.cap or (1 if old[n].keyed else None),
+                }
             )
             for n, j in jobs.items()
         }
         self.model.cap = cap
         self.model.forget_first()
-        assert self.ledger.install("release", cap, documents(self.model.jobs))
+        assert self.ledger.install_policies("release", cap, documents(self.model.jobs))
         self.sweep()
 
     @rule(data=st.data())
@@ -600,28 +607,32 @@ class LedgerMachine(RuleBasedStateMachine):
         assert runs.keys() == self.model.runs.keys()
         for id, run in self.model.runs.items():
             theirs = runs[id]
-            assert (theirs["st"], theirs["job"], theirs["key"], theirs["a"]) == (
+            assert (theirs["state"], theirs["job"], theirs["key"], theirs["attempt"]) == (
                 run.state,
                 run.job,
                 run.key,
                 run.attempt,
             )
-            assert theirs.get("own") == run.worker
-            assert bool(theirs.get("al")) == run.alone
-            assert (theirs["sd"], theirs.get("dest"), theirs["rec"]) == (run.started, run.dest, run.recoveries)
+            assert theirs.get("worker") == run.worker
+            assert bool(theirs.get("alone")) == run.alone
+            assert (theirs["started"], theirs.get("destination"), theirs["recoveries"]) == (
+                run.started,
+                run.dest,
+                run.recoveries,
+            )
             assert theirs.get("behind") == (run.behind.attempt if run.behind else None)
-            assert bool(theirs.get("ent")) == run.scheduled
-            assert (theirs.get("tid") or id, theirs["pub"]) == (run.task, run.publication)
+            assert bool(theirs.get("entry")) == run.scheduled
+            assert (theirs.get("task_id") or id, theirs["publication"]) == (run.task, run.publication)
         for job in found["jobs"]:
             name = job["name"]
-            assert job["n"] == len(self.model.holding(name))
+            assert job["running"] == len(self.model.holding(name))
             assert job["busy"] == sum(r.job == name and r.started for r in self.model.runs.values())
-            assert job["w"] == sum(r.job == name for r in self.model.waiting())
-            assert job["blk"] == sum(bool(self.model.holding(other)) for other in self.model.jobs[name].pairs)
+            assert job["waiting"] == sum(r.job == name for r in self.model.waiting())
+            assert job["blocked"] == sum(bool(self.model.holding(other)) for other in self.model.jobs[name].pairs)
             first = {r.id for r in self.model.runs.values() if r.job == name and r.first}
-            assert set(job["sq"]) == first
+            assert set(job["scheduled"]) == first
             probe = self.model.disabled.get(name)
-            assert (job["off"], job.get("probe")) == (name in self.model.disabled, probe)
+            assert (job["disabled"], job.get("probe")) == (name in self.model.disabled, probe)
         assert found["total"] == self.model.room_taken_by_all()
 
     def drain(self) -> None:
@@ -637,14 +648,26 @@ class LedgerMachine(RuleBasedStateMachine):
         for worker in sorted(self.model.workers):
             self.ledger.leave(worker)
         left = {key.removeprefix(PREFIX) for key in self.redis.keys("*")}
-        kept = {"g", "jobs", "groups", "live", "rel", "relseq", "rj:release", "dead", "gone", "audit", "off", "decided"}
-        kept |= {"installed", *(f"j:{name}" for name in NAMES)}
-        kept |= {"services", "stopped", "lead", "leads", "entries", *(f"e:{name}" for name in NAMES)}
-        history = ("d:", "h:", "dl:", "dj:", "p:", "t:", "tm:", "th:")
-        further = {id for key in left if key.startswith("p:") for id in self.redis.smembers(f"{PREFIX}{key}")}
-        assert all(f"dl:{id}" in left for id in further), "of a task id that was published again only dead letters"
+        kept = {"ledger", "jobs", "groups", "live", "releases", "release_order", "release_jobs:release", "installed"}
+        kept |= {"dead_letters", "dead_workers", "audit", "disabled_jobs", "decided", "services", "stopped_releases"}
+        kept |= {"leader", "led_services", "entries"}
+        kept |= {f"{kind}:{name}" for kind in ("job", "entry") for name in NAMES}
+        history = (
+            "done:",
+            "history:",
+            "dead_letter:",
+            "job_dead_letters:",
+            "task_runs:",
+            "totals:",
+            "minutes:",
+            "hours:",
+        )
+        several = [key for key in left if key.startswith("task_runs:")]
+        further = {id for key in several for id in self.redis.smembers(f"{PREFIX}{key}")}
+        letters = [f"dead_letter:{id}" in left for id in further]
+        assert all(letters), "of a task id that was published again only dead letters"
         assert {key for key in left if not key.startswith(history)} <= kept
-        assert all(self.redis.ttl(f"{PREFIX}{key}") > 0 for key in left if key.startswith("d:"))
+        assert all(self.redis.ttl(f"{PREFIX}{key}") > 0 for key in left if key.startswith("done:"))
 
     def policies_allow_everything(self) -> None:
         """Dependencies on jobs that never run again are dropped; the rest has to come to an end by itself."""
@@ -653,7 +676,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.somebody_pauses(False)
         more = {"deps": (), "max_failures": None}
         self.model.jobs = {n: Job(**{**vars(j), **more}) for n, j in self.model.jobs.items()}
-        assert self.ledger.install("release", self.model.cap, documents(self.model.jobs))
+        assert self.ledger.install_policies("release", self.model.cap, documents(self.model.jobs))
         for index, queues in enumerate(SERVED):
             if f"w{index}" not in self.model.workers:
                 self.register(f"w{index}", queues, 2)
@@ -675,7 +698,7 @@ class LedgerMachine(RuleBasedStateMachine):
         elif run.state == "ending":
             return self.finish(run.id)
         elif run.state == "later":
-            self.redis.zadd(f"{PREFIX}later", {run.id: 1})
+            self.redis.zadd(key_of(PREFIX, "later"), {run.id: 1})
             self.model.come_due(run)
             return self.sweep()
         self.numbers += 1
@@ -771,7 +794,7 @@ class EpochMachine(LedgerMachine):
         elif what == "emptied":
             self.empty()
         if what != "emptied":
-            self.redis.hset(f"{PREFIX}g", "server", "another one")
+            self.redis.hset(key_of(PREFIX, "ledger"), "server", "another one")
             self.epoch_is_noticed(sorted(self.model.workers))
         self.model.closed = True
         told = {name: self.announce(worker, self.epochs[name]) for name, worker in sorted(workers.items())}
@@ -779,14 +802,14 @@ class EpochMachine(LedgerMachine):
             # What was kept may be of other policies.
             for run in self.model.runs.values():
                 run.first = run.first and self.model.has_dependents(run.job)
-            assert self.ledger.install("release", self.model.cap, documents(self.model.jobs))
+            assert self.ledger.install_policies("release", self.model.cap, documents(self.model.jobs))
             self.model.forget_first()
         for name in sorted(workers):
             self.claim(name, told[name], running[name])
         self.dead = sorted(self.model.workers.keys() - workers.keys())
         for name in self.dead:
             # In what was kept it was alive.
-            self.redis.zadd(f"{PREFIX}ws", {name: -1})
+            self.redis.zadd(key_of(PREFIX, "leases"), {name: -1})
             del self.model.workers[name]
             self.model.take_runs(name, counted="worker")
         self.sweep()
@@ -845,19 +868,19 @@ class EpochMachine(LedgerMachine):
             )
             for run in runs
         ]  # fmt: skip
-        found = self.ledger.claim(name, epoch, [], claims)
+        found = self.ledger.claim_runs(name, epoch, [], claims)
         back = self.model.return_all_but(name, {(run.id, run.publication) for run in runs})
         expected = [self.model.take_back(name, run) for run in runs]
         # Runs that must not run again count as failures, and may disable their job.
         assert replace(found, disabled=[]) == Claimed(expected, 0, back)
-        assert self.ledger.claim(name, epoch, [], claims) == Claimed(expected, 0, 0)
+        assert self.ledger.claim_runs(name, epoch, [], claims) == Claimed(expected, 0, 0)
         self.epochs[name] = epoch
 
     @rule()
     @precondition(lambda self: self.model.closed)
     def opens(self) -> None:
         """Its time has passed."""
-        self.redis.hset(f"{PREFIX}g", "opens", 0)
+        self.redis.hset(key_of(PREFIX, "ledger"), "opens", 0)
         self.model.closed = False
         self.sweep()
 

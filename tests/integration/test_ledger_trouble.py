@@ -18,6 +18,7 @@ from celery_orchestration.ledger import (
     Registered,
     UnknownWorker,
 )  # fmt: skip
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
 from celery_orchestration.operate.doctor.health import health
 from celery_orchestration.operate.status.redis_problems import FULL
@@ -47,7 +48,7 @@ class Worker:
         found = shop.ledger.register(presence, self.epoch, self.fence)
         if found.live != found.installed:
             merged = releases.merged([shop.document])
-            assert shop.ledger.install(found.live, merged.cap, merged.jobs)
+            assert shop.ledger.install_policies(found.live, merged.cap, merged.jobs)
         self.epoch = self.epoch or found.epoch
         return found
 
@@ -66,8 +67,8 @@ class Worker:
 
     def claim(self, epoch: str, taken: Sequence[Outcome] = ()) -> Claimed:
         runs = list(self.runs.values())
-        found = self.shop.ledger.claim(self.name, epoch, taken, runs)
-        again = self.shop.ledger.claim(self.name, epoch, taken, runs)
+        found = self.shop.ledger.claim_runs(self.name, epoch, taken, runs)
+        again = self.shop.ledger.claim_runs(self.name, epoch, taken, runs)
         assert again == Claimed(found.answers, 0, 0), "called again it gives the same answer"
         self.epoch = epoch
         return found
@@ -107,11 +108,11 @@ def restart(shop: Shop) -> None:
 
 def pass_time(shop: Shop, ms: int) -> None:
     """On the ledger clock."""
-    shop.redis.hincrby(f"{PREFIX}g", "clk", ms)
+    shop.redis.hincrby(key_of(PREFIX, "ledger"), "clock", ms)
 
 
 def document(shop: Shop) -> dict[str, Any]:
-    found: dict[str, Any] = shop.ledger.status(99, 99)
+    found: dict[str, Any] = shop.ledger.read_status(99, 99)
     return found
 
 
@@ -130,7 +131,7 @@ class TestANewEpoch:
         assert (other.epoch, other.closed_ms) == (found.epoch, 0)
 
     def test_begins_with_every_restart_of_redis(self, any_redis: RedisServer):
-        shop = shop_on(any_redis, {"x": {"cap": 1}})
+        shop = shop_on(any_redis, {"x": {"max_running": 1}})
         one = worker(shop)
         assert one.come("a", "x") == "start"
         restart(shop)
@@ -148,7 +149,7 @@ class TestANewEpoch:
             restart(shop)
             with pytest.raises(NewEpoch):
                 {
-                    "beat": lambda one=one: shop.ledger.beat(one.name, 1000, [("a", "1")]),
+                    "beat": lambda one=one: shop.ledger.heartbeat(one.name, 1000, [("a", "1")]),
                     "sweep": lambda one=one: one.sweep(),
                     "turn": lambda one=one: one.come("a", "x"),
                 }[verb]()
@@ -172,7 +173,7 @@ class TestANewEpoch:
         replica = redis_factory(name="replica", binary=any_redis._binary)
         client = replica.client()
         client.replicaof("127.0.0.1", any_redis.port)
-        until(lambda: client.exists(f"{PREFIX}g"))
+        until(lambda: client.exists(key_of(PREFIX, "ledger")))
         client.replicaof("NO", "ONE")
         shop_there = Shop(replica)
         shop_there.document, shop_there.jobs = shop.document, shop.jobs
@@ -239,7 +240,7 @@ class TestANewEpoch:
         one = worker(shop)
         restart(shop)
         one.meet()
-        [entry] = [json.loads(text) for text in shop.ledger.audit(9)]
+        [entry] = [json.loads(text) for text in shop.ledger.read_audit(9)]
         assert (entry["who"], entry["what"], entry["why"]) == ("ledger", "epoch", "moved")
         epoch = document(shop)["epoch"]
         assert (epoch["name"], epoch["why"], epoch["left"]) == (one.epoch, "moved", LEASE_MS)
@@ -247,7 +248,7 @@ class TestANewEpoch:
 
 class TestAnEmptiedLedger:
     def test_is_noticed_by_the_first_worker_that_was_there_before(self, any_redis: RedisServer):
-        shop = shop_on(any_redis, {"x": {"cap": 1}})
+        shop = shop_on(any_redis, {"x": {"max_running": 1}})
         one = worker(shop)
         one.come("a", "x")
         shop.redis.flushall()
@@ -259,14 +260,14 @@ class TestAnEmptiedLedger:
         with pytest.raises(NewEpoch):
             one.come("b", "x")
         with pytest.raises(NewEpoch):
-            shop.ledger.beat("w", 1000, [("a", one.fence)])
+            shop.ledger.heartbeat("w", 1000, [("a", one.fence)])
         assert one.claim(found.epoch).answers == ["ok"]
-        assert shop.ledger.beat("w", 1000, [("a", one.fence)]) == []
+        assert shop.ledger.heartbeat("w", 1000, [("a", one.fence)]) == []
         assert one.come("b", "x") == "wait"
         assert one.end("a") == "ok"
 
     def test_also_if_a_new_worker_came_first(self, any_redis: RedisServer):
-        shop = shop_on(any_redis, {"x": {"cap": 1}})
+        shop = shop_on(any_redis, {"x": {"max_running": 1}})
         one = worker(shop)
         one.come("a", "x")
         shop.redis.flushall()
@@ -284,7 +285,7 @@ class TestAnEmptiedLedger:
         shop = shop_on(any_redis, {"x": {}})
         one, other = worker(shop), worker(shop, "v")
         ahead = 3 * 10**15
-        shop.redis.hset(f"{PREFIX}g", "tick", ahead)
+        shop.redis.hset(key_of(PREFIX, "ledger"), "tick", ahead)
         one.come("a", "x")
         shop.redis.flushall()
         other.register()
@@ -297,7 +298,7 @@ class TestAnEmptiedLedger:
     def test_a_seen_fence_counts_though_its_run_is_over(self, any_redis: RedisServer):
         shop = shop_on(any_redis, {"x": {}})
         one = worker(shop)
-        shop.redis.hset(f"{PREFIX}g", "tick", 3 * 10**15)
+        shop.redis.hset(key_of(PREFIX, "ledger"), "tick", 3 * 10**15)
         one.come("a", "x")
         one.end("a")
         seen = one.fence
@@ -308,7 +309,7 @@ class TestAnEmptiedLedger:
         assert int(one.fence) > int(seen)
 
     def test_room_is_taken_beyond_caps_and_blocks_others(self, any_redis: RedisServer):
-        jobs = {"x": {"cap": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"deps": [{"job": "x"}]}}
+        jobs = {"x": {"max_running": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"depends_on": [{"job": "x"}]}}
         shop = shop_on(any_redis, jobs)
         one, other = worker(shop), worker(shop, "v")
         one.come("a", "x", key="k")
@@ -331,14 +332,14 @@ class TestAnEmptiedLedger:
         one = worker(shop)
         one.come("a", "x")
         shop.redis.flushall()
-        assert shop.ledger.is_current("a", one.fence)
+        assert shop.ledger.holds_lease("a", one.fence)
         found = one.register()
-        assert shop.ledger.is_current("a", one.fence)
+        assert shop.ledger.holds_lease("a", one.fence)
         one.claim(found.epoch)
-        assert shop.ledger.is_current("a", one.fence)
-        assert not shop.ledger.is_current("a", str(int(one.fence) - 1))
+        assert shop.ledger.holds_lease("a", one.fence)
+        assert not shop.ledger.holds_lease("a", str(int(one.fence) - 1))
         pass_time(shop, LEASE_MS)
-        assert not shop.ledger.is_current("never claimed", one.fence)
+        assert not shop.ledger.holds_lease("never claimed", one.fence)
 
 
 class TestALedgerThatForgotItsLastWrites:
@@ -346,7 +347,12 @@ class TestALedgerThatForgotItsLastWrites:
 
     @pytest.fixture
     def shop(self, any_redis: RedisServer) -> Shop:
-        jobs = {"x": {"cap": 1}, "k": {"cap": 1, "keyed": True}, "y": {"blocks": ["x"]}, "z": {"deps": [{"job": "x"}]}}
+        jobs = {
+            "x": {"max_running": 1},
+            "k": {"max_running": 1, "keyed": True},
+            "y": {"blocks": ["x"]},
+            "z": {"depends_on": [{"job": "x"}]},
+        }
         return shop_on(any_redis, {"free": {}, **jobs})
 
     def keep(self, shop: Shop) -> dict[str, bytes]:
@@ -358,7 +364,7 @@ class TestALedgerThatForgotItsLastWrites:
         raw.flushall()
         for key, value in kept.items():
             raw.restore(key, 0, value)
-        raw.hset(f"{PREFIX}g", "server", "another one")
+        raw.hset(key_of(PREFIX, "ledger"), "server", "another one")
         shop.ledger.close()
 
     @pytest.mark.parametrize("state", ["unknown", "waiting", "granted", "queued", "running before"])
@@ -377,7 +383,7 @@ class TestALedgerThatForgotItsLastWrites:
             if state != "waiting":
                 kept = self.keep(shop)
             if state in ("queued", "running before"):
-                shop.ledger.published([grant])
+                shop.ledger.confirm_published([grant])
                 kept = self.keep(shop)
             if state == "running before":
                 other.come("a", "x", grant=grant.number)
@@ -462,9 +468,13 @@ class TestALedgerThatForgotItsLastWrites:
         kept = self.keep(shop)
         one.come("a", "x")
         assert one.come("a", "x", attempt=1) == "wait"
-        behind = {key: value for key, value in self.keep(shop).items() if key.endswith((b"x:a", b"r:a", b"wait"))}
+        behind = {
+            key: value
+            for key, value in self.keep(shop).items()
+            if key.endswith((b":next_attempt:a", b":run:a", b":waiting"))
+        }
         self.go_back(shop, {**kept, **behind})
-        shop.redis.delete(f"{PREFIX}wr:w")
+        shop.redis.delete(key_of(PREFIX, "worker_runs", "w"))
         # The ledger has the record, but not the worker's list: as if it ran elsewhere under a lower fence.
         one.runs["a"] = Claim(arrival("a", "x"), str(int(one.fence) + 1))
         self.count_room(shop)
@@ -487,18 +497,21 @@ class TestALedgerThatForgotItsLastWrites:
         assert (found["total"], found["waiting"]) == (1, 0)
         assert one.end("a") == "ok"
         assert total(shop) == 0
-        assert shop.redis.keys(f"{PREFIX}[rx]:*") == []
+        assert [
+            *shop.redis.keys(key_of(PREFIX, "run", "*")),
+            *shop.redis.keys(key_of(PREFIX, "next_attempt", "*")),
+        ] == []
 
     def count_room(self, shop: Shop) -> None:
         """What belongs to the record that was put back."""
         script = """
-        local v = redis.call('HGET', KEYS[1], 's')
-        local s = v and { cmsgpack.unpack(v) } or { 0, 0, 0, 0 }
-        s[1], s[2] = 1, 1
-        redis.call('HSET', KEYS[1], 's', cmsgpack.pack(unpack(s, 1, 13)))
+        local v = redis.call('HGET', KEYS[1], 'state')
+        local s = v and cmsgpack.unpack(v) or { waiting = 0, waiting_checked = 0, parked = 0 }
+        s.running, s.busy = 1, 1
+        redis.call('HSET', KEYS[1], 'state', cmsgpack.pack(s))
         redis.call('HSET', KEYS[2], 'total', 1)
         """
-        shop.redis.eval(script, 2, f"{PREFIX}j:x", f"{PREFIX}g")
+        shop.redis.eval(script, 2, key_of(PREFIX, "job", "x"), key_of(PREFIX, "ledger"))
 
     def test_a_worker_that_knows_a_later_epoch_tells_that_the_ledger_went_back(self, shop: Shop):
         one = worker(shop)
@@ -507,7 +520,7 @@ class TestALedgerThatForgotItsLastWrites:
         one.meet()
         later = one.epoch
         self.go_back(shop, kept)
-        server = shop.redis.hget(f"{PREFIX}g", "server")
+        server = shop.redis.hget(key_of(PREFIX, "ledger"), "server")
         assert server == "another one"
         found = one.register()
         assert found.why == "moved"
@@ -526,9 +539,9 @@ class TestALedgerThatForgotItsLastWrites:
     def test_a_claim_of_another_epoch_is_refused(self, shop: Shop):
         one = worker(shop)
         with pytest.raises(NewEpoch):
-            shop.ledger.claim("w", "1", [], [])
+            shop.ledger.claim_runs("w", "1", [], [])
         with pytest.raises(UnknownWorker):
-            shop.ledger.claim("nobody", one.epoch, [], [])
+            shop.ledger.claim_runs("nobody", one.epoch, [], [])
 
 
 class TestWhatPeopleDecided:
@@ -539,26 +552,28 @@ class TestWhatPeopleDecided:
         return shop_on(any_redis, {"x": {}, "y": {"cool_down_ms": 1000}})
 
     def known(self, shop: Shop) -> Decisions:
-        return shop.ledger.decisions(10, 10)
+        return shop.ledger.read_decisions(10, 10)
 
     def restore(self, shop: Shop, one: Worker, known: Decisions) -> int:
-        count = shop.ledger.restore(one.name, one.register().epoch, known)
-        assert shop.ledger.restore(one.name, one.register().epoch, known) == 0, "called again it changes nothing"
+        count = shop.ledger.restore_decisions(one.name, one.register().epoch, known)
+        assert shop.ledger.restore_decisions(one.name, one.register().epoch, known) == 0, (
+            "called again it changes nothing"
+        )
         return count
 
     def disabled(self, shop: Shop) -> dict[str, str]:
-        return {job["name"]: json.loads(job["off"])["by"] for job in document(shop)["jobs"] if job.get("off")}
+        return {job["name"]: json.loads(job["disabled"])["by"] for job in document(shop)["jobs"] if job.get("disabled")}
 
     def entries(self, shop: Shop) -> dict[str, bool]:
-        return {found["name"]: "off" in found for _, found in shop.ledger.entries(0, 10)}
+        return {found["name"]: "paused" in found for _, found in shop.ledger.read_entries(0, 10)}
 
     def test_is_restored_whole_before_the_gate_opens(self, shop: Shop):
         one = worker(shop)
-        shop.ledger.pause(True, "ann", "stocktaking")
-        shop.ledger.switch("x", False, "bob", "broken")
+        shop.ledger.pause_or_resume(True, "ann", "stocktaking")
+        shop.ledger.enable_or_disable("x", False, "bob", "broken")
         for name in ("added", "resting"):
-            assert shop.ledger.schedule("cyd", "add", name, "", ["x", "x", "1 s", "{}"]) == "ok"
-        assert shop.ledger.schedule("cyd", "pause", "resting", "") == "ok"
+            assert shop.ledger.change_schedule("cyd", "add", name, "", ["x", "x", "1 s", "{}"]) == "ok"
+        assert shop.ledger.change_schedule("cyd", "pause", "resting", "") == "ok"
         known, before = self.known(shop), document(shop)
         shop.redis.flushall()
         assert self.restore(shop, one, known) == 4
@@ -569,20 +584,22 @@ class TestWhatPeopleDecided:
         assert self.entries(shop) == {"added": False, "resting": True}
         restored = after["restored"]
         assert (restored["pause"], restored["jobs"], sorted(restored["entries"])) == (True, ["x"], ["added", "resting"])
-        assert [one["who"] for one in map(json.loads, shop.ledger.audit(9)) if one["what"] == "restore"] == ["w"]
+        assert [one["who"] for one in map(json.loads, shop.ledger.read_audit(9)) if one["what"] == "restore"] == ["w"]
         assert self.known(shop).number > known.number, "all refresh their copies"
-        assert [entry for entry, there, _ in shop.ledger.changes(0).entries if there], "who leads hears of the entries"
+        assert [entry for entry, there, _ in shop.ledger.read_changes(0).entries if there], (
+            "who leads hears of the entries"
+        )
 
     def test_of_several_members_the_one_that_knew_the_latest_decision_counts(self, shop: Shop):
         one, other = worker(shop), worker(shop, "v")
-        shop.ledger.pause(True, "ann", "")
-        shop.ledger.switch("x", False, "ann", "")
-        shop.ledger.schedule("ann", "add", "added", "", ["x", "x", "1 s", "{}"])
+        shop.ledger.pause_or_resume(True, "ann", "")
+        shop.ledger.enable_or_disable("x", False, "ann", "")
+        shop.ledger.change_schedule("ann", "add", "added", "", ["x", "x", "1 s", "{}"])
         before = self.known(shop)
-        shop.ledger.pause(False, "ann", "")
-        shop.ledger.switch("x", True, "ann", "")
-        shop.ledger.switch("y", False, "ann", "")
-        shop.ledger.schedule("ann", "remove", "added", "")
+        shop.ledger.pause_or_resume(False, "ann", "")
+        shop.ledger.enable_or_disable("x", True, "ann", "")
+        shop.ledger.enable_or_disable("y", False, "ann", "")
+        shop.ledger.change_schedule("ann", "remove", "added", "")
         after = self.known(shop)
         for first, second in ((before, after), (after, before)):
             shop.redis.flushall()
@@ -594,20 +611,20 @@ class TestWhatPeopleDecided:
 
     def test_what_people_decide_meanwhile_comes_first(self, shop: Shop):
         one = worker(shop)
-        shop.ledger.pause(True, "ann", "")
-        shop.ledger.switch("x", False, "ann", "")
+        shop.ledger.pause_or_resume(True, "ann", "")
+        shop.ledger.enable_or_disable("x", False, "ann", "")
         known = self.known(shop)
         shop.redis.flushall()
-        shop.ledger.pause(False, "bob", "")  # before anybody has noticed
+        shop.ledger.pause_or_resume(False, "bob", "")  # before anybody has noticed
         one.register()
-        shop.ledger.switch("x", True, "bob", "")
+        shop.ledger.enable_or_disable("x", True, "bob", "")
         assert self.restore(shop, one, known) == 0
         assert not document(shop)["paused"]
         assert self.disabled(shop) == {}
 
     def test_is_not_restored_once_the_gate_is_open(self, shop: Shop):
         one = worker(shop)
-        shop.ledger.pause(True, "ann", "")
+        shop.ledger.pause_or_resume(True, "ann", "")
         known = self.known(shop)
         shop.redis.flushall()
         one.register()
@@ -616,18 +633,18 @@ class TestWhatPeopleDecided:
 
     def test_a_job_that_failures_disabled_cools_down_again(self, shop: Shop):
         one = worker(shop)
-        shop.ledger.switch("y", False, "failures", "3 in a row")
+        shop.ledger.enable_or_disable("y", False, "failures", "3 in a row")
         known = self.known(shop)
         shop.redis.flushall()
         assert self.restore(shop, one, known) == 1
         assert self.disabled(shop) == {"y": "failures"}
-        assert shop.redis.zscore(f"{PREFIX}cool", "y")
+        assert shop.redis.zscore(key_of(PREFIX, "cooling"), "y")
 
     def test_what_does_not_fit_is_counted(self, shop: Shop):
         one = worker(shop)
         for job in ("x", "y"):
-            shop.ledger.switch(job, False, "ann", "")
-        known = shop.ledger.decisions(1, 1)
+            shop.ledger.enable_or_disable(job, False, "ann", "")
+        known = shop.ledger.read_decisions(1, 1)
         shop.redis.flushall()
         assert self.restore(shop, one, known) == 1
         assert document(shop)["restored"]["left_out"] == 1
@@ -636,7 +653,7 @@ class TestWhatPeopleDecided:
 class TestAFullRedis:
     @pytest.fixture
     def shop(self, any_redis: RedisServer) -> Shop:
-        return shop_on(any_redis, {"x": {"cap": 1}, "free": {}})
+        return shop_on(any_redis, {"x": {"max_running": 1}, "free": {}})
 
     def fill(self, shop: Shop, full: bool = True) -> None:
         shop.redis.config_set("maxmemory", 1 if full else 0)
@@ -649,18 +666,18 @@ class TestAFullRedis:
         assert one.come("d", "x") == one.come("e", "free") == "full"
         assert shop.redis.dbsize() == before
         [grant] = shop.turn(ends={"a": "succeeded"}, come=[arrival("f", "free")], worker="w").grants
-        assert shop.ledger.published([grant]) == 1
+        assert shop.ledger.confirm_published([grant]) == 1
         assert one.come("b", "x", grant=grant.number) == "start"
         assert one.end("b") == "ok"
         one.sweep()
-        assert shop.ledger.beat("w", 1000, []) == []
+        assert shop.ledger.heartbeat("w", 1000, []) == []
         self.fill(shop, False)
         assert one.come("e", "free") == "start"
 
     def test_people_are_told(self, shop: Shop):
         def told() -> set[bool]:
             explained = shop.ledger.explain("job", "x") or {}
-            return {document(shop)["full"], explained["full"], shop.ledger.health("shop")["full"]}
+            return {document(shop)["full"], explained["full"], shop.ledger.read_health("shop")["full"]}
 
         worker(shop)
         assert told() == {False}
@@ -668,8 +685,8 @@ class TestAFullRedis:
         assert told() == {False}, "nearly"
         self.fill(shop)
         assert told() == {True}
-        assert health(shop.ledger.health("shop"), "", "", None, scheduler=False).problem == FULL
-        assert health(shop.ledger.health("shop", "w"), "", "", None, scheduler=True).problem != FULL
+        assert health(shop.ledger.read_health("shop"), "", "", None, scheduler=False).problem == FULL
+        assert health(shop.ledger.read_health("shop", "w"), "", "", None, scheduler=True).problem != FULL
 
     def test_a_full_turn_gives_the_same_answer_again(self, shop: Shop):
         worker(shop)
@@ -684,14 +701,18 @@ class TestAFullRedis:
         assert [one.come("a", "x"), one.come("b", "x"), other.come("c", "free")] == ["start", "wait", "start"]
         self.fill(shop)
         assert Worker(shop, "new", lease_ms=10 * LEASE_MS).register().closed_ms == 0
-        assert shop.ledger.switch("x", False, "me", "") == shop.ledger.switch("x", True, "me", "") == []
-        assert shop.ledger.pause(True, "me", "") == shop.ledger.pause(False, "me", "") == []
+        assert (
+            shop.ledger.enable_or_disable("x", False, "me", "")
+            == shop.ledger.enable_or_disable("x", True, "me", "")
+            == []
+        )
+        assert shop.ledger.pause_or_resume(True, "me", "") == shop.ledger.pause_or_resume(False, "me", "") == []
         [ending], _ = shop.ledger.cancel("w", 1, "revoked", ["b"])
-        assert shop.ledger.finish([(ending.id, 0)]) == []
+        assert shop.ledger.confirm_end([(ending.id, 0)]) == []
         self.fill(shop, False)
         pass_time(shop, 2 * LEASE_MS)
         self.fill(shop)
-        shop.ledger.beat("w", LEASE_MS, [])
+        shop.ledger.heartbeat("w", LEASE_MS, [])
         one.sweep()  # takes the runs of v, which is dead
         assert len(shop.ledger.leave("w")) == 1
         self.fill(shop, False)
@@ -718,7 +739,7 @@ def test_the_eviction_policy_is_known(any_redis: RedisServer):
 
 def test_a_redis_that_may_not_be_asked_works_all_the_same(any_redis: RedisServer):
     """ACLs often forbid INFO: then restarts cannot be told, but an emptied ledger can."""
-    shop = shop_on(any_redis, {"x": {"cap": 1}})
+    shop = shop_on(any_redis, {"x": {"max_running": 1}})
     shop.redis.acl_setuser("default", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-info"])
     assert shop.ledger.eviction() == ""
     one = worker(shop)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_orchestration.ledger.pools import Place
+from celery_orchestration.ledger import Place
 from celery_orchestration.pools import machine
 from celery_orchestration.pools.place_worker import CRASH_LOOP, STALL_SHOWN_SECONDS, Launch, PlaceWorker
 from support.wait import until

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from celery_orchestration.errors import Superseded
-from celery_orchestration.ledger import Ledger
-from celery_orchestration.ledger.pools import Claimed, Place, Renewed
+from celery_orchestration.ledger import ClaimedPlace, Ledger, Place, RenewedPlaces
+from celery_orchestration.ledger.records import key_of
 from support.ledger import PREFIX, Shop
 from support.servers import RedisServer
 
@@ -28,7 +28,7 @@ class Machine:
         self.places: list[Place] = []
         self.epoch, self.token = "", 0
 
-    def renew(self, takes_over: bool = False, interval_ms: int = 5000) -> Renewed:
+    def renew(self, takes_over: bool = False, interval_ms: int = 5000) -> RenewedPlaces:
         about = {"host": "h", "pid": 1, "tables": {"images": {"min": 1, "max": self.most}}, "report": ""}
         found = self.ledger.renew_places(
             self.name, self.session, takes_over, LEASE, interval_ms, self.epoch, about, self.places
@@ -38,7 +38,7 @@ class Machine:
         self.places = [place for place in self.places if answers[place] != "void"] + found.found
         return found
 
-    def claim(self, token: str | None = None) -> Claimed:
+    def claim(self, token: str | None = None) -> ClaimedPlace:
         self.token += 1
         found = self.ledger.claim_place(self.name, self.session, token or f"t{self.token}", "images", LEASE)
         if found.place and found.place not in self.places:
@@ -52,7 +52,7 @@ class Machine:
         return self.ledger.scale_pool(self.name, "images", known, wanted, 0, 0, "because", {"ready": 1}, may_go)
 
     def pools(self) -> dict[str, Any]:
-        return self.ledger.pools({"images": ["images.granted", "images.normal"]}, changes=10)
+        return self.ledger.read_pools({"images": ["images.granted", "images.normal"]}, changes=10)
 
     def pool(self) -> dict[str, Any]:
         return self.pools()["pools"]["images"]
@@ -77,7 +77,7 @@ class Site:
 
     def passes(self, ms: int) -> None:
         """This much time passes by the ledger clock."""
-        self.redis.hincrby(f"{PREFIX}g", "clk", ms)
+        self.redis.hincrby(key_of(PREFIX, "ledger"), "clock", ms)
 
 
 @pytest.fixture
@@ -208,10 +208,10 @@ class TestLeases:
     def test_supervisors_alone_let_the_clock_run(self, site: Site):
         """When every worker died with its machine, nobody else does."""
         a = site.machine("a")
-        before = int(site.redis.hget(f"{PREFIX}g", "clk"))
-        site.redis.hincrby(f"{PREFIX}g", "swept", -4000)
+        before = int(site.redis.hget(key_of(PREFIX, "ledger"), "clock"))
+        site.redis.hincrby(key_of(PREFIX, "ledger"), "swept", -4000)
         a.renew()
-        assert int(site.redis.hget(f"{PREFIX}g", "clk")) >= before + 4000
+        assert int(site.redis.hget(key_of(PREFIX, "ledger"), "clock")) >= before + 4000
 
 
 class TestEpochs:
@@ -270,7 +270,7 @@ class TestScaling:
     def test_a_time_in_the_future_does_not_keep_workers_after_redis_s_clock_went_back(self, site: Site):
         a = site.machine("a")
         a.scale(None, 2)
-        site.redis.hset(f"{PREFIX}pool:images", "needed", a.pools()["now"] + 3_600_000)
+        site.redis.hset(key_of(PREFIX, "pool", "images"), "needed", a.pools()["now"] + 3_600_000)
         assert a.scale(2, 2)
         assert a.pool()["needed"] <= a.pools()["now"]
 
@@ -280,7 +280,7 @@ class TestScaling:
         for number in range(130):
             assert a.scale(known, number % 2)
             known = number % 2
-        assert site.redis.llen(f"{PREFIX}pc:images") == 100
+        assert site.redis.llen(key_of(PREFIX, "pool_changes", "images")) == 100
 
     def test_only_as_many_as_are_too_many_are_told_to_stop(self, site: Site):
         a = site.machine("a")
@@ -328,10 +328,10 @@ def test_whatever_happens_no_place_has_two_holders(site: Site):
 class TestFigures:
     def test_runs_that_the_gate_holds_back_ask_for_no_worker(self, redis_server: RedisServer):
         shop = Shop(redis_server)
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         for number in range(20):
             shop.come(f"run {number}", "one")
-        found = shop.ledger.pools({"images": ["q"]}, ["one"])
+        found = shop.ledger.read_pools({"images": ["q"]}, ["one"])
         assert "open" not in found["pools"]["images"]
         assert "handed" not in found["pools"]["images"]
         assert found["jobs"]["one"]["room"] == 0
@@ -339,20 +339,20 @@ class TestFigures:
 
     def test_runs_that_only_wait_for_a_slot_do(self, redis_server: RedisServer):
         shop = Shop(redis_server)
-        shop.install({"one": {"cap": 2}})
+        shop.install({"one": {"max_running": 2}})
         for number in range(20):
             shop.come(f"run {number}", "one")
         shop.ledger.leave("w1")
-        found = shop.ledger.pools({"images": ["q"]})
+        found = shop.ledger.read_pools({"images": ["q"]})
         assert found["pools"]["images"]["open"] == [{"job": "one", "runs": 2}]
 
     def test_handed_over_runs_and_typical_durations_are_told(self, redis_server: RedisServer):
         shop = Shop(redis_server)
-        shop.install({"one": {"cap": 1}})
+        shop.install({"one": {"max_running": 1}})
         shop.come("first", "one")
         shop.come("second", "one")
         shop.end("first", free=0)
-        found = shop.ledger.pools({"images": ["q"]})
+        found = shop.ledger.read_pools({"images": ["q"]})
         (handed,) = found["pools"]["images"]["handed"]
         assert (handed["job"], handed["queue"], handed["runs"]) == ("one", "q", 1)
         assert found["jobs"]["one"]["took"] >= 0
@@ -370,6 +370,6 @@ class TestFigures:
             shop.end(f"r{number}")
         shop.redis.config_resetstat()
         for _ in range(20):
-            shop.ledger.pools(queues, [f"job{number}" for number in range(50)])
+            shop.ledger.read_pools(queues, [f"job{number}" for number in range(50)])
         stats = next(stat for name, stat in shop.redis.info("commandstats").items() if name in VERB_STATS)
         assert stats["usec_per_call"] < 20_000, stats

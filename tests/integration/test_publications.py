@@ -7,6 +7,7 @@ import json
 import pytest
 
 from celery_orchestration.ledger import Answer, Arrival, Claim, Discarded
+from celery_orchestration.ledger.records import HistoryLine, key_of
 from support.ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer
 
@@ -14,7 +15,7 @@ from support.servers import RedisServer
 @pytest.fixture
 def shop(redis_server: RedisServer) -> Shop:
     shop = Shop(redis_server)
-    shop.install({"one": {"cap": 1}, "free": {}})
+    shop.install({"one": {"max_running": 1}, "free": {}})
     return shop
 
 
@@ -36,13 +37,13 @@ def starts(shop: Shop, one: Arrival) -> str:
 
 def copies(shop: Shop, job: str = "one") -> int:
     """How many were dropped."""
-    [found] = shop.ledger.jobs([job])
+    [found] = shop.ledger.read_jobs([job])
     return found["copies"]
 
 
 def history(shop: Shop, job: str = "one") -> list[tuple[str, str]]:
     """Run and outcome of each, the latest first."""
-    return [(one[0], one[2]) for one in map(json.loads, shop.ledger.history(job, 100) or ())]
+    return [(one.id, one.outcome) for one in map(HistoryLine.read, shop.ledger.read_history(job, 100) or ())]
 
 
 def left_over(shop: Shop) -> set[str]:
@@ -56,13 +57,13 @@ class TestPublishedAgain:
         shop.end(starts(shop, call("2")), "failed")
         shop.end(starts(shop, call("3")))
         assert history(shop) == [("a~3", "succeeded"), ("a~2", "failed"), ("a", "succeeded")]
-        assert [json.loads(info)["id"] for info, _ in shop.ledger.letters("one", 0, 10)] == ["a~2"]
+        assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["a~2"]
         assert copies(shop) == 0
 
     def test_while_the_first_runs_it_runs_beside_it(self, shop: Shop):
         first, second = starts(shop, call("1", "free")), starts(shop, call("2", "free"))
         assert (first, second) == ("a", "a~2")
-        assert shop.ledger.beat("w1", 30_000, [(id, shop.fences[id]) for id in (first, second)]) == []
+        assert shop.ledger.heartbeat("w1", 30_000, [(id, shop.fences[id]) for id in (first, second)]) == []
         assert shop.turn(ends={second: "succeeded", first: "failed"}).outcomes == ["ok", "ok"]
         assert history(shop, "free") == [("a", "failed"), ("a~2", "succeeded")]
 
@@ -77,7 +78,7 @@ class TestPublishedAgain:
     def test_as_soon_as_the_first_is_forgotten_it_has_the_id(self, shop: Shop):
         shop.end(starts(shop, call("1")))
         assert answer(shop, call("2")).run == "a~2"
-        shop.redis.delete(f"{PREFIX}d:a")
+        shop.redis.delete(key_of(PREFIX, "done", "a"))
         assert answer(shop, call("3")).what == "wait"
         assert shop.end("a~2") == ["a"]
         assert answer(shop, call("2")).what == answer(shop, call("3")).what == "drop", "each is still known"
@@ -158,7 +159,7 @@ class TestPeople:
             answer(shop, call(number))
         endings, _ = shop.ledger.cancel("w1", 1, "revoked", ["a"])
         assert sorted(ending.id for ending in endings) == ["a", "a~2", "a~3"]
-        assert shop.ledger.finish([(ending.id, 0) for ending in endings]) == []
+        assert shop.ledger.confirm_end([(ending.id, 0) for ending in endings]) == []
         assert shop.end("other") == []
         assert not left_over(shop)
 
@@ -166,8 +167,8 @@ class TestPeople:
         for number in "12":
             shop.end(starts(shop, call(number)), "failed")
         shop.ledger.cancel("w1", 1, "revoked", ["a"])
-        assert [revoked for _, revoked in shop.ledger.letters("one", 0, 10) or ()] == [True, True]
-        assert shop.ledger.purge("me", ["a", "a~2"]) == 2
+        assert [revoked for _, revoked in shop.ledger.list_dead_letters("one", 0, 10) or ()] == [True, True]
+        assert shop.ledger.purge_dead_letters("me", ["a", "a~2"]) == 2
         assert not left_over(shop)
 
     def test_cancelling_one_leaves_the_others(self, shop: Shop):
@@ -181,19 +182,19 @@ class TestPeople:
         starts(shop, call("0", id="other"))
         for number in "12":
             answer(shop, call(number))
-        shop.ledger.finish_messages([Discarded("a", 0, "3"), Discarded("a", 0, "2")])
+        shop.ledger.confirm_end_of_messages([Discarded("a", 0, "3"), Discarded("a", 0, "2")])
         assert shop.end("other") == ["a"]
         assert shop.end("a") == []
         assert history(shop) == [("a", "succeeded"), ("other", "succeeded"), ("a~2", "revoked")]
 
     def test_they_are_found_and_explained_one_by_one(self, shop: Shop):
         shop.end(starts(shop, call("1")))
-        assert shop.ledger.find("a", False, 4, 10, 10) == []
+        assert shop.ledger.find_ids("a", False, 4, 10, 10) == []
         starts(shop, call("2"))
-        assert shop.ledger.find("a", False, 4, 10, 10) == ["a~2"]
+        assert shop.ledger.find_ids("a", False, 4, 10, 10) == ["a~2"]
         answer(shop, call("3"))
-        assert sorted(shop.ledger.find("a", False, 4, 10, 10)) == ["a~2", "a~3"]
-        assert shop.ledger.find("a~3", False, 4, 10, 10) == ["a~3"]
+        assert sorted(shop.ledger.find_ids("a", False, 4, 10, 10)) == ["a~2", "a~3"]
+        assert shop.ledger.find_ids("a~3", False, 4, 10, 10) == ["a~3"]
         chain = shop.ledger.explain("run", "a~3")["chain"]
         assert [one["run"]["id"] for one in chain] == ["a~3", "a~2"]
 
@@ -215,10 +216,14 @@ class TestEpochs:
             one = call(number, "free")
             run = starts(shop, one)
             claims.append(Claim(one, shop.fences[run], run))
-        shop.redis.delete(*shop.redis.keys(f"{PREFIX}r:*"), *shop.redis.keys(f"{PREFIX}p:*"), f"{PREFIX}wr:w1")
-        shop.redis.hdel(f"{PREFIX}j:free", "s")
+        shop.redis.delete(
+            *shop.redis.keys(key_of(PREFIX, "run", "*")),
+            *shop.redis.keys(key_of(PREFIX, "task_runs", "*")),
+            key_of(PREFIX, "worker_runs", "w1"),
+        )
+        shop.redis.hdel(key_of(PREFIX, "job", "free"), "state")
         epoch = shop.register("w1").epoch
-        assert shop.ledger.claim("w1", epoch, [], claims).answers == ["ok", "ok"]
+        assert shop.ledger.claim_runs("w1", epoch, [], claims).answers == ["ok", "ok"]
         assert shop.turn(ends={"a": "succeeded", "a~2": "succeeded"}).outcomes == ["ok", "ok"]
         assert not left_over(shop)
 
@@ -231,7 +236,7 @@ class TestEpochs:
             Claim(call("1"), str(int(shop.fences["other"]) + 1)),
             Claim(call("0", id="other"), shop.fences["other"]),
         ]
-        assert shop.ledger.claim("w1", epoch, [], claims).answers == ["ok", "ok"]
+        assert shop.ledger.claim_runs("w1", epoch, [], claims).answers == ["ok", "ok"]
         shop.fences["a"] = claims[0].fence
         assert shop.end("other") == []
         assert shop.end("a") == ["a~2"]
@@ -243,7 +248,7 @@ class TestEpochs:
         starts(shop, call("1"))
         epoch = shop.register("w1").epoch
         claims = [Claim(call("2"), str(int(shop.fences["a"]) + 1))]
-        found = shop.ledger.claim("w1", epoch, [], claims)
+        found = shop.ledger.claim_runs("w1", epoch, [], claims)
         assert (found.answers, found.returned) == (["ok"], 1)
         assert shop.turn(ends={"a": "succeeded"}).outcomes == ["refused"], "nobody has the first one"
         shop.fences["a"] = claims[0].fence

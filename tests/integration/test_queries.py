@@ -18,6 +18,7 @@ from celery_orchestration import Dependency, OrchestratedTask
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Ledger, Presence
 from celery_orchestration.ledger.keys import encode_job, prefix
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
 from celery_orchestration.operate import Orchestration
 from support.servers import RedisServer
@@ -50,8 +51,8 @@ class Crowd:
                 done_ms=60_000, policies=release.document, jobs=tuple(map(encode_job, jobs)),
             )  # fmt: skip
             live = self.ledger.register(presence).live
-        merged = releases.merged(self.ledger.releases(live))
-        assert self.ledger.install(live, merged.cap, merged.jobs)
+        merged = releases.merged(self.ledger.read_releases(live))
+        assert self.ledger.install_policies(live, merged.cap, merged.jobs)
 
     def arrive(self, count: int) -> None:
         """So many runs of each job."""
@@ -69,7 +70,7 @@ class Crowd:
         )  # fmt: skip
 
     def waiting(self) -> int:
-        return int(self.redis.zcard("{crowd}:wait"))
+        return int(self.redis.zcard(key_of("{crowd}:", "waiting")))
 
     def close(self) -> None:
         self.ledger.close()
@@ -145,18 +146,18 @@ def test_looking_asks_no_more_of_the_ledger_when_more_runs_wait(crowd, client, l
 
 def test_what_is_told_does_not_grow_either(crowd):
     crowd.arrive(150)
-    before = len(json.dumps(crowd.ledger.status(1000, 100))), len(json.dumps(crowd.ledger.graph()))
+    before = len(json.dumps(crowd.ledger.read_status(1000, 100))), len(json.dumps(crowd.ledger.read_graph()))
     crowd.arrive(450)
-    after = len(json.dumps(crowd.ledger.status(1000, 100))), len(json.dumps(crowd.ledger.graph()))
+    after = len(json.dumps(crowd.ledger.read_status(1000, 100))), len(json.dumps(crowd.ledger.read_graph()))
     assert all(now < 1.1 * then for now, then in zip(after, before, strict=True))
 
 
 def test_a_job_that_blocks_all_others_is_told_once_for_each(crowd):
-    jobs = {job["name"]: job for job in crowd.ledger.graph()["jobs"]}
+    jobs = {job["name"]: job for job in crowd.ledger.read_graph()["jobs"]}
     assert sorted(jobs) == sorted([*JOBS, KEYED])
-    assert sorted(jobs[JOBS[0]]["conf"]) == JOBS[1:]
-    assert all(not jobs[name]["conf"] for name in JOBS[1:])
-    assert jobs[JOBS[6]]["deps"] == [{"job": JOBS[5], "on": "finish", "max_age_ms": 9000, "fresh": False}]
+    assert sorted(jobs[JOBS[0]]["conflicts"]) == JOBS[1:]
+    assert all(not jobs[name]["conflicts"] for name in JOBS[1:])
+    assert jobs[JOBS[6]]["depends_on"] == [{"job": JOBS[5], "on": "finish", "max_age_ms": 9000, "fresh": False}]
 
 
 def test_the_graph_tells_how_jobs_are_doing(crowd, client):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Stray
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
 from support.ledger import PREFIX, Desk, arrival
 from support.servers import RedisServer
@@ -23,15 +24,20 @@ class Rollout(Desk):
         self.register("w1")
         other.register("w2", release="r2")
         merged = releases.merged([self.document, other.document])
-        assert self.ledger.install("r1 r2", merged.cap, merged.jobs)
+        assert self.ledger.install_policies("r1 r2", merged.cap, merged.jobs)
 
     def stray(self, id: str, job: str, worker: str = "w2", **more: Any) -> str:
         message = {"attempt": 0, "priority": 1, "grant": "", "expires_ms": None, "queue": "q", "granted_queue": ""}
-        answers, _ = self.ledger.stray(worker, [Stray(id=id, job=job, message=id.encode(), **{**message, **more})])
+        answers, _ = self.ledger.accept_strays(
+            worker, [Stray(id=id, job=job, message=id.encode(), **{**message, **more})]
+        )
         return answers[0]
 
     def letters(self) -> list[tuple[str, str]]:
-        return [(info["id"], info["job"]) for info in (json.loads(one) for one, _ in self.ledger.letters(None, 0, 10))]
+        return [
+            (info["id"], info["job"])
+            for info in (json.loads(one) for one, _ in self.ledger.list_dead_letters(None, 0, 10))
+        ]
 
     def reasons(self) -> list[list[str]]:
         return [one["reason"] for one in self.status()["waits"] or ()]
@@ -43,7 +49,7 @@ def rollout(redis_server: RedisServer) -> Rollout:
 
 
 def test_a_run_starts_only_where_its_job_is_and_keeps_nobody_waiting(rollout: Rollout):
-    rollout.roll_out({"new": {"cap": 1}, "both": {"cap": 1}}, {"both": {"cap": 1}})
+    rollout.roll_out({"new": {"max_running": 1}, "both": {"max_running": 1}}, {"both": {"max_running": 1}})
     rollout.come("new 1", "new")
     rollout.come("both 1", "both")
     rollout.come("new 2", "new")
@@ -56,11 +62,11 @@ def test_a_run_starts_only_where_its_job_is_and_keeps_nobody_waiting(rollout: Ro
 
 
 def test_a_run_of_a_job_that_nobody_has_any_more_waits_and_says_so(rollout: Rollout):
-    rollout.install({"old": {"cap": 1}, "kept": {"cap": 1}})
+    rollout.install({"old": {"max_running": 1}, "kept": {"max_running": 1}})
     for id in ("first", "second"):
         rollout.come(id, "old")
     rollout.ledger.leave("w1")
-    rollout.install({"kept": {"cap": 1}}, release="r2")
+    rollout.install({"kept": {"max_running": 1}}, release="r2")
     assert rollout.sweep().grants == []
     assert rollout.turn(free=4).starts == []
     assert rollout.reasons() == [["nobody", "old", "r1"]] * 2
@@ -72,12 +78,12 @@ def test_a_run_of_a_job_that_nobody_has_any_more_waits_and_says_so(rollout: Roll
     assert rollout.why("second", "run") == ("no_release", "old")
     rollout.end("other")
     rollout.ledger.leave("w1")
-    rollout.install({"old": {"cap": 1}, "kept": {"cap": 1}}, release="r1")
+    rollout.install({"old": {"max_running": 1}, "kept": {"max_running": 1}}, release="r1")
     assert [start.id for start in rollout.turn(free=4).starts] == ["first"]
 
 
 def test_a_message_that_came_to_a_worker_without_its_job_goes_to_one_that_has_it(rollout: Rollout):
-    rollout.roll_out({"new": {"cap": 1, "keyed": True}}, {"both": {}})
+    rollout.roll_out({"new": {"max_running": 1, "keyed": True}}, {"both": {}})
     assert rollout.stray("a", "new") == "wait"
     assert rollout.stray("a", "new") == "drop", "its reply may have got lost"
     assert rollout.reasons() == [["astray"]]
@@ -86,7 +92,7 @@ def test_a_message_that_came_to_a_worker_without_its_job_goes_to_one_that_has_it
     assert rollout.sweep("w1").strays == [b"a"]
     assert rollout.sweep("w1").strays == [], "it was given out a moment ago"
     assert rollout.come("a", "new", key="tenant") == "start"
-    assert rollout.redis.zcard(f"{PREFIX}astray") == 0
+    assert rollout.redis.zcard(key_of(PREFIX, "astray")) == 0
     assert rollout.come("b", "new", key="tenant") == "wait"
     assert rollout.come("a", "new", key="tenant") == "drop"
     assert rollout.end("a") == ["b"]
@@ -96,9 +102,9 @@ def test_it_is_given_out_again_if_it_was_not_taken_in(rollout: Rollout):
     rollout.roll_out({"new": {}}, {"both": {}})
     rollout.stray("a", "new")
     assert rollout.sweep("w1").strays == [b"a"]
-    rollout.redis.hincrby(f"{PREFIX}g", "clk", 31_000)
+    rollout.redis.hincrby(key_of(PREFIX, "ledger"), "clock", 31_000)
     for worker in ("w1", "w2"):
-        rollout.ledger.beat(worker, 60_000, [])
+        rollout.ledger.heartbeat(worker, 60_000, [])
     assert rollout.sweep("w1").strays == [b"a"]
 
 
@@ -106,7 +112,7 @@ def test_very_many_that_nobody_can_take_do_not_keep_others_from_being_given_out(
     rollout.roll_out({"mine": {}}, {"theirs": {}})
     for number in range(700):
         rollout.stray(f"theirs {number}", "theirs", worker="w1")
-    rollout.redis.hincrby(f"{PREFIX}g", "clk", 1)
+    rollout.redis.hincrby(key_of(PREFIX, "ledger"), "clock", 1)
     rollout.stray("mine", "mine")
     assert b"mine" in [*rollout.sweep("w1").strays, *rollout.sweep("w1").strays]
 
@@ -117,22 +123,22 @@ def test_it_can_be_cancelled_and_expires_meanwhile(rollout: Rollout):
     rollout.stray("b", "new", expires_ms=1)
     assert [(one.id, one.why) for one in rollout.sweep("w2").endings] == [("b", "expired")]
     assert rollout.ledger.cancel_by_hand("me", "a")[0] == "waiting"
-    assert rollout.redis.zcard(f"{PREFIX}astray") == 0
+    assert rollout.redis.zcard(key_of(PREFIX, "astray")) == 0
 
 
 def test_a_run_that_was_handed_over_to_the_wrong_worker_waits_again(rollout: Rollout):
-    rollout.install({"new": {"cap": 1}, "both": {}})
+    rollout.install({"new": {"max_running": 1}, "both": {}})
     rollout.come("a", "new")
     rollout.come("b", "new")
     [grant] = rollout.turn(ends={"a": "succeeded"}).grants
-    rollout.roll_out({"new": {"cap": 1}, "both": {}}, {"both": {}})
+    rollout.roll_out({"new": {"max_running": 1}, "both": {}}, {"both": {}})
     assert rollout.stray("b", "new", grant=grant.number) == "wait"
     assert rollout.sweep("w2").grants == []
     assert [start.id for start in rollout.turn(free=1).starts] == ["b"]
 
 
 def test_a_retry_that_came_to_the_wrong_worker_is_tried_again_where_its_job_is(rollout: Rollout):
-    rollout.roll_out({"new": {"cap": 1}}, {"both": {}})
+    rollout.roll_out({"new": {"max_running": 1}}, {"both": {}})
     rollout.come("a", "new")
     assert rollout.stray("a", "new", attempt=1) == "later", "the attempt before it has not ended"
     rollout.turn(ends={"a": "retry"})
@@ -148,20 +154,20 @@ def test_a_message_of_a_job_that_nobody_knows_becomes_a_dead_letter(rollout: Rol
     assert rollout.stray("a", "misspelt", worker="w1") == "nobody"
     assert rollout.stray("a", "misspelt", worker="w1") == "nobody"
     assert rollout.letters() == [("a", "misspelt")]
-    assert rollout.ledger.letter("a") is not None
-    assert rollout.ledger.purge("me", ["a"]) == 1
-    assert rollout.redis.zcard(f"{PREFIX}lost") == 0
+    assert rollout.ledger.read_dead_letter("a") is not None
+    assert rollout.ledger.purge_dead_letters("me", ["a"]) == 1
+    assert rollout.redis.zcard(key_of(PREFIX, "unknown_dead_letters")) == 0
 
 
 def test_runs_of_a_removed_job_become_runs_of_another_one(rollout: Rollout):
-    rollout.install({"old": {"cap": 1}, "new": {"cap": 1, "keyed": True}})
+    rollout.install({"old": {"max_running": 1}, "new": {"max_running": 1, "keyed": True}})
     rollout.come("failed", "old")
     rollout.end("failed", "failed")
     for id in ("runs", "waits"):
         rollout.come(id, "old")
     rollout.end("runs")
     rollout.ledger.leave("w1")
-    rollout.install({"new": {"cap": 1, "keyed": True}}, release="r2")
+    rollout.install({"new": {"max_running": 1, "keyed": True}}, release="r2")
     other = ("new", "q", "")
     assert rollout.ledger.requeue("me", "failed", "failed", 0, b"failed") == ("unknown", [])
     for id in ("failed", "waits"):
@@ -171,7 +177,7 @@ def test_runs_of_a_removed_job_become_runs_of_another_one(rollout: Rollout):
     assert rollout.letters() == []
     assert rollout.sweep().strays == [b"failed", b"waits"]
     assert rollout.come("failed", "new", key="a") == rollout.come("waits", "new", key="b") == "start"
-    assert [(change["what"], change["about"]) for change in map(json.loads, rollout.ledger.audit(2))] == [
+    assert [(change["what"], change["about"]) for change in map(json.loads, rollout.ledger.read_audit(2))] == [
         ("requeue", "waits"), ("requeue", "failed"),
     ]  # fmt: skip
 
@@ -180,21 +186,21 @@ def test_a_dead_letter_that_nobody_knew_runs_when_a_release_has_its_job(rollout:
     rollout.install({"one": {}})
     assert rollout.stray("a", "new", worker="w1") == "nobody"
     rollout.ledger.leave("w1")
-    rollout.install({"one": {}, "new": {"cap": 1, "keyed": True}}, release="r2")
+    rollout.install({"one": {}, "new": {"max_running": 1, "keyed": True}}, release="r2")
     assert rollout.ledger.requeue("me", "a", "a", 0, b"a") == ("ok", [])
     assert rollout.sweep().strays == [b"a"]
     assert rollout.come("a", "new", key="tenant") == "start"
 
 
 def test_all_runs_of_a_job_that_have_not_started_can_be_cancelled(rollout: Rollout):
-    rollout.install({"one": {"cap": 1}, "two": {"cap": 1}})
+    rollout.install({"one": {"max_running": 1}, "two": {"max_running": 1}})
     for number in range(250):
         rollout.come(f"one {number}", "one")
         rollout.come(f"two {number}", "two")
-    looked, first = rollout.ledger.unstarted("one", "wait", 0, 100)
+    looked, first = rollout.ledger.list_unstarted("one", "waiting", 0, 100)
     assert (looked, len(first)) == (100, 50)
     count, _ = rollout.ledger.cancel_all_by_hand("me", first)
     assert count == 50
     assert rollout.ledger.cancel_all_by_hand("me", [*first, "one 0"])[0] == 0, "that one runs"
     assert rollout.status()["waiting"] == 448
-    assert [json.loads(one)["about"] for one in rollout.ledger.audit(1)] == ["50 runs"]
+    assert [json.loads(one)["about"] for one in rollout.ledger.read_audit(1)] == ["50 runs"]

@@ -14,6 +14,7 @@ from celery.schedules import crontab
 from celery_orchestration import OrchestratedTask, Orchestration
 from celery_orchestration.errors import BadCall, ConfigurationError, LedgerUnavailable, UnknownEntry
 from celery_orchestration.ledger import Adopted, Adoption, Fire, Presence, keys
+from celery_orchestration.ledger.records import key_of
 from support.hostile import TEXTS
 from support.ledger import PREFIX, Shop
 from support.servers import RedisServer, redis_binaries
@@ -28,30 +29,30 @@ class Diary(Shop):
 
     def people(self, what: str, name: str = "hourly", *, why: str = "", task: str = "one", gen: str = "") -> str:
         written = (task, task, "every 60 s", f'{{"name": "{name}"}}', gen)
-        return self.ledger.schedule("me", what, name, why, written if what in ("add", "update") else ())
+        return self.ledger.change_schedule("me", what, name, why, written if what in ("add", "update") else ())
 
     def adopt(self, name: str = "hourly", source: str = "people", now_ms: int | None = None) -> Adopted:
         adoption = Adoption(keys.entry(name), name, "one", "one", "every 60 s", source, None)
-        [found] = self.ledger.adopt(self.term, self.now() if now_ms is None else now_ms, [adoption]) or ()
+        [found] = self.ledger.adopt_entries(self.term, self.now() if now_ms is None else now_ms, [adoption]) or ()
         return found
 
     def fire(self, due_ms: int, name: str = "hourly") -> str:
         entry = keys.entry(name)
-        id, gen = f"{name}-{due_ms}", self.entry(name)["gen"]
-        fire = Fire(entry, gen, due_ms, due_ms + 1, 0, "one", id, 10**9, message=b"m")
+        id, gen = f"{name}-{due_ms}", self.entry(name)["generation"]
+        fire = Fire(entry, gen, due_ms, due_ms + 1, 0, "one", id, 10**9, message=b"message")
         return self.ledger.dispatch(self.term, [fire]).answers[0][0]
 
     def entry(self, name: str = "hourly") -> dict[str, str]:
-        found = self.ledger.entry(name)
+        found = self.ledger.read_entry(name)
         assert found is not None
         return found
 
     def audited(self) -> list[tuple[str, str, str, str]]:
-        found = map(json.loads, self.ledger.audit(100))
+        found = map(json.loads, self.ledger.read_audit(100))
         return [(one["who"], one["what"], one["about"], one["why"]) for one in found]
 
     def changed(self, known: int | None) -> list[tuple[str, bool]]:
-        return [(entry, there) for entry, there, _ in self.ledger.changes(known).entries]
+        return [(entry, there) for entry, there, _ in self.ledger.read_changes(known).entries]
 
 
 @pytest.fixture(params=sorted(redis_binaries()))
@@ -69,13 +70,13 @@ def test_what_is_added_is_there_and_begins_then(diary):
     before = diary.now()
     assert diary.people("add") == "ok"
     found = diary.entry()
-    assert {name: found[name] for name in ("name", "task", "job", "every", "src", "doc")} == {
+    assert {name: found[name] for name in ("name", "task", "job", "every", "source", "written")} == {
         **{"name": "hourly", "task": "one", "job": "one", "every": "every 60 s"},
-        **{"src": "people", "doc": '{"name": "hourly"}'},
+        **{"source": "people", "written": '{"name": "hourly"}'},
     }
     assert before <= int(found["last"]) <= diary.now()
     adopted = diary.adopt()
-    assert (adopted.generation, adopted.last_ms, adopted.paused) == (found["gen"], int(found["last"]), False)
+    assert (adopted.generation, adopted.last_ms, adopted.paused) == (found["generation"], int(found["last"]), False)
     assert diary.audited() == [("me", "add entry", "hourly", "")]
 
 
@@ -84,23 +85,23 @@ def test_what_is_there_is_not_added_again(diary):
     before = diary.entry()
     assert diary.people("add", task="two") == "exists"
     assert diary.entry() == before
-    assert diary.ledger.changes(None).number == len(diary.audited()) == 1
+    assert diary.ledger.read_changes(None).number == len(diary.audited()) == 1
 
 
 def test_a_task_that_is_no_job_has_no_job(diary):
-    diary.ledger.schedule("me", "add", "plain", "", ("mail", "", "every 1 s", "{}", ""))
+    diary.ledger.change_schedule("me", "add", "plain", "", ("mail", "", "every 1 s", "{}", ""))
     assert "job" not in diary.entry("plain")
 
 
 def test_what_is_changed_is_of_another_generation_and_begins_anew(diary):
     diary.people("add")
     diary.adopt()
-    diary.ledger.plan(diary.term, [("hourly", 5)])
+    diary.ledger.record_next_due(diary.term, [("hourly", 5)])
     before = diary.entry()
-    assert diary.people("update", task="two", gen=before["gen"]) == "ok"
+    assert diary.people("update", task="two", gen=before["generation"]) == "ok"
     after = diary.entry()
-    assert (after["task"], after["src"]) == ("two", "people")
-    assert int(after["gen"]) > int(before["gen"])
+    assert (after["task"], after["source"]) == ("two", "people")
+    assert int(after["generation"]) > int(before["generation"])
     assert int(after["last"]) >= int(before["last"])
     assert "next" not in after
     assert diary.audited()[0] == ("me", "update entry", "hourly", "")
@@ -109,7 +110,7 @@ def test_what_is_changed_is_of_another_generation_and_begins_anew(diary):
 def test_of_two_who_change_it_the_second_has_to_look_again(diary):
     """Also one whose reply was lost."""
     diary.people("add")
-    gen = diary.entry()["gen"]
+    gen = diary.entry()["generation"]
     assert diary.people("update", gen=gen) == "ok"
     changed = diary.entry()
     assert diary.people("update", gen=gen) == "changed"
@@ -119,9 +120,9 @@ def test_of_two_who_change_it_the_second_has_to_look_again(diary):
 def test_what_is_removed_leaves_nothing_but_the_change(diary):
     diary.people("add")
     assert diary.people("remove") == "ok"
-    assert diary.ledger.entry("hourly") is None
-    assert diary.ledger.entries(0, 10) == []
-    assert diary.redis.exists(f"{PREFIX}entries", f"{PREFIX}added") == 0
+    assert diary.ledger.read_entry("hourly") is None
+    assert diary.ledger.read_entries(0, 10) == []
+    assert diary.redis.exists(key_of(PREFIX, "entries"), key_of(PREFIX, "added_entries")) == 0
     assert diary.changed(0) == [("hourly", False)]
     assert diary.adopt().problem == "gone"
 
@@ -129,13 +130,13 @@ def test_what_is_removed_leaves_nothing_but_the_change(diary):
 @pytest.mark.parametrize("what", ["update", "remove", "pause", "resume"])
 def test_what_is_not_there_cannot_be_changed(diary, what):
     assert diary.people(what) == "none"
-    assert diary.ledger.changes(None).number == 0
+    assert diary.ledger.read_changes(None).number == 0
     assert diary.audited() == []
 
 
 def test_an_entry_of_the_code_can_be_paused_and_nothing_else(diary):
     diary.adopt("nightly", "code")
-    gen = diary.entry("nightly")["gen"]
+    gen = diary.entry("nightly")["generation"]
     answers = [diary.people(what, "nightly", gen=gen) for what in ("add", "update", "remove")]
     assert answers == ["exists", "code", "code"]
     assert diary.people("pause", "nightly", why="too loud") == "ok"
@@ -149,10 +150,10 @@ def test_a_paused_entry_does_not_fire_and_what_was_due_is_not_made_up_for(diary)
     diary.people("add")
     last = diary.adopt().last_ms
     assert diary.people("pause", why="holidays") == "ok"
-    assert json.loads(diary.entry()["off"]) | {"at": 0} == {"by": "me", "why": "holidays", "at": 0}
+    assert json.loads(diary.entry()["paused"]) | {"at": 0} == {"by": "me", "why": "holidays", "at": 0}
     assert diary.fire(last + 1) == "paused"
     assert diary.people("resume") == "ok"
-    assert "off" not in diary.entry()
+    assert "paused" not in diary.entry()
     assert diary.adopt().last_ms >= last
     assert diary.fire(diary.adopt().last_ms) == "known"
     assert diary.fire(diary.adopt().last_ms + 1) == "fired"
@@ -169,7 +170,7 @@ def test_to_resume_what_is_not_paused_moves_no_due_time(diary):
 def test_a_paused_entry_that_is_changed_stays_paused(diary):
     diary.people("add")
     diary.people("pause")
-    diary.people("update", gen=diary.entry()["gen"])
+    diary.people("update", gen=diary.entry()["generation"])
     assert diary.adopt().paused
 
 
@@ -179,19 +180,19 @@ def test_the_time_of_the_last_fire_is_that_of_a_fire_and_not_of_a_change(diary):
     assert "at" not in diary.entry()
     assert diary.fire(due) == "fired"
     for what in ("pause", "resume", "update"):
-        diary.people(what, gen=diary.entry()["gen"])
+        diary.people(what, gen=diary.entry()["generation"])
         assert (diary.entry()["at"], diary.entry()["how"]) == (str(due), "fired")
 
 
 def test_names_are_told_apart_whatever_they_are(diary):
     names = [*TEXTS.values(), "x" * 300, "x" * 300 + "y"]
     for name in names:
-        assert diary.ledger.schedule("me", "add", name, name, ("one", "one", "every 1 s", "{}", "")) == "ok"
-    assert sorted(fields["name"] for _, fields in diary.ledger.entries(0, 100)) == sorted(names)
+        assert diary.ledger.change_schedule("me", "add", name, name, ("one", "one", "every 1 s", "{}", "")) == "ok"
+    assert sorted(fields["name"] for _, fields in diary.ledger.read_entries(0, 100)) == sorted(names)
     assert [(what, about) for _, what, about, _ in reversed(diary.audited())] == [("add entry", name) for name in names]
     for name in names:
         assert diary.people("remove", name) == "ok"
-    assert diary.ledger.entries(0, 100) == []
+    assert diary.ledger.read_entries(0, 100) == []
 
 
 def test_a_redis_that_is_full_takes_no_new_entry_and_lets_go_of_old_ones(diary):
@@ -201,7 +202,7 @@ def test_a_redis_that_is_full_takes_no_new_entry_and_lets_go_of_old_ones(diary):
         diary.people("add", "another")
     assert [diary.people(what) for what in ("pause", "resume", "remove")] == ["ok"] * 3
     diary.redis.config_set("maxmemory", 0)
-    assert diary.ledger.entries(0, 10) == []
+    assert diary.ledger.read_entries(0, 10) == []
     assert diary.changed(1) == [("hourly", False)]
 
 
@@ -209,15 +210,15 @@ def test_a_redis_that_is_full_takes_no_new_entry_and_lets_go_of_old_ones(diary):
 
 
 def break_as_text(diary: Diary) -> None:
-    diary.redis.set(f"{PREFIX}e:hourly", "x")
+    diary.redis.set(key_of(PREFIX, "entry", "hourly"), "x")
 
 
 def break_generation(diary: Diary) -> None:
-    diary.redis.hset(f"{PREFIX}e:hourly", "gen", "x")
+    diary.redis.hset(key_of(PREFIX, "entry", "hourly"), "generation", "x")
 
 
 def break_last(diary: Diary) -> None:
-    diary.redis.hdel(f"{PREFIX}e:hourly", "last")
+    diary.redis.hdel(key_of(PREFIX, "entry", "hourly"), "last")
 
 
 @pytest.mark.parametrize("broken", [break_as_text, break_generation, break_last])
@@ -229,9 +230,9 @@ def test_a_broken_record_can_be_removed_and_nothing_else(diary, broken, source):
     broken(diary)
     for what in ("add", "update", "pause", "resume"):
         assert diary.people(what) == ("exists" if what == "add" else "corrupt")
-    [(entry, fields)] = diary.ledger.entries(0, 10)
+    [(entry, fields)] = diary.ledger.read_entries(0, 10)
     assert entry == "hourly"
-    assert ("gen" not in fields) or ("last" not in fields) or fields["gen"] == "x"
+    assert ("generation" not in fields) or ("last" not in fields) or fields["generation"] == "x"
     assert diary.adopt(source=source).problem.startswith("corrupt")
     assert diary.people("remove") == "ok"
     if source == "code":
@@ -242,22 +243,22 @@ def test_a_broken_record_can_be_removed_and_nothing_else(diary, broken, source):
 
 def test_an_entry_whose_record_vanished_is_listed_until_it_is_removed_or_added_again(diary):
     diary.people("add")
-    diary.redis.delete(f"{PREFIX}e:hourly")
-    assert diary.ledger.entry("hourly") == {}
+    diary.redis.delete(key_of(PREFIX, "entry", "hourly"))
+    assert diary.ledger.read_entry("hourly") == {}
     assert diary.people("pause") == "corrupt"
     assert diary.people("remove") == "ok"
     assert diary.people("remove") == "none"
     diary.people("add")
-    diary.redis.delete(f"{PREFIX}e:hourly")
+    diary.redis.delete(key_of(PREFIX, "entry", "hourly"))
     assert diary.people("add") == "ok"
 
 
 def test_what_is_no_text_is_read_as_far_as_it_can(diary):
     diary.people("add")
-    diary.redis.hset(f"{PREFIX}e:hourly", mapping={"doc": b"\xff\x00", "name": b"\xfe"})
-    [(_, fields)] = diary.ledger.entries(0, 10)
-    assert (fields["doc"], fields["name"]) == ("\ufffd\x00", "\ufffd")
-    assert diary.ledger.changes(None).entries == [("hourly", True, "\ufffd\x00")]
+    diary.redis.hset(key_of(PREFIX, "entry", "hourly"), mapping={"written": b"\xff\x00", "name": b"\xfe"})
+    [(_, fields)] = diary.ledger.read_entries(0, 10)
+    assert (fields["written"], fields["name"]) == ("\ufffd\x00", "\ufffd")
+    assert diary.ledger.read_changes(None).entries == [("hourly", True, "\ufffd\x00")]
 
 
 # -- the verb changes
@@ -265,11 +266,11 @@ def test_what_is_no_text_is_read_as_far_as_it_can(diary):
 
 def test_who_knows_of_some_changes_hears_of_those_since(diary):
     diary.adopt("nightly", "code")
-    assert (diary.ledger.changes(None).number, diary.changed(None)) == (0, [])
+    assert (diary.ledger.read_changes(None).number, diary.changed(None)) == (0, [])
     diary.people("add", "a")
     diary.people("add", "b")
     diary.people("pause", "nightly")
-    assert diary.ledger.changes(0).number == 3
+    assert diary.ledger.read_changes(0).number == 3
     assert diary.changed(0) == [("a", True), ("b", True), ("nightly", True)]
     assert diary.changed(2) == [("nightly", True)]
     assert diary.changed(3) == []
@@ -283,7 +284,7 @@ def test_who_knows_of_none_hears_of_all_that_people_added(diary):
     for name in "abc":
         diary.people("add", name)
     diary.people("remove", "b")
-    found = diary.ledger.changes(None)
+    found = diary.ledger.read_changes(None)
     assert (found.number, found.complete) == (5, True)
     assert sorted(found.entries) == [("a", True, '{"name": "a"}'), ("c", True, '{"name": "c"}')]
 
@@ -291,10 +292,10 @@ def test_who_knows_of_none_hears_of_all_that_people_added(diary):
 def test_who_missed_too_many_changes_has_to_ask_for_all(diary):
     for number in range(1001):
         diary.people("add", f"e{number}")
-    assert not diary.ledger.changes(0).complete
-    assert diary.ledger.changes(1).complete
+    assert not diary.ledger.read_changes(0).complete
+    assert diary.ledger.read_changes(1).complete
     assert len(diary.changed(1)) == 1000
-    assert diary.redis.zcard(f"{PREFIX}changed") == 1000
+    assert diary.redis.zcard(key_of(PREFIX, "changed_entries")) == 1000
     assert len(diary.changed(None)) == 1001
 
 
@@ -311,10 +312,10 @@ def test_a_scheduler_hears_of_changes_with_its_term(diary):
 def test_entries_come_in_parts(diary):
     for number in range(25):
         diary.people("add", f"e{number}")
-    parts = [diary.ledger.entries(skip, 10) for skip in (0, 10, 20, 30)]
+    parts = [diary.ledger.read_entries(skip, 10) for skip in (0, 10, 20, 30)]
     assert [len(part) for part in parts] == [10, 10, 5, 0]
     assert {entry for part in parts for entry, _ in part} == {f"e{number}" for number in range(25)}
-    assert diary.ledger.entries(0, 0) == []
+    assert diary.ledger.read_entries(0, 0) == []
 
 
 def test_entries_tell_what_came_of_them(diary):
@@ -410,15 +411,15 @@ def test_a_task_may_be_given_itself(client, app):
 def test_what_fires_is_seen(client, shop):
     client.schedule.add("often", "shop.fetch", 1)
     due = shop.adopt("often").last_ms + 1
-    shop.ledger.plan(shop.term, [("often", due)])
+    shop.ledger.record_next_due(shop.term, [("often", due)])
     assert client.schedule.get("often").next_fire == at(due)
-    gen = shop.entry("often")["gen"]
-    fire = Fire("often", gen, due, due + 1, 3, "shop.fetch", "the-run", 10**9, "skip", message=b"m")
+    gen = shop.entry("often")["generation"]
+    fire = Fire("often", gen, due, due + 1, 3, "shop.fetch", "the-run", 10**9, "skip", message=b"message")
     assert shop.ledger.dispatch(shop.term, [fire]).answers == [("fired",)]
     found = client.schedule.get("often")
     assert (found.last_outcome, found.last_run, found.fires, found.misses) == ("fired", "the-run", 1, 3)
     assert (found.last_fire, found.next_fire) == (at(due), at(due + 1))
-    again = Fire("often", gen, due + 1, due + 2, 0, "shop.fetch", "no-run", 10**9, "skip", message=b"m")
+    again = Fire("often", gen, due + 1, due + 2, 0, "shop.fetch", "no-run", 10**9, "skip", message=b"message")
     assert shop.ledger.dispatch(shop.term, [again]).answers[0][0] == "skipped"
     found = client.schedule.get("often")
     assert (found.last_outcome, found.last_run, found.fires, found.skips) == ("skipped", "the-run", 1, 1)
@@ -478,11 +479,11 @@ def test_one_bad_entry_does_not_hide_the_others(client, app, shop):
         schedule.add(name, "shop.mail", 60, ["a"])
     schedule.add("gone", "shop.fetch", 60)
     del app.tasks["shop.fetch"]
-    shop.redis.set(f"{PREFIX}e:b", "x")
-    shop.redis.delete(f"{PREFIX}e:d")
-    shop.redis.hset(f"{PREFIX}e:e", "doc", "{")
-    shop.redis.hset(f"{PREFIX}e:f", mapping={"off": "{", "name": b"\xff"})
-    shop.redis.hset(f"{PREFIX}e:g", "fires", "many")
+    shop.redis.set(key_of(PREFIX, "entry", "b"), "x")
+    shop.redis.delete(key_of(PREFIX, "entry", "d"))
+    shop.redis.hset(key_of(PREFIX, "entry", "e"), "written", "{")
+    shop.redis.hset(key_of(PREFIX, "entry", "f"), mapping={"paused": "{", "name": b"\xff"})
+    shop.redis.hset(key_of(PREFIX, "entry", "g"), "fires", "many")
     problems = {entry.name: entry.problem for entry in schedule.list()}
     corrupt = "its record is corrupt"
     assert problems == {
@@ -501,21 +502,21 @@ def test_one_bad_entry_does_not_hide_the_others(client, app, shop):
 
 def test_an_entry_of_the_code_whose_task_is_elsewhere_is_no_problem(client, shop):
     """Celery's beat sends it by its name."""
-    shop.ledger.adopt(shop.term, shop.now(), [Adoption("x", "x", "other.task", "", "every 5 s", "code", None)])
+    shop.ledger.adopt_entries(shop.term, shop.now(), [Adoption("x", "x", "other.task", "", "every 5 s", "code", None)])
     [found] = client.schedule.list()
     assert (found.problem, found.is_job, found.source) == (None, False, "code")
 
 
 def test_a_continuous_entry_is_one(client, shop):
     one = Adoption("shop.poll", "shop.poll", "shop.poll", "shop.poll", "continuously", "code", None, 0, b"x", "q")
-    shop.ledger.adopt(shop.term, shop.now(), [one])
+    shop.ledger.adopt_entries(shop.term, shop.now(), [one])
     [found] = client.schedule.list()
     assert (found.continuous, found.is_job, found.every) == (True, True, "continuously")
 
 
 def test_more_entries_than_are_read_at_a_time(client, shop):
     for number in range(450):
-        shop.ledger.schedule("me", "add", f"e{number:03}", "", ("shop.mail", "", "every 1 s", "{}", ""))
+        shop.ledger.change_schedule("me", "add", f"e{number:03}", "", ("shop.mail", "", "every 1 s", "{}", ""))
     assert [entry.name for entry in client.schedule.list()] == [f"e{number:03}" for number in range(450)]
     assert client.status().scheduler.entries == 450
 
@@ -563,7 +564,7 @@ def test_status_tells_who_leads_and_who_stands_by(client, shop):
 
 def test_a_term_that_is_over_is_nobodys(client, shop):
     member(shop, "s1")
-    shop.redis.hset(f"{PREFIX}lead", "until", shop.now() - 1)
+    shop.redis.hset(key_of(PREFIX, "leader"), "until", shop.now() - 1)
     status = client.status()
     assert (status.scheduler.leader, status.scheduler.since) == (None, None)
     assert status.scheduler.standbys == ["s1@host"]
@@ -591,17 +592,17 @@ def test_nobody_has_to_lead_where_nothing_is_to_be_fired_by_ours(client, app, re
 
 
 def test_a_broken_record_of_the_lead_does_not_break_status(client, shop):
-    shop.redis.delete(f"{PREFIX}lead", f"{PREFIX}entries")
-    shop.redis.set(f"{PREFIX}lead", "x")
-    shop.redis.set(f"{PREFIX}entries", "x")
+    shop.redis.delete(key_of(PREFIX, "leader"), key_of(PREFIX, "entries"))
+    shop.redis.set(key_of(PREFIX, "leader"), "x")
+    shop.redis.set(key_of(PREFIX, "entries"), "x")
     assert client.status().scheduler.leader is None
 
 
 def test_a_scheduler_that_died_is_no_worker_that_died(client, shop):
     for name, kind in (("s1", "beat"), ("w2", "prefork")):
         member(shop, name, kind)
-        shop.redis.zadd(f"{PREFIX}ws", {name: -1})
-    shop.redis.hincrby(f"{PREFIX}g", "clk", 1)
+        shop.redis.zadd(key_of(PREFIX, "leases"), {name: -1})
+    shop.redis.hincrby(key_of(PREFIX, "ledger"), "clock", 1)
     assert sorted(shop.ledger.sweep("w1", 1, 5000).dead_workers) == ["s1@host", "w2@host"]
     assert [death.name for death in client.status().died] == ["w2@host"]
 
@@ -612,7 +613,7 @@ def test_a_scheduler_that_died_is_no_worker_that_died(client, shop):
 def test_history_tells_entry_and_due_time_and_counts_fires_that_made_no_run(client, shop):
     client.schedule.add("of\u202eten:", "shop.fetch", 1)
     entry, begin = keys.entry("of\u202eten:"), shop.adopt("of\u202eten:").last_ms
-    gen = shop.entry("of\u202eten:")["gen"]
+    gen = shop.entry("of\u202eten:")["generation"]
     for number in range(1, 5):
         due = begin + number
         fire = Fire(entry, gen, due, due + 1, 0, "shop.fetch", f"run-{number}", 10**9, "skip", message=b"x")

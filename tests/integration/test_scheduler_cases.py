@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 
 from celery_orchestration.ledger import Ledger
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.scheduler.leadership import Term
 from support.dispatching import Beat
 from support.ledger import PREFIX, arrival
 from support.wait import until
 
 HOUR_MS = 3_600_000
-J_AFTER_D = {"d": {"cap": 1}, "j": {"deps": [{"job": "d", "on": "idle"}]}}
+J_AFTER_D = {"d": {"max_running": 1}, "j": {"depends_on": [{"job": "d", "on": "idle"}]}}
 
 
 class TestContinuousJobs:
     def start(self, beat: Beat, **more: Any) -> str:
-        beat.begin({"one": {"cap": 1}})
+        beat.begin({"one": {"max_running": 1}})
         beat.adopt_continuous(**more)
-        [grant] = beat.ledger.continue_(beat.term, ["e"]).grants
+        [grant] = beat.ledger.continue_entries(beat.term, ["e"]).grants
         beat.run(grant)
         return grant.id
 
@@ -28,9 +29,9 @@ class TestContinuousJobs:
         """A new release leads, which has no such entry."""
         id = self.start(beat)
         beat.ledger.resign("s1", beat.term)
-        until(lambda: beat.redis.zscore(f"{PREFIX}entries", "e") < beat.now())
+        until(lambda: beat.redis.zscore(key_of(PREFIX, "entries"), "e") < beat.now())
         beat.term = beat.lead("s2")
-        assert beat.ledger.retire(beat.term)
+        assert beat.ledger.retire_entries(beat.term)
         assert beat.end(id) == []
         assert beat.runs() == {}
 
@@ -38,17 +39,17 @@ class TestContinuousJobs:
         id = self.start(beat)
         beat.turn(ends={id: "requeued"})
         for _ in range(3):
-            assert beat.ledger.continue_(beat.term, ["e"]).answers == [("rests",)]
+            assert beat.ledger.continue_entries(beat.term, ["e"]).answers == [("rests",)]
         assert beat.come(id, "one") == "start"
         [following] = beat.end(id)
         assert following != id
 
     def test_go_on_at_once_when_redis_s_clock_was_set_back(self, beat: Beat):
         id = self.start(beat, gap_ms=1000)
-        beat.redis.hset(f"{PREFIX}e:e", "last", beat.now() + HOUR_MS)
+        beat.redis.hset(key_of(PREFIX, "entry", "e"), "last", beat.now() + HOUR_MS)
         beat.end(id)
         [following] = beat.runs()
-        assert beat.redis.zscore(f"{PREFIX}later", following) < beat.now() + 60_000
+        assert beat.redis.zscore(key_of(PREFIX, "later"), following) < beat.now() + 60_000
 
 
 class TestRunsThatGoBackToTheBroker:
@@ -70,19 +71,19 @@ class TestRunsThatGoBackToTheBroker:
         beat.adopt()
         id = beat.starts()
         beat.turn(ends={id: "requeued"})
-        beat.redis.zadd(f"{PREFIX}gr", {id: -1})
+        beat.redis.zadd(key_of(PREFIX, "deadlines"), {id: -1})
         assert beat.sweep().retries == [id]
-        found = beat.ledger.retrying(id)
+        found = beat.ledger.read_retry(id)
         assert found is not None
         assert found[1] == -1  # the next attempt is the first
 
 
 class TestWhoWaitsForAFire:
     def test_is_not_who_came_before_it_whatever_comes_first_in_rank(self, beat: Beat):
-        beat.begin({**J_AFTER_D, "j": {**J_AFTER_D["j"], "cap": 1}})
+        beat.begin({**J_AFTER_D, "j": {**J_AFTER_D["j"], "max_running": 1}})
         beat.adopt("d", "d")
         assert [beat.come("j0", "j"), beat.come("j1", "j")] == ["start", "wait"]
-        beat.ledger.switch("d", False, "me", "")
+        beat.ledger.enable_or_disable("d", False, "me", "")
         assert beat.fires("d", "d") == ("fired",)
         assert beat.turn(come=[arrival("j2", "j", priority=2)]).answers[0].what == "wait"
         assert beat.end("j0") == ["j1"]
@@ -95,14 +96,14 @@ class TestWhoWaitsForAFire:
         fire = beat.fire("d", "d")
         beat.dispatch(fire)
         assert beat.come("j1", "j") == "wait"
-        beat.redis.hset(f"{PREFIX}r:{fire.id}", "s", "garbage")
+        beat.redis.hset(key_of(PREFIX, "run", fire.id), "record", "garbage")
         assert beat.end("d0") == ["j1"]
 
     def test_goes_on_if_a_worker_of_an_older_release_started_it(self, beat: Beat):
         beat.begin(J_AFTER_D)
-        beat.redis.zadd(f"{PREFIX}sq:d", {"long gone": 1})
+        beat.redis.zadd(key_of(PREFIX, "scheduled", "d"), {"long gone": 1})
         assert beat.come("j1", "j") == "start"
-        assert not beat.redis.exists(f"{PREFIX}sq:d")
+        assert not beat.redis.exists(key_of(PREFIX, "scheduled", "d"))
 
 
 class TestGarbage:
@@ -113,53 +114,54 @@ class TestGarbage:
         for entry in "ef":
             beat.adopt(entry)
             fires.append(beat.fire(entry))
-        beat.redis.hset(f"{PREFIX}e:e", "last", last)
+        beat.redis.hset(key_of(PREFIX, "entry", "e"), "last", last)
         assert [answer[0] for answer in beat.dispatch(*fires).answers] == ["corrupt", "fired"]
         assert beat.adopt("e").problem.startswith("corrupt")
 
-    @pytest.mark.parametrize("key", ["added", "changed", "entries", "sq:one"])
-    def test_a_key_of_another_type_is_set_aside(self, any_beat: Beat, key: str):
+    @pytest.mark.parametrize("name", ["added_entries", "changed_entries", "entries", "scheduled"])
+    def test_a_key_of_another_type_is_set_aside(self, any_beat: Beat, name: str):
         beat = any_beat
         beat.begin({"one": {}})
         beat.adopt("e")
-        beat.redis.delete(f"{PREFIX}{key}")
-        beat.redis.set(f"{PREFIX}{key}", "x")
-        assert beat.ledger.changes(None).entries == []
-        assert beat.ledger.schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
+        key = key_of(PREFIX, name, "one") if name == "scheduled" else key_of(PREFIX, name)
+        beat.redis.delete(key)
+        beat.redis.set(key, "x")
+        assert beat.ledger.read_changes(None).entries == []
+        assert beat.ledger.change_schedule("me", "add", "mine", "", ("one", "one", "every 5 s", "{}")) == "ok"
         assert beat.fires("e") == ("fired",)
         assert beat.adopt("f").problem == ""
 
     def test_no_number_of_changes_is_none(self, beat: Beat):
         beat.begin({"one": {}})
-        beat.redis.hset(f"{PREFIX}g", "changes", "x")
+        beat.redis.hset(key_of(PREFIX, "ledger"), "changes", "x")
         assert beat.lead("s1", beat.term) == beat.term
 
     def test_a_lane_of_another_type_keeps_no_fire_of_others_from_being_granted(self, any_beat: Beat):
         beat = any_beat
-        beat.begin({"bad": {"cap": 1}, "good": {}})
+        beat.begin({"bad": {"max_running": 1}, "good": {}})
         for entry in ("bad", "good"):
             beat.adopt(entry, entry)
         beat.come("busy", "bad")
         beat.come("waits", "bad")
-        beat.redis.delete(f"{PREFIX}l:bad:")
-        beat.redis.set(f"{PREFIX}l:bad:", "x")
+        beat.redis.delete(key_of(PREFIX, "lane", "bad", ""))
+        beat.redis.set(key_of(PREFIX, "lane", "bad", ""), "x")
         found = beat.dispatch(bad := beat.fire("bad", "bad"), good := beat.fire("good", "good"))
         assert [answer[0] for answer in found.answers] == ["corrupt", "fired"]
         assert [grant.id for grant in found.grants] == [good.id]
         assert "fires" not in beat.entry("bad")
-        beat.redis.delete(f"{PREFIX}l:bad:")
+        beat.redis.delete(key_of(PREFIX, "lane", "bad", ""))
         assert beat.dispatch(bad).answers == [("fired",)]
 
 
 def test_an_entry_that_is_ahead_of_a_clock_that_was_set_back_begins_anew(beat: Beat):
     beat.begin({"one": {}})
     beat.adopt()
-    beat.redis.hset(f"{PREFIX}e:e", "last", beat.now() + HOUR_MS)
+    beat.redis.hset(key_of(PREFIX, "entry", "e"), "last", beat.now() + HOUR_MS)
     assert beat.adopt(ago_ms=1000).last_ms <= beat.now()
     assert beat.fires(due_ms=beat.now()) == ("fired",)
-    beat.redis.hset(f"{PREFIX}e:e", "last", beat.now() + HOUR_MS)
-    beat.ledger.schedule("me", "pause", "e", "")
-    beat.ledger.schedule("me", "resume", "e", "")
+    beat.redis.hset(key_of(PREFIX, "entry", "e"), "last", beat.now() + HOUR_MS)
+    beat.ledger.change_schedule("me", "pause", "e", "")
+    beat.ledger.change_schedule("me", "resume", "e", "")
     assert int(beat.entry()["last"]) <= beat.now()
 
 

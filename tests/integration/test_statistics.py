@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from celery_orchestration.job import tracing
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Outcome, packed
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate.history import statistics
 from celery_orchestration.operate.history.statistics import Counts, Durations, Statistics
 from support.clocks import Clock
@@ -68,7 +69,7 @@ def test_outcomes_are_counted_and_run_times_are_in_buckets(shop: Shop):
 
 
 def test_queue_wait_gate_wait_hand_over_and_requested_delay_are_separate_figures(shop: Shop):
-    shop.install({"one": {"cap": 1}})
+    shop.install({"one": {"max_running": 1}})
     assert shop.come("a", "one", queued_ms=2000) == "start"
     assert shop.come("b", "one", queued_ms=40) == "wait"
     now = int(time.time() * 1000)
@@ -129,7 +130,7 @@ def traced(id: str, job: str, trace: str = TRACE, **more: Any) -> Any:
 def test_what_a_traced_run_waited_for_comes_with_its_start(shop: Shop):
     """Whatever the gate let it wait for; and again if the reply gets lost."""
     other = TRACE.replace("b7ad", "c7ad")
-    shop.install({"one": {"cap": 1}})
+    shop.install({"one": {"max_running": 1}})
     assert shop.turn(come=[traced("a", "one", other)]).answers[0].what == "start"
     assert shop.turn(come=[traced("b", "one")]).answers[0].what == "wait"
     time.sleep(0.02)  # what is told is time
@@ -143,13 +144,13 @@ def test_what_a_traced_run_waited_for_comes_with_its_start(shop: Shop):
 
 
 def test_a_handed_over_run_tells_of_its_wait_and_of_the_hand_over(shop: Shop):
-    shop.install({"one": {"cap": 1}})
+    shop.install({"one": {"max_running": 1}})
     shop.come("a", "one")
     assert shop.turn(come=[traced("b", "one")]).answers[0].what == "wait"
     time.sleep(0.02)
     (grant,) = shop.turn(ends={"a": "succeeded"}).grants
     time.sleep(0.02)
-    assert shop.ledger.published([grant]) == 1
+    assert shop.ledger.confirm_published([grant]) == 1
     time.sleep(0.02)
     turn = shop.turn(come=[traced("b", "one", grant=grant.number)])
     waits = tracing.read(turn.waits["b"])
@@ -159,7 +160,7 @@ def test_a_handed_over_run_tells_of_its_wait_and_of_the_hand_over(shop: Shop):
 
 
 def test_a_run_that_nobody_traces_tells_nothing(shop: Shop):
-    shop.install({"one": {"cap": 1}})
+    shop.install({"one": {"max_running": 1}})
     shop.come("a", "one")
     assert shop.turn(come=[traced("b", "one", "")]).answers[0].what == "wait"
     time.sleep(0.02)
@@ -200,9 +201,13 @@ def test_what_is_kept_of_a_job_is_bounded(timed: Shop, clock: Clock):
     for hours in range(0, 24 * 65, 5):
         clock.set(hours * HOUR)
         run(timed, f"run {hours}")
-    found = [key.removeprefix(PREFIX) for key in timed.redis.keys(f"{PREFIX}t*")]
-    assert len([key for key in found if key.startswith("tm:one:")]) == 24
-    assert len([key for key in found if key.startswith("th:one:")]) == 30
+    found = [
+        key.removeprefix(PREFIX)
+        for key in timed.redis.keys(f"{PREFIX}*")
+        if key.removeprefix(PREFIX).startswith(("totals:", "minutes:", "hours:"))
+    ]
+    assert len([key for key in found if key.startswith("minutes:one:")]) == 24
+    assert len([key for key in found if key.startswith("hours:one:")]) == 30
     assert len(found) == 24 + 30 + 1
     assert max(timed.redis.hlen(PREFIX + key) for key in found) <= 61
     assert {timed.redis.ttl(PREFIX + key) for key in found} == {-1}
@@ -216,15 +221,16 @@ def test_a_clock_that_was_set_back_loses_nothing(timed: Shop, clock: Clock):
     assert all_of(timed, "one").counters["succeeded"] == 2
 
 
-@pytest.mark.parametrize("key", ["t:one", "tm:one:{}", "j:one"])
-def test_a_record_that_somebody_wrote_over_does_not_stop_a_run(timed: Shop, clock: Clock, key: str):
+@pytest.mark.parametrize("record", [("totals",), ("minutes", "{}"), ("job",)], ids=" ".join)
+def test_a_record_that_somebody_wrote_over_does_not_stop_a_run(timed: Shop, clock: Clock, record: tuple[str, ...]):
     run(timed, "a")
     clock.set(MINUTE)
-    if key == "j:one":
-        timed.redis.hset(f"{PREFIX}j:one", "t", "no statistics")
+    name, *more = record
+    if name == "job":
+        timed.redis.hset(key_of(PREFIX, "job", "one"), "minute", "no statistics")
     else:
         for hour in range(24):
-            timed.redis.set(f"{PREFIX}{key.format(hour)}", "x")
+            timed.redis.set(key_of(PREFIX, name, "one", *(one.format(hour) for one in more)), "x")
     run(timed, "b")
     assert all_of(timed, "one").counters["succeeded"] >= 1
 
@@ -233,8 +239,10 @@ def test_the_statistics_of_a_deleted_job_go_with_it_but_for_the_sum_of_all(shop:
     shop.install({"one": {}, "two": {}})
     run(shop, "a")
     shop.install({"two": {}})
-    assert shop.redis.keys(f"{PREFIX}t*:one*") == []
-    told = shop.ledger.statistics("all", [""])["jobs"][0]["sums"][0]
+    assert [
+        key for name in ("totals", "minutes", "hours") for key in shop.redis.keys(key_of(PREFIX, name, "one*"))
+    ] == []
+    told = shop.ledger.read_statistics("all", [""])["jobs"][0]["sums"][0]
     assert told["succeeded"] == 1
 
 
@@ -245,11 +253,11 @@ for id = 1, 200, 11 do sum[id] = id * 1000 end
 local packed = cmsgpack.pack(sum)
 for minute = now - 1430, now - 1 do
   local hour = math.floor(minute / 60)
-  redis.call('HSET', prefix .. 'tm:' .. name .. ':' .. hour % 24, 'at', hour, minute % 60, packed)
+  redis.call('HSET', prefix .. 'minutes:' .. name .. ':' .. hour % 24, 'at', hour, minute % 60, packed)
 end
 for hour = math.floor(now / 60) - 700, math.floor(now / 60) - 1 do
   local day = math.floor(hour / 24)
-  redis.call('HSET', prefix .. 'th:' .. name .. ':' .. day % 30, 'at', day, hour % 24, packed)
+  redis.call('HSET', prefix .. 'hours:' .. name .. ':' .. day % 30, 'at', day, hour % 24, packed)
 end
 """
 

@@ -94,7 +94,7 @@ def test_a_place_that_was_to_go_when_its_supervisor_died_gets_no_worker_again(
         return not supervisor.place_workers
 
     until(is_given_up, 10)
-    assert not ledger.pools({"images": []})["pools"]["images"].get("places")
+    assert not ledger.read_pools({"images": []})["pools"]["images"].get("places")
 
 
 def test_a_claim_whose_reply_was_lost_is_not_made_again_once_a_renewal_has_found_it(ledger: Ledger, places: Places):

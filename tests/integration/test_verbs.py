@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_orchestration.ledger import Ledger
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.ledger.scripts import LIBRARY_PREFIX, library, script, verbs
 from celery_orchestration.ledger.wire import _MOST_LIBRARIES
 from support.servers import RedisServer, redis_binaries
@@ -47,7 +48,7 @@ def libraries(server: RedisServer) -> list[str]:
 
 
 def works(ledger: Ledger) -> bool:
-    return ledger.members().members == []
+    return ledger.list_nodes().members == []
 
 
 def test_functions_are_loaded_once_and_called(server, ledger):
@@ -90,7 +91,7 @@ def test_libraries_of_other_releases_do_not_pile_up(server, ledger):
         server.client().function_load(f"#!lua name={name}\nredis.register_function('x{number}', function() end)")
     assert works(ledger)
     assert len(libraries(server)) == _MOST_LIBRARIES + 1
-    assert any(library("members").name in name for name in libraries(server))
+    assert any(library("list_nodes").name in name for name in libraries(server))
 
 
 def test_a_full_redis_is_asked_by_scripts_and_by_functions_again_later(server, ledger):
@@ -117,9 +118,9 @@ def test_a_redis_that_was_full_before_the_functions_were_loaded_runs_scripts(ser
 
 def test_an_error_within_a_function_is_not_tried_again_as_a_script(server, ledger):
     """It may have written something by then."""
-    server.client().set(f"{PREFIX}ws", "no sorted set")
+    server.client().set(key_of(PREFIX, "leases"), "no sorted set")
     with pytest.raises(Exception, match="WRONGTYPE"):
-        ledger.members()
+        ledger.list_nodes()
     assert calls(server)["evalsha"] == 0
 
 

@@ -153,8 +153,8 @@ MUTANTS = [
     Mutant(
         "cap-of-the-newest-release",
         "job/graph.py",
-        '"cap": min((cap for cap, _ in limits), default=None)',
-        '"cap": newer["cap"]',
+        '"max_running": min((cap for cap, _ in limits), default=None)',
+        '"max_running": newer["max_running"]',
         "During a deployment more runs than the old release allows run at once.",
         (GRAPH,),
     ),

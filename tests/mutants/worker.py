@@ -339,8 +339,8 @@ MUTANTS = [
     Mutant(
         "notice-lost-with-a-failed-call",
         "worker/heartbeat.py",
-        "            self._ledger.over(self._notices.timed_out[0])\n            self._notices.timed_out.popleft()",
-        "            self._ledger.over(self._notices.timed_out.popleft())",
+        "            self._ledger.time_out(self._notices.timed_out[0])\n            self._notices.timed_out.popleft()",
+        "            self._ledger.time_out(self._notices.timed_out.popleft())",
         "A run over its time limit counts as running if the ledger was away just then.",
         (HEARTBEATS,),
     ),

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from celery_orchestration import Orchestration
 from celery_orchestration.errors import LedgerError, OrchestrationError
 from celery_orchestration.job.task import jobs_of
+from celery_orchestration.ledger.records import key_of
 from soak.crew import APP, Crew
 from soak.journal import VARIABLE, Journal
 from soak.plan import LEASE, Act, Call, Fault, Plan, Run
@@ -38,7 +39,7 @@ HURRY_AFTER = 4.0
 #: Seconds after which the soak itself, had it stood still that long, says that the machine was too busy to tell.
 STALL = LEASE / 3
 #: The state of a run's record, for those that status() has no reason for.
-_STATE = "local s = redis.call('HGET', KEYS[1], 's'); return s and ({cmsgpack.unpack(s)})[3] or false"
+_STATE = "local s = redis.call('HGET', KEYS[1], 'record'); return s and cmsgpack.unpack(s).state or false"
 
 Progress = Callable[[str], None]
 
@@ -218,7 +219,7 @@ class Soak:
         """Half a minute is long for a short soak: what was handed over and has not started is overdue now."""
         for run in status_of(self.app).runs:
             if run.state == "queued" and run.seconds > 2:
-                self._crew.ledger.zadd(f"{prefix_of(self.app)}gr", {run.id: 0}, xx=True)
+                self._crew.ledger.zadd(key_of(prefix_of(self.app), "deadlines"), {run.id: 0}, xx=True)
 
     def _leftovers(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -266,7 +267,7 @@ class Soak:
         reasons = {run.id: f"waiting: {run.reason}" for run in status_of(self.app).waits}
         found = {}
         for run in self._outstanding:
-            state = self._crew.ledger.eval(_STATE, 1, f"{prefix_of(self.app)}r:{run}")
+            state = self._crew.ledger.eval(_STATE, 1, key_of(prefix_of(self.app), "run", run))
             if state:
                 found[run] = reasons.get(run, state)
         return found

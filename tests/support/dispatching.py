@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from celery_orchestration.job.envelope import Envelope
-from celery_orchestration.ledger import Adopted, Adoption, Dispatched, Fire, Grant
+from celery_orchestration.ledger import Adopted, Adoption, Dispatched, Fire, Grant, HistoryLine
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.scheduler.message import MARK
 from support.invariants import CONFIGURATION, CONFIGURATION_OF
 from support.ledger import PREFIX, Case, arrival
@@ -15,8 +15,8 @@ from support.servers import RedisServer
 TERM_MS, EVER_MS = 600_000, 10**12
 RUNS = """
 local found = {}
-for _, key in ipairs(redis.call('KEYS', KEYS[1] .. 'r:*')) do
-  found[#found + 1] = { string.sub(key, #KEYS[1] + 3), ({ cmsgpack.unpack(redis.call('HGET', key, 's')) })[3] }
+for _, key in ipairs(redis.call('KEYS', KEYS[1] .. 'run:*')) do
+  found[#found + 1] = { string.sub(key, #KEYS[1] + 5), cmsgpack.unpack(redis.call('HGET', key, 'record')).state }
 end
 return found
 """
@@ -43,10 +43,10 @@ class Beat(Case):
 
     def set_clock_back(self, ms: int) -> None:
         """As far as the term is concerned."""
-        self.redis.hincrby(f"{PREFIX}lead", "until", ms)
+        self.redis.hincrby(key_of(PREFIX, "leader"), "until", ms)
 
     def time_passes(self, ms: int) -> None:
-        self.redis.hincrby(f"{PREFIX}lead", "until", -ms)
+        self.redis.hincrby(key_of(PREFIX, "leader"), "until", -ms)
 
     # -- entries
 
@@ -54,7 +54,7 @@ class Beat(Case):
         self, entry: str = "e", job: str = "one", ago_ms: int = 3_600_000, source: str = "code", **more: Any
     ) -> Adopted:
         adoption = Adoption(entry, entry, job or "plain", job, "every second", source, None, **more)
-        found = self.ledger.adopt(self.term, self.now() - ago_ms, [adoption])
+        found = self.ledger.adopt_entries(self.term, self.now() - ago_ms, [adoption])
         assert found is not None
         if not found[0].problem:
             self.adopted[entry], self.due[entry] = found[0], found[0].last_ms
@@ -66,7 +66,7 @@ class Beat(Case):
         )
 
     def entry(self, entry: str = "e") -> dict[str, str]:
-        found = self.raw.hgetall(f"{PREFIX}e:{entry}")
+        found = self.raw.hgetall(key_of(PREFIX, "entry", entry))
         return {name.decode(): value.decode(errors="replace") for name, value in found.items()}
 
     # -- fires
@@ -91,7 +91,7 @@ class Beat(Case):
 
     def run(self, grant: Grant, job: str = "one", worker: str = "w1") -> None:
         """It was published, and starts."""
-        assert self.ledger.published([grant]) == 1
+        assert self.ledger.confirm_published([grant]) == 1
         [answer] = self.turn(come=[arrival(grant.id, job, grant=grant.number)], worker=worker).answers
         assert answer.what == "start"
 
@@ -106,8 +106,8 @@ class Beat(Case):
 
     def past(self, job: str = "one") -> list[tuple[str, Any, int]]:
         """Of each record in the history, the latest first: how it ended, why, and for how many fires it stands."""
-        found = [json.loads(one) for one in self.ledger.history(job, 100) or ()]
-        return [(one[2], one[10] or None, one[14] if len(one) > 14 else 1) for one in found]
+        found = [HistoryLine.read(one) for one in self.ledger.read_history(job, 100) or ()]
+        return [(one.outcome, one.error, one.fires or 1) for one in found]
 
     def runs(self) -> dict[str, str]:
         """All that have not ended, with their states."""

@@ -9,7 +9,6 @@ I5  when everything has ended the ledger holds its configuration, its live worke
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -26,18 +25,19 @@ from celery.states import READY_STATES
 from celery_orchestration.job.app import read_settings
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Ledger, keys
+from celery_orchestration.ledger.records import HistoryLine, key_of
 from celery_orchestration.operate import Orchestration, Status
 from support.history import History, Span
 from support.wait import until
 
-#: Keys (head of lua/lib/records.lua) that are not about a run that has not ended: configuration and history.
-CONFIGURATION = ("g", "jobs", "groups", "live", "rel", "relseq", "slots", "ws", "wn", "dead", "gone", "audit")
-CONFIGURATION += ("services", "stopped", "leads", "names")
-CONFIGURATION += ("installed", "entries", "added", "changed", "lead", "bad", "off", "resting", "decided")
-CONFIGURATION_OF = ("j", "rj", "sr", "w", "ob", "d", "h", "dl", "dj", "e", "p")
-CONFIGURATION_OF += ("t", "tm", "th")  # statistics
-CONFIGURATION += ("sups",)  # supervisors of pools
-CONFIGURATION_OF += ("pool", "pl", "pc")
+#: Keys (``lua/schema.lua``) that are not about a run that has not ended: configuration and history.
+CONFIGURATION = ("ledger", "jobs", "groups", "live", "releases", "release_order", "slots", "leases", "worker_names")
+CONFIGURATION += ("dead_letters", "dead_workers", "audit", "services", "stopped_releases", "led_services")
+CONFIGURATION += ("ordered_names", "installed", "entries", "added_entries", "changed_entries", "leader", "corrupt")
+CONFIGURATION += ("disabled_jobs", "paused_entries", "decided", "supervisors")
+CONFIGURATION_OF = ("job", "release_jobs", "release_slots", "worker", "observed", "done", "history", "dead_letter")
+CONFIGURATION_OF += ("job_dead_letters", "entry", "task_runs", "totals", "minutes", "hours")
+CONFIGURATION_OF += ("pool", "places", "pool_changes")
 
 
 def prefix_of(app: Celery) -> str:
@@ -141,11 +141,13 @@ def fires_of(app: Celery) -> list[Fired]:
     found = []
     with closing(Ledger.of(app, read_settings(app))) as ledger:
         for job in jobs_of(app):
-            for text in ledger.history(job, 100_000) or []:
-                fields = json.loads(text)
-                run, outcome, entry, due, none = fields[0], fields[2], fields[12], fields[13], fields[14:]
-                if entry and outcome not in _NOT_OVER:
-                    found.append(Fired(unquote(entry), due, job, run, outcome, not none, *none))
+            for text in ledger.read_history(job, 100_000) or []:
+                line = HistoryLine.read(text)
+                if line.entry and line.outcome not in _NOT_OVER:
+                    made_a_run = line.fires is None
+                    found.append(
+                        Fired(unquote(line.entry), line.due, job, line.id, line.outcome, made_a_run, line.fires or 1)
+                    )
     return sorted(found, key=lambda fired: fired.due)
 
 
@@ -169,7 +171,7 @@ def leftovers(app: Celery, client: redis.Redis) -> dict[str, Any]:
         kind, _, rest = key.removeprefix(prefix).partition(":")
         if kind not in (CONFIGURATION_OF if rest else CONFIGURATION):
             found[key] = client.type(key)
-        elif kind == "d" and client.ttl(key) < 0:
+        elif kind == "done" and client.ttl(key) < 0:
             found[key] = "a done-marker without an end"
     status = status_of(app)
     found |= {
@@ -186,13 +188,13 @@ def leftovers(app: Celery, client: redis.Redis) -> dict[str, Any]:
 def _counters(app: Celery, client: redis.Redis) -> Iterator[tuple[str, int]]:
     """Jobs that count as busy, or as blocked by somebody."""
     prefix = prefix_of(app)
-    for name in client.smembers(f"{prefix}jobs"):
-        blocked = client.hget(f"{prefix}j:{name}", "blk")
+    for name in client.smembers(key_of(prefix, "jobs")):
+        blocked = client.hget(key_of(prefix, "job", name), "blocked")
         if blocked not in (None, "0"):
             yield f"{name} is blocked", int(blocked)
-    script = """local s = redis.call('HGET', KEYS[1], 's'); return s and ({cmsgpack.unpack(s)})[2] or 0"""
-    for name in client.smembers(f"{prefix}jobs"):
-        if busy := client.eval(script, 1, f"{prefix}j:{name}"):
+    script = """local s = redis.call('HGET', KEYS[1], 'state'); return s and cmsgpack.unpack(s).busy or 0"""
+    for name in client.smembers(key_of(prefix, "jobs")):
+        if busy := client.eval(script, 1, key_of(prefix, "job", name)):
             yield f"{name} is busy", busy
 
 

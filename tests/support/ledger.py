@@ -9,6 +9,7 @@ from typing import Any
 import redis
 
 from celery_orchestration.ledger import Adoption, Arrival, Fire, Ledger, Outcome, Presence, Turn, keys
+from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
 from celery_orchestration.operate.explain.chain import Step, links, steps, summary
 from celery_orchestration.operate.explain.facts import Surroundings
@@ -37,19 +38,21 @@ class Shop:
     def install(self, jobs: dict[str, dict[str, Any]], cap: int | None = None, release: str = "r1") -> None:
         documents = {
             name: {
-                **{"cap": None, "keyed": False, "deps": [], "blocks": [], "on_crash": "requeue", "max_recoveries": 2},
-                **{"max_failures": None},
+                **{"max_running": None, "keyed": False, "depends_on": [], "blocks": [], "on_crash": "requeue"},
+                **{"max_recoveries": 2, "max_consecutive_failures": None},
                 **job,
             }
             for name, job in jobs.items()
         }
         for job in documents.values():
-            job["deps"] = [{"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in job["deps"]]
-        self.document = json.dumps({"cap": cap, "jobs": documents})
+            job["depends_on"] = [
+                {"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in job["depends_on"]
+            ]
+        self.document = json.dumps({"max_running": cap, "jobs": documents})
         self.jobs = tuple(map(keys.encode_job, jobs))
         self.register("w1", release=release)
         merged = releases.merged([self.document])
-        assert self.ledger.install(release, merged.cap, merged.jobs)
+        assert self.ledger.install_policies(release, merged.cap, merged.jobs)
 
     def register(self, worker: str, slots: int = 8, queues: tuple[str, ...] = ("q",), release: str = "r1") -> Any:
         return self.ledger.register(
@@ -102,12 +105,12 @@ class Case(Shop):
         return self.ledger.sweep(worker, self.sweeps, 5000)
 
     def dies(self, worker: str, found_by: str = "w1") -> Any:
-        self.redis.zadd(f"{PREFIX}ws", {worker: -1})
-        self.redis.hincrby(f"{PREFIX}g", "clk", 1)
+        self.redis.zadd(key_of(PREFIX, "leases"), {worker: -1})
+        self.redis.hincrby(key_of(PREFIX, "ledger"), "clock", 1)
         return self.sweep(found_by)
 
     def status(self) -> Any:
-        return self.ledger.status(100, 100)
+        return self.ledger.read_status(100, 100)
 
     def observe(self, come: list[Arrival], free: int = 0) -> Turn:
         self.number += 1
@@ -126,7 +129,7 @@ class Case(Shop):
                 self.register("next")
             grants = self.dies(doomed).grants
             grant = grants[0].number if grants else ""
-        assert self.redis.hgetall(f"{PREFIX}alone") == {id: ""}
+        assert self.redis.hgetall(key_of(PREFIX, "alone")) == {id: ""}
 
 
 class Desk(Case):
@@ -155,14 +158,15 @@ class Desk(Case):
         return (self.ledger.explain("job", name) or {})["jobs"][name]
 
     def silence(self, worker: str, ms: int) -> None:
-        self.redis.hincrby(f"{PREFIX}w:{worker}", "beat", -ms)
+        self.redis.hincrby(key_of(PREFIX, "worker", worker), "beat", -ms)
 
     def fire(self, job: str, id: str = "fired", name: str = "entry", **more: Any) -> str:
         """An entry of the schedule asks for a run. Returns the term."""
         term = self.ledger.lead("s1", "s1@host", 10_000, "").term
         now = int(self.redis.time()[0]) * 1000
-        [adopted] = self.ledger.adopt(term, now, [Adoption(name, name, job, job, "every 5 s", "code", None)]) or []
+        adoption = Adoption(name, name, job, job, "every 5 s", "code", None)
+        [adopted] = self.ledger.adopt_entries(term, now, [adoption]) or []
         due = adopted.last_ms + 1
-        fire = Fire(name, adopted.generation, due, due + 60_000, 0, job, id, 60_000, message=b"m", queue="q")
+        fire = Fire(name, adopted.generation, due, due + 60_000, 0, job, id, 60_000, message=b"message", queue="q")
         assert self.ledger.dispatch(term, [replace(fire, **more)]).answers == [("fired",)]
         return term

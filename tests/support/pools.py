@@ -57,7 +57,7 @@ class PoolStage(Stage):
     def look(self) -> dict[str, Any]:
         settings = read_settings(self.app)
         with closing(Ledger.of(self.app, settings)) as ledger:
-            return ledger.pools({name: queues_of(self.app, name) for name in settings.pools}, changes=50)
+            return ledger.read_pools({name: queues_of(self.app, name) for name in settings.pools}, changes=50)
 
     def places(self, pool: str = "images") -> dict[int, str]:
         return {one["number"]: one["by"] for one in self.look()["pools"][pool].get("places") or ()}

@@ -15,6 +15,7 @@ from typing import Any
 from celery_orchestration.job.app import read_settings
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Ledger, keys
+from celery_orchestration.ledger.records import key_of
 from support.invariants import Fired, fired_twice, fires_of
 from support.stage import Stage
 from support.wait import until
@@ -113,7 +114,7 @@ class ScheduleStage(Stage):
     @property
     def lead(self) -> Lead | None:
         """Who leads by the ledger's own account, if anybody does."""
-        found = self.ledger.hgetall(f"{self.prefix}lead")
+        found = self.ledger.hgetall(key_of(self.prefix, "leader"))
         if not found or int(found["until"]) < self.now:
             return None
         return Lead(found["name"], found["term"], int(found["since"]), int(found["until"]))
@@ -131,7 +132,7 @@ class ScheduleStage(Stage):
     # -- entries
 
     def key(self, entry: str) -> str:
-        return f"{self.prefix}e:{keys.entry(entry)}"
+        return key_of(self.prefix, "entry", keys.entry(entry))
 
     def entry(self, name: str) -> dict[str, str]:
         """Its record in the ledger."""
@@ -146,7 +147,7 @@ class ScheduleStage(Stage):
     def was_last_due(self, name: str, seconds_ago: float) -> int:
         """As if the entry had been there before, and had fired so long ago. Returns when that was, in ms."""
         last = self.now - round(seconds_ago * 1000)
-        self.ledger.hsetnx(self.key(name), "gen", "1")
+        self.ledger.hsetnx(self.key(name), "generation", "1")
         self.ledger.hset(self.key(name), "last", last)
         return last
 
@@ -189,7 +190,7 @@ class ScheduleStage(Stage):
     def job_entries(self) -> list[str]:
         """Names of the entries that fire jobs."""
         with contextlib.closing(Ledger.of(self.app, read_settings(self.app))) as ledger:
-            return [found["name"] for _, found in ledger.entries(0, 100_000) if "job" in found]
+            return [found["name"] for _, found in ledger.read_entries(0, 100_000) if "job" in found]
 
     @contextlib.contextmanager
     def ending(self, reported: Callable[[SchedulerProcess], None]) -> Iterator[ScheduleStage]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery.result import AsyncResult
 
+from celery_orchestration.ledger.records import key_of
 from support.history import History, Span
 from support.invariants import assert_all_well, prefix_of, status_of, waiting
 from support.wait import until
@@ -81,7 +82,7 @@ class Stage:
         """What was published a while ago and has not started is overdue now, and not only after half a minute."""
         for run in status_of(self.app).runs:
             if run.state == "queued" and run.seconds > 2:
-                self.ledger.zadd(f"{prefix_of(self.app)}gr", {run.id: 0}, xx=True)
+                self.ledger.zadd(key_of(prefix_of(self.app), "deadlines"), {run.id: 0}, xx=True)
 
     @property
     def deaths(self) -> dict[int, float]:

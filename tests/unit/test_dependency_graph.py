@@ -42,8 +42,8 @@ def told(name: str, deps: Any = (), conf: Any = (), **more: Any) -> dict[str, An
     """A job as the ledger tells it. Lua's empty tables come as {}."""
     dependencies = [{"job": encode_job(dep), "on": "success", "fresh": False} for dep in deps]
     conflicts = [encode_job(one) for one in conf]
-    common = {"off": False, "running": 0, "waiting": 0, "failed": False}
-    return {"name": encode_job(name), "deps": dependencies or {}, "conf": conflicts or {}, **common, **more}
+    common = {"disabled": False, "running": 0, "waiting": 0, "failed": False}
+    return {"name": encode_job(name), "depends_on": dependencies or {}, "conflicts": conflicts or {}, **common, **more}
 
 
 def drawn_from(*jobs: dict[str, Any], policies: dict[str, Policy] | None = None) -> Picture:
@@ -101,7 +101,7 @@ def pairs_of(whole: Picture) -> set[tuple[str, str]]:
 
 def test_jobs_have_the_state_that_follows_from_what_they_do():
     found = drawn_from(
-        told("disabled", off=True, running=1),
+        told("disabled", disabled=True, running=1),
         told("failed", failed=True),
         told("idle"),
         told("running", running=2, waiting=1),
@@ -115,7 +115,7 @@ def test_jobs_have_the_state_that_follows_from_what_they_do():
 
 def test_conditions_that_are_not_the_usual_are_told():
     dep = {"job": "a", "on": "finish", "max_age_ms": 90_000, "fresh": True}
-    found = drawn_from(told("a"), {**told("b"), "deps": [dep, {"job": "a", "on": "success", "fresh": False}]})
+    found = drawn_from(told("a"), {**told("b"), "depends_on": [dep, {"job": "a", "on": "success", "fresh": False}]})
     assert found.conditions() == {("a", "b"): "finish, at most 90 s old, fresh"}
     assert [(one.on, one.max_age_seconds, one.fresh) for one in found.dependencies] == [
         ("finish", 90, True),
@@ -233,8 +233,8 @@ def test_the_picture_tells_states_conditions_and_what_never_runs_together():
     dep = {"job": "shop.fetch", "on": "finish", "fresh": True}
     whole = drawn_from(
         told("shop.cleanup", conf=["shop.process"]),
-        told("shop.fetch", failed=True, off=True),
-        {**told("shop.process", running=1), "deps": [dep]},
+        told("shop.fetch", failed=True, disabled=True),
+        {**told("shop.process", running=1), "depends_on": [dep]},
     )
     assert shown(whole) == (
         "shop: 3 jobs; below each job those that wait for it; ✕ never at the same time\n"

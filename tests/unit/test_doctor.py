@@ -421,7 +421,16 @@ def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do(
     """If the words of ``status`` change, the check that claims them has to."""
     bad = json.dumps({"at": MS, "why": "it is a string"})
     document = {
-        **{"now": MS, "paused": True, "cap": None, "total": 0, "waiting": 0, "later": 0, "letters": 0, "jobs": []},
+        **{
+            "now": MS,
+            "paused": True,
+            "max_running": None,
+            "total": 0,
+            "waiting": 0,
+            "later": 0,
+            "letters": 0,
+            "jobs": [],
+        },
         **{"running": [], "waits": [], "gone": [], "slots": {"celery": 2}, "under_way": {}, "bad": {"j:a": bad}},
         **{"eviction": "allkeys-lru", "entries": 1, "epoch": {"name": str(MS * 1000), "why": "moved", "left": 5000}},
         "workers": [

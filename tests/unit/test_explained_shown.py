@@ -102,7 +102,7 @@ def test_a_retry_that_is_not_due_says_what_it_comes_after():
         recoveries=0, arrived=NOW, since=NOW, seconds=1, expires=None, reason=None,
     )  # fmt: skip
     due = Step(job="a", run=retried, words=["due", "01-01 00:00:09"], found={})
-    finder = RootCauseFinder({"jobs": {"a": {"err": "ValueError: no"}}})
+    finder = RootCauseFinder({"jobs": {"a": {"last_error": "ValueError: no"}}})
     text = "a is not due before 01-01 00:00:09"
     assert finder.root([due]).text == f"{text}: it is retried, after ValueError: no"
     called = Step(job="a", run=retried.model_copy(update={"retries": 0}), words=due.words, found={})

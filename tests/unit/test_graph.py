@@ -252,7 +252,7 @@ RELEASES = st.dictionaries(NAMES, documents(), max_size=3)
 
 
 def strict(merged):
-    parts = ("cap", "keyed", "deps", "blocks")
+    parts = ("max_running", "keyed", "depends_on", "blocks")
     return {name: {part: document[part] for part in parts} for name, document in merged.items()}
 
 
@@ -279,9 +279,9 @@ class TestMerge:
             for name, document in release.items():
                 held = merged[name]
                 assert set(document["blocks"]) <= set(held["blocks"])
-                assert all(dep in held["deps"] for dep in document["deps"])
-                if document["cap"] is not None:
-                    assert held["cap"] <= document["cap"]
+                assert all(dep in held["depends_on"] for dep in document["depends_on"])
+                if document["max_running"] is not None:
+                    assert held["max_running"] <= document["max_running"]
                     assert document["keyed"] or not held["keyed"]
 
     @given(st.lists(RELEASES, min_size=1, max_size=4))
@@ -304,7 +304,7 @@ class TestMerge:
             {"shop.a": job("shop.a", max_consecutive_failures=most).document()} for most in (9, 2, None)
         )
         for order in ([many, few, never], [never, few, many], [few, never]):
-            assert merge(order)["shop.a"]["max_failures"] == 2
+            assert merge(order)["shop.a"]["max_consecutive_failures"] == 2
 
     def test_no_release_is_changed_by_merging(self):
         old, new = ({"shop.a": job("shop.a", blocks=[name]).document()} for name in ("shop.b", "shop.c"))

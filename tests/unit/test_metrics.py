@@ -95,7 +95,9 @@ def test_what_deleted_jobs_did_stays_in_the_sums_of_all_so_that_no_counter_falls
 
 def test_the_state_of_a_job():
     off = json.dumps({"by": "failures", "why": "5 failures in a row", "at": NOW})
-    facts = measured([job("a", running=2, waiting=41, later=3, fails=5, letters=6, off=off, succeeded_at=NOW - 5000)])
+    facts = measured(
+        [job("a", running=2, waiting=41, later=3, failures=5, letters=6, disabled=off, succeeded_at=NOW - 5000)]
+    )
     found = {name: number for (name, labels), number in series(facts).items() if ("name", "a") in labels}
     assert found == {
         "celery_orchestration_running": 2,

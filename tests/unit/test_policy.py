@@ -531,9 +531,9 @@ class TestDocument:
             when_disabled="drop",
         )
         assert written.document() == {
-            "cap": 1,
+            "max_running": 1,
             "keyed": True,
-            "deps": [
+            "depends_on": [
                 {"job": "shop.a", "on": "finish", "max_age_ms": 1500, "fresh": True},
                 {"job": "shop.b", "on": "success", "max_age_ms": None, "fresh": False},
             ],
@@ -541,9 +541,9 @@ class TestDocument:
             "exclusive": ["reports"],
             "on_crash": "fail",
             "max_recoveries": 0,
-            "max_failures": 5,
+            "max_consecutive_failures": 5,
             "cool_down_ms": 2500,
-            "drop": True,
+            "when_disabled": "drop",
             "priority": 3,
             "pool": "images",
             "recurring": True,

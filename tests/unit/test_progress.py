@@ -76,7 +76,7 @@ class Ledger:
         self.answers = list(answers)
         self.told: list[tuple[str, str, str]] = []
 
-    def progress(self, said: Iterable[tuple[str, str, str]]) -> int:
+    def record_progress(self, said: Iterable[tuple[str, str, str]]) -> int:
         answer = self.answers.pop(0) if self.answers else None
         if answer is not None:
             raise answer

@@ -22,7 +22,7 @@ class Ledger:
         self.answers, self.disabled = list(answers), disabled or []
         self.claims: list[tuple[Any, ...]] = []
 
-    def claim(self, *arguments: Any) -> Any:
+    def claim_runs(self, *arguments: Any) -> Any:
         self.claims.append(arguments)
         return SimpleNamespace(answers=self.answers, told_again=0, returned=0, disabled=self.disabled)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.ledger import Discarded, Grant, Outcome, Over, Sweep
+from celery_orchestration.ledger import Discarded, Grant, Outcome, Sweep, TimedOut
 from celery_orchestration.node.publisher import MANY_ERRANDS, Publisher
 from celery_orchestration.worker.heartbeat import WorkerHeartbeat
 from celery_orchestration.worker.notices import Notices
@@ -27,7 +27,7 @@ class Ledger:
     def new_connection(self) -> Ledger:
         return self
 
-    def beat(self, worker: str, lease_ms: int, runs: list[tuple[str, str]]) -> list[str]:
+    def heartbeat(self, worker: str, lease_ms: int, runs: list[tuple[str, str]]) -> list[str]:
         self.called.append("beat")
         self.beats.append(runs)
         return self.void
@@ -117,13 +117,13 @@ def test_a_run_whose_lease_was_lost_is_void_here_unless_it_was_started_again(wor
     worker.round()
     assert worker.lost_leases == ["a"]
     worker.lost_leases.clear()
-    beat = worker.ledger.beat
+    beat = worker.ledger.heartbeat
 
     def meanwhile(*arguments: Any) -> list[str]:
         worker.runs["a"] = run("a", "9")
         return beat(*arguments)
 
-    worker.ledger.beat = meanwhile  # type: ignore[method-assign]
+    worker.ledger.heartbeat = meanwhile  # type: ignore[method-assign]
     worker.heartbeat._beat_at = 0.0
     worker.round()
     assert worker.lost_leases == []
@@ -168,15 +168,15 @@ def test_revoked_runs_that_could_not_be_cancelled_are_cancelled_later_under_the_
 
 class TestNotices:
     def test_a_notice_stays_until_the_ledger_took_it(self, worker: Worker):
-        taken: list[Over] = []
+        taken: list[TimedOut] = []
 
-        def over(run: Over) -> None:
+        def over(run: TimedOut) -> None:
             taken.append(run)
             if len(taken) == 1:
                 raise ConnectionError
 
-        worker.ledger.over = over  # type: ignore[attr-defined]
-        worker.notices.time_out(Over("a", "7", "too long", True))
+        worker.ledger.time_out = over  # type: ignore[attr-defined]
+        worker.notices.time_out(TimedOut("a", "7", "too long", True))
         with pytest.raises(ConnectionError):
             worker.round()
         worker.round()
@@ -192,7 +192,7 @@ class TestNotices:
                 raise ConnectionError
             return []
 
-        worker.ledger.finish_messages = finish_messages  # type: ignore[attr-defined]
+        worker.ledger.confirm_end_of_messages = finish_messages  # type: ignore[attr-defined]
         for id in ("a", "b"):
             worker.notices.discard(Discarded(id, 0, "p", False))
         with pytest.raises(ConnectionError):
@@ -203,7 +203,7 @@ class TestNotices:
 
     def test_each_stray_gets_its_answer_once(self, worker: Worker):
         answers: list[str] = []
-        worker.ledger.stray = lambda worker, strays: ([f"to {one}" for one in strays], [])  # type: ignore[attr-defined]
+        worker.ledger.accept_strays = lambda worker, strays: ([f"to {one}" for one in strays], [])  # type: ignore[attr-defined]
         for number in range(40):
             worker.notices.ask_for_stray(str(number), answers.append)  # type: ignore[arg-type]
         worker.round()

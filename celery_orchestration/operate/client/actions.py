@@ -63,9 +63,8 @@ class Actions(Queries):
         except (OperationalError, OSError) as exc:
             raise BrokerUnavailable(f"{self._broker()} did not accept the call: {exc}") from exc
         try:
-            self._ask(
-                lambda: self._ledger.note(current_user(), "trigger", keys.encode_job(job), "forced" if force else "")
-            )
+            why = "forced" if force else ""
+            self._ask(lambda: self._ledger.record_audit(current_user(), "trigger", keys.encode_job(job), why))
         except LedgerUnavailable as exc:
             raise LedgerUnavailable(f"run {result.id} was sent, but is not in the audit: {exc}") from exc
         return Triggered(run_id=result.id, job=job, forced=force)
@@ -79,7 +78,7 @@ class Actions(Queries):
         return self._set_enabled(job, False, reason)
 
     def _set_enabled(self, job: str, on: bool, why: str) -> JobStatus:
-        grants = self._ask_about(lambda: self._ledger.switch(job, on, current_user(), why))
+        grants = self._ask_about(lambda: self._ledger.enable_or_disable(job, on, current_user(), why))
         if grants is None:
             raise self._unknown_job(job)
         self._hand_over(grants)
@@ -87,11 +86,11 @@ class Actions(Queries):
 
     def pause(self, reason: str = "") -> Status:
         """Starts no more runs of any job until :meth:`resume`. Running runs continue."""
-        self._ask(lambda: self._ledger.pause(True, current_user(), reason))
+        self._ask(lambda: self._ledger.pause_or_resume(True, current_user(), reason))
         return self.status(depths=False)
 
     def resume(self, reason: str = "") -> Status:
-        self._hand_over(self._ask(lambda: self._ledger.pause(False, current_user(), reason)))
+        self._hand_over(self._ask(lambda: self._ledger.pause_or_resume(False, current_user(), reason)))
         return self.status(depths=False)
 
     def cancel(self, run_id: str, terminate: bool = False) -> Cancelled:
@@ -115,7 +114,7 @@ class Actions(Queries):
         return Cancelled(run_id=run_id, cancelled=cancelled, terminated=terminated, state=state)
 
     def _revoke(self, run_id: str, note: str, terminate: bool) -> None:
-        self._ask(lambda: self._ledger.note(current_user(), "cancel", run_id, note))
+        self._ask(lambda: self._ledger.record_audit(current_user(), "cancel", run_id, note))
         try:
             self._app.control.revoke(run_id, terminate=terminate)
         except UNREACHABLE as exc:
@@ -139,7 +138,7 @@ class Actions(Queries):
 
     def _ask_for_sweep(self) -> None:
         """Asks some workers to sweep now, which finishes what the ledger has queued. Otherwise a regular sweep does."""
-        workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        workers = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
         if workers:
             asked = random.sample(workers, min(len(workers), MOST_ASKED))
             with suppress(*UNREACHABLE):
@@ -147,10 +146,10 @@ class Actions(Queries):
 
     def drain(self, worker: str) -> None:
         """Tells a worker to take no more runs, and to stop when its runs have ended. Until then it is draining."""
-        known = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        known = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
         if worker not in known:
             raise UnknownWorker(f"there is no worker {show(worker)}{suggest(worker, known)}")
-        self._ask(lambda: self._ledger.note(current_user(), "drain", keys.encode_job(worker), ""))
+        self._ask(lambda: self._ledger.record_audit(current_user(), "drain", keys.encode_job(worker), ""))
         try:
             self._app.control.shutdown(destination=[worker])
         except UNREACHABLE as exc:
@@ -164,7 +163,7 @@ class Actions(Queries):
         """
         count, which = 0, ""
         while True:
-            which, part = self._ask(lambda which=which: self._ledger.release(current_user(), PART, which))  # type: ignore[misc]
+            which, part = self._ask(lambda which=which: self._ledger.release_waiting(current_user(), PART, which))  # type: ignore[misc]
             if not part:
                 return Released(count=count, given_back=self._give_back_fetched())
             try:
@@ -173,7 +172,7 @@ class Actions(Queries):
                 raise BrokerUnavailable(
                     f"{self._broker()} did not accept them: {exc}; {count} runs were published, the others still wait"
                 ) from exc
-            count += self._ask(lambda part=part: self._ledger.released([id for id, _, _ in part]))  # type: ignore[misc]
+            count += self._ask(lambda part=part: self._ledger.confirm_released([id for id, _, _ in part]))  # type: ignore[misc]
 
     def _give_back_fetched(self) -> int:
         from celery_orchestration.operate import broker  # noqa: PLC0415

@@ -64,7 +64,7 @@ class Connection:
         """Runs that a worker has fetched and that wait for a slot there: the ledger does not know them yet."""
         from celery_orchestration.operate import broker  # noqa: PLC0415
 
-        workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        workers = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
         return broker.held(self._app, "fetched", workers)
 
     def _broker(self) -> str:
@@ -90,9 +90,9 @@ class Connection:
         if not grants:
             return
         try:
-            found = zip(self._ledger.all_granted(grants), grants, strict=True)
+            found = zip(self._ledger.read_all_granted(grants), grants, strict=True)
             self._publish([(one[0], Envelope.unpack(one[1]), grant.number) for one, grant in found if one is not None])
-            self._ledger.published(grants)
+            self._ledger.confirm_published(grants)
         except UNREACHABLE as exc:
             logger.warning("%d runs could not be published; a worker does so with its next sweep: %s", len(grants), exc)
 

@@ -39,13 +39,13 @@ class DeadLetters(Queries):
 
     def dead_letters(self, job: str | None = None, count: int = 100, skip: int = 0) -> list[DeadLetter]:
         """Runs that failed for good, the latest first."""
-        found = self._ask_about(lambda: self._ledger.letters(job, max(0, skip), count))
+        found = self._ask_about(lambda: self._ledger.list_dead_letters(job, max(0, skip), count))
         if found is None:
             raise self._unknown_job(job or "")
         return [read_dead_letter(*one) for one in found]
 
     def dead_letter(self, run_id: str) -> Letter:
-        found = self._ask(lambda: self._ledger.letter(run_id))
+        found = self._ask(lambda: self._ledger.read_dead_letter(run_id))
         if found is None:
             raise UnknownRun(f"there is no dead letter {show(run_id)}")
         return read_letter(*found)
@@ -93,7 +93,8 @@ class DeadLetters(Queries):
     def purge_letters(self, run_ids: Sequence[str]) -> Purged:
         """Removes those of these dead letters that still exist."""
         parts = [run_ids[i : i + PART] for i in range(0, len(run_ids), PART)]
-        count = sum(self._ask(lambda part=part: self._ledger.purge(current_user(), part)) for part in parts)  # type: ignore[misc]
+        who = current_user()
+        count = sum(self._ask(lambda part=part: self._ledger.purge_dead_letters(who, part)) for part in parts)  # type: ignore[misc]
         return Purged(count=count)
 
     def _chosen(self, run_id: str | None, job: str | None, everything: bool) -> list[str]:
@@ -108,7 +109,7 @@ class DeadLetters(Queries):
         return list(dict.fromkeys(reversed(found)))
 
     def _requeue(self, id: str) -> tuple[str, str]:
-        found = self._ask(lambda: self._ledger.letter(id))
+        found = self._ask(lambda: self._ledger.read_dead_letter(id))
         if found is None:
             return "none", id
         _, revoked, message = found
@@ -121,7 +122,7 @@ class DeadLetters(Queries):
         return what, new
 
     def _requeue_as(self, id: str, job: str, queue: str) -> tuple[str, str]:
-        found = self._ask(lambda: self._ledger.letter(id, or_run=True))
+        found = self._ask(lambda: self._ledger.read_dead_letter(id, or_run=True))
         if found is None:
             return "none", id
         info, revoked, message = found

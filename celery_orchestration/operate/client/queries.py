@@ -55,7 +55,7 @@ MOST_RUNNING, MOST_WAITING = 1000, 100
 #: How many waiting or dead runs are searched for the beginning of an id, and how many matches an error names.
 MOST_FOUND, NAMED = 1000, 5
 #: The indexes of the ledger that hold runs that have not started, by state.
-UNSTARTED = {"waiting": ("wait", "later"), "queued": ("gr",)}
+UNSTARTED = {"waiting": ("waiting", "later"), "queued": ("deadlines",)}
 #: How many runs one call looks at.
 LOOKED_AT = 1000
 
@@ -141,7 +141,7 @@ class Queries(Connection):
 
     def _status(self) -> tuple[Status, dict[str, list[str]]]:
         """Returns the status, and the queues that jobs are sent to, each with its jobs."""
-        found = self._ask(lambda: self._ledger.status(MOST_RUNNING, MOST_WAITING))
+        found = self._ask(lambda: self._ledger.read_status(MOST_RUNNING, MOST_WAITING))
         jobs, mistakes = app_jobs.valid_jobs(self._app)
         sent = queues.destinations(self._app, jobs)
         scheduled = partial(self._is_scheduled, found["entries"])
@@ -177,7 +177,7 @@ class Queries(Connection):
         name = None if worker is None else keys.text(host_format(default_nodename(worker)))
         address, namespace = str(self._ledger.address), self._settings.namespace
         try:
-            found = self._ledger.health(owner_of(self._app), name or "")
+            found = self._ledger.read_health(owner_of(self._app), name or "")
         except LedgerRefused as exc:
             return health.no_answer(str(exc), address, namespace, name)
         except LedgerError as exc:
@@ -191,7 +191,7 @@ class Queries(Connection):
         `dead`: of a dead letter instead, by its beginning if it is one of the latest. `ended`: also look for ended
         runs in the histories of all jobs."""
         word = keys.text(id_or_prefix)
-        found = self._ask(lambda: self._ledger.find(word, dead, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
+        found = self._ask(lambda: self._ledger.find_ids(word, dead, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
         if ended and len(word) >= SHORTEST_ID and found != [word]:
             found = list(dict.fromkeys([*found, *self._ended_like(word)]))
         if not found and not dead and len(word) >= SHORTEST_ID:
@@ -209,17 +209,17 @@ class Queries(Connection):
         return found[0]
 
     def _ended_like(self, beginning: str) -> list[str]:
-        jobs = [keys.decode_job(job["name"]) for job in self._ask(self._ledger.graph)["jobs"]]
-        records = [self._ask(lambda job=job: self._ledger.history(job, MOST_HISTORY)) or () for job in jobs]  # type: ignore[misc]
+        jobs = [keys.decode_job(job["name"]) for job in self._ask(self._ledger.read_graph)["jobs"]]
+        records = [self._ask(lambda job=job: self._ledger.read_history(job, MOST_HISTORY)) or () for job in jobs]  # type: ignore[misc]
         ids = [run_id_of(record) for of_job in records for record in of_job]
-        letters = self._ask(lambda: self._ledger.find(beginning, True, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
+        letters = self._ask(lambda: self._ledger.find_ids(beginning, True, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
         return [*letters, *(id for id in ids if id.startswith(beginning))]
 
     def graph(self, job: str | None = None) -> Picture:
         """Which jobs wait for which, and which never run together. `job`: only the jobs related to this one."""
         from celery_orchestration.operate.graph.dependency_graph import about, picture  # noqa: PLC0415
 
-        found = picture(self._settings.namespace, self._ask(self._ledger.graph), app_jobs.jobs(self._app))
+        found = picture(self._settings.namespace, self._ask(self._ledger.read_graph), app_jobs.jobs(self._app))
         if job is None:
             return found
         known = [one.name for one in found.jobs]
@@ -231,7 +231,7 @@ class Queries(Connection):
         """How the last runs of a job ended, the latest first. `outcomes`: only runs with one of these outcomes."""
         if unknown := [one for one in outcomes if one not in OUTCOMES]:
             raise BadCall(f"unknown outcome {show(unknown[0])}{suggest(unknown[0], OUTCOMES)}: {', '.join(OUTCOMES)}")
-        found = self._ask_about(lambda: self._ledger.history(job, MOST_HISTORY if outcomes else count))
+        found = self._ask_about(lambda: self._ledger.read_history(job, MOST_HISTORY if outcomes else count))
         if found is None:
             raise self._unknown_job(job)
         runs = (read_ended(job, one) for one in found)
@@ -275,14 +275,14 @@ class Queries(Connection):
 
     def audit(self, count: int = 100) -> list[Change]:
         """Who changed what, the latest first."""
-        return [read_change(one) for one in self._ask(lambda: self._ledger.audit(count))]
+        return [read_change(one) for one in self._ask(lambda: self._ledger.read_audit(count))]
 
     def unstarted(self, job: str, state: str | None = None) -> list[str]:
         """Ids of the runs of a job that have not started. `state`: only the ``waiting`` ones, or only those that were
         handed over to a queue (``queued``)."""
         if state is not None and state not in UNSTARTED:
             raise BadCall(f"unknown state {show(state)}{suggest(state, UNSTARTED)}: {', '.join(UNSTARTED)}")
-        if self._ask_about(lambda: self._ledger.history(job, 0)) is None:
+        if self._ask_about(lambda: self._ledger.read_history(job, 0)) is None:
             raise self._unknown_job(job)
         return self._unstarted(job, state)
 
@@ -291,7 +291,7 @@ class Queries(Connection):
         for where in UNSTARTED[state] if state else [one for some in UNSTARTED.values() for one in some]:
             skip, looked = 0, LOOKED_AT
             while looked == LOOKED_AT:
-                looked, part = self._ask(partial(self._ledger.unstarted, job, where, skip, LOOKED_AT))
+                looked, part = self._ask(partial(self._ledger.list_unstarted, job, where, skip, LOOKED_AT))
                 skip, found = skip + looked, found + part
         return list(dict.fromkeys(found))
 

@@ -71,7 +71,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     # Ask the workers first: a worker that is just starting answers before it is in the ledger.
     answers = broker.answers(app, "active_queues")
     inspected = broker.answers(app, commands.INSPECT, answers.replies)
-    found = ledger.status(_MOST_RUNNING, _MOST_WAITING)
+    found = ledger.read_status(_MOST_RUNNING, _MOST_WAITING)
     scheduled = partial(_is_scheduled, schedule, found["entries"])
     limits = limits_of(app)
     status = read_status(settings.namespace, found, sent, limits, scheduled, jobs)
@@ -80,7 +80,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         update={"pools": pools_status(looks, status).pools, "problems": without_idle_pools(status.problems, looks)}
     )
     plain = [name for name in limits if name not in jobs]
-    members = ledger.members()
+    members = ledger.list_nodes()
     known = {member.name for member in members.members}
     # If a module cannot be imported, the names of its jobs would seem wrong wherever other jobs name them.
     misnamed, cycles = ([], []) if app_jobs.load(app) else _names(app, jobs)
@@ -96,7 +96,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         mistakes=[line for mistake in mistakes for line in mistake.splitlines()],
         misnamed=misnamed,
         cycles=cycles,
-        releases=dict(zip(members.releases.split(), ledger.releases(members.releases), strict=True)),
+        releases=dict(zip(members.releases.split(), ledger.read_releases(members.releases), strict=True)),
         entries=_entries(schedule),
         beat_is_ours=schedule.is_ours(),
         broker_problem=answers.problem,

@@ -115,7 +115,7 @@ class Explainer:
     def _supervised(self) -> dict[str, tuple[str, int]]:
         """The queues of pools that a live supervisor runs: the pool, and how many workers it should have."""
         pools = {name: queues_of(self._app, name) for name in read_settings(self._app).pools}
-        found = self._ask(lambda: self._ledger.pools(pools)) if pools else {}
+        found = self._ask(lambda: self._ledger.read_pools(pools)) if pools else {}
         run = {name for one in found.get("supervisors") or () for name in json.loads(one["tables"])}
         return {
             queue: (name, found["pools"][name].get("wanted") or 0)
@@ -173,7 +173,7 @@ class Explainer:
         """Runs that a worker has fetched and that wait for a slot there: job and worker of each."""
         if not self._ask_workers:
             return {}
-        workers = [one.name for one in self._ask(self._ledger.members).members if one.kind != BEAT]
+        workers = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
         return broker.held(self._app, "fetched", workers)
 
     def _waits_for_slot(self, job: str, run: str | None = None) -> Cause | None:
@@ -201,19 +201,19 @@ class Explainer:
     # -- what has ended -----------------------------------------------------------------------------
 
     def _history(self, job: str, count: int) -> list[Ended]:
-        return [read_ended(job, one) for one in self._ask(lambda: self._ledger.history(job, count)) or ()]
+        return [read_ended(job, one) for one in self._ask(lambda: self._ledger.read_history(job, count)) or ()]
 
     def _ended(self, about: str) -> Explanation:
         """Explains a run that has ended, if a history or a dead letter has it."""
-        graph = self._ask(self._ledger.graph)
+        graph = self._ask(self._ledger.read_graph)
         known = sorted(decode_job(job["name"]) for job in graph["jobs"])
         ended = self._ask(lambda: self._find_ended(known, about))
-        letter = self._ask(lambda: self._ledger.letter(about))
+        letter = self._ask(lambda: self._ledger.read_dead_letter(about))
         if ended is None and letter is None and (held := self._find_held(about)) is not None:
             return self._explained_held(held, graph["now"])
         if ended is None and letter is None:
             names = {*known, *self._jobs}
-            full = self._ask(lambda: self._ledger.health(owner_of(self._app)))["full"]
+            full = self._ask(lambda: self._ledger.read_health(owner_of(self._app)))["full"]
             raise UnknownJob(
                 f"there is no job {show(about)}, and no known run{suggest(about, names)}"
                 + (f". {FULL}" if full else "")
@@ -260,7 +260,7 @@ class Explainer:
 
     def _find_ended(self, jobs: Sequence[str], run: str) -> Ended | None:
         for job in jobs:
-            for record in self._ledger.history(job, MOST_HISTORY) or ():
+            for record in self._ledger.read_history(job, MOST_HISTORY) or ():
                 if run_id_of(record) == run:
                     return read_ended(job, record)
         return None

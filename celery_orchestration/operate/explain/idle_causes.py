@@ -35,7 +35,7 @@ class IdleCauses(QueueCauses):
             return asked
         missing = reasons.CONDITIONS[before.words[2]]
         code = missing.root_cause
-        error = self.job_record(job).get("err") if code == "failed" else None
+        error = self.job_record(job).get("last_error") if code == "failed" else None
         text = f"{job} {missing.about_dependency}" + (f": {error}" if error else "")
         comes = asked.code == "scheduled"
         fix = None if comes else self._trigger(job)
@@ -82,7 +82,7 @@ class IdleCauses(QueueCauses):
 
     def disabled(self, job: str) -> Cause:
         record = self.job_record(job)
-        off = json.loads(record["off"])
+        off = json.loads(record["disabled"])
         by_failures = off["by"] == "failures"
         by = "" if by_failures else f" by {off['by']}"
         text = f"{job} was disabled{by} {self.ago(off['at'] / 1000)}" + (f": {off['why']}" if off["why"] else "")
@@ -97,7 +97,7 @@ class IdleCauses(QueueCauses):
 
     def _may_probe(self, job: str) -> bool:
         """Whether the job is disabled, but the gate lets one run pass to test it."""
-        return "off" in self.job_record(job) and self.job_record(job).get("probe") == ""
+        return "disabled" in self.job_record(job) and self.job_record(job).get("probe") == ""
 
 
 def _paused_entry(job: str, entry: Mapping[str, Any]) -> Cause:

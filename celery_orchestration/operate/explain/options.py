@@ -41,15 +41,15 @@ def _in_force(policy: Policy, holds: Mapping[str, Any]) -> dict[str, str]:
     """Options that have another value in the ledger than in the code."""
     written, found = policy.document(), {}
     pairs = {
-        "max_running": (written["cap"], holds.get("cap")),
-        "on_crash": (written["on_crash"], holds["crash"]),
-        "max_recoveries": (written["max_recoveries"], holds["recmax"]),
-        "max_consecutive_failures": (written["max_failures"], holds.get("fmax")),
-        "cool_down_seconds": (_seconds(written["cool_down_ms"]), _seconds(holds.get("cool"))),
-        "when_disabled": ("drop" if written["drop"] else "hold", "drop" if holds.get("drop") else "hold"),
+        "max_running": (written["max_running"], holds.get("max_running")),
+        "on_crash": (written["on_crash"], holds["on_crash"]),
+        "max_recoveries": (written["max_recoveries"], holds["max_recoveries"]),
+        "max_consecutive_failures": (written["max_consecutive_failures"], holds.get("max_consecutive_failures")),
+        "cool_down_seconds": (_seconds(written["cool_down_ms"]), _seconds(holds.get("cool_down_ms"))),
+        "when_disabled": (written["when_disabled"], holds.get("when_disabled", "hold")),
         "depends_on": (
-            _names(dependency["job"] for dependency in written["deps"]),
-            _names(decode_job(dependency["job"]) for dependency in holds["deps"] or ()),
+            _names(dependency["job"] for dependency in written["depends_on"]),
+            _names(decode_job(dependency["job"]) for dependency in holds["depends_on"] or ()),
         ),
     }
     for name, (code, ledger) in pairs.items():

@@ -103,11 +103,11 @@ class RootCauseFinder(IdleCauses):
         )
 
     def _global(self, last: Step) -> Cause:
-        text = f"as many runs of all jobs as allowed: {self.found['total']} of {self.found.get('cap')}"
+        text = f"as many runs of all jobs as allowed: {self.found['total']} of {self.found.get('max_running')}"
         return Cause(code="global_cap", job=last.job, text=text)
 
     def _due(self, last: Step) -> Cause:
-        error = self.job_record(last.job).get("err") if last.run is not None and last.run.retries else None
+        error = self.job_record(last.job).get("last_error") if last.run is not None and last.run.retries else None
         text = f"{last.job} is not due before {last.words[1]}"
         text += f": it is retried, after {error}" if error else ""
         return Cause(code="due_later", job=last.job, text=text)
@@ -154,7 +154,7 @@ class RootCauseFinder(IdleCauses):
         return self.unserved_queue(last.job, last.found["queue"]) or Cause(code="handed_over", job=last.job, text=text)
 
     def _is_retrying(self, last: Step) -> Cause:
-        error = self.job_record(last.job).get("err")
+        error = self.job_record(last.job).get("last_error")
         text = f"{last.job} will be retried" + (f", after {error}" if error else "")
         return Cause(code="retrying", job=last.job, text=text)
 

@@ -72,7 +72,7 @@ def entries_of(ledger: Ledger) -> dict[str, dict[str, str]]:
     """The ledger's entries of this service, by their keys."""
     found: dict[str, dict[str, str]] = {}
     skip = 0
-    while part := ledger.entries(skip, PART):
+    while part := ledger.read_entries(skip, PART):
         found.update((key, entry) for key, entry in part if keys.service_of_entry(key) == ledger.service)
         skip += len(part)
     return found
@@ -96,7 +96,7 @@ def _entries(
     in_code, _ = from_code(app, jobs, {})
     for entry in (*in_code.values(), *_of_people(app, jobs, known)):
         found = known.get(entry.id, {})
-        if entry.policy is not None and "off" not in found:
+        if entry.policy is not None and "paused" not in found:
             yield PlannedEntry(
                 name=entry.name,
                 job=entry.policy.name,
@@ -111,9 +111,9 @@ def _entries(
 def _of_people(app: Celery, jobs: Mapping[str, Policy], known: Mapping[str, Mapping[str, str]]) -> Iterator[Entry]:
     """Skips broken entries: ``schedule list`` shows them."""
     for key, found in known.items():
-        if found.get("src") == "people":
+        if found.get("source") == "people":
             try:
-                yield as_entry(app, written(key, found.get("doc", "")), jobs)
+                yield as_entry(app, written(key, found.get("written", "")), jobs)
             except ConfigurationError:
                 continue
 

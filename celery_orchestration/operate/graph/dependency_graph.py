@@ -90,8 +90,10 @@ def picture(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Pol
     records = found["jobs"] or ()
     names = [decode_job(one["name"]) for one in records]
     drawn = {name: _drawn(name, one) for name, one in zip(names, records, strict=True)}
-    needs = [_needs(name, dep) for name, one in zip(names, records, strict=True) for dep in one["deps"] or ()]
-    pairs = {(name, decode_job(other)) for name, one in zip(names, records, strict=True) for other in one["conf"] or ()}
+    needs = [_needs(name, dep) for name, one in zip(names, records, strict=True) for dep in one["depends_on"] or ()]
+    pairs = {
+        (name, decode_job(other)) for name, one in zip(names, records, strict=True) for other in one["conflicts"] or ()
+    }
     groups: dict[str, set[str]] = {}
     for name, one in zip(names, records, strict=True):
         for group in one.get("groups") or ():
@@ -99,7 +101,7 @@ def picture(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Pol
     for name, policy in policies.items():
         if name not in drawn:
             document = policy.document()
-            needs += [_needs(name, dep, decode=False) for dep in document["deps"]]
+            needs += [_needs(name, dep, decode=False) for dep in document["depends_on"]]
             pairs |= {(name, other) for other in document["blocks"]}
             for group in document["exclusive"]:
                 groups.setdefault(named_group(group), set()).add(name)
@@ -136,7 +138,7 @@ def _picture(
 ) -> Picture:
     waits_for = edges((one.job, one.needs) for one in needs)
     every = sorted(jobs, key=lambda one: one.name)
-    documents = {one.name: {"deps": [{"job": other} for other in waits_for.get(one.name, ())]} for one in every}
+    documents = {one.name: {"depends_on": [{"job": other} for other in waits_for.get(one.name, ())]} for one in every}
     return Picture(
         namespace=namespace,
         at=at,
@@ -154,7 +156,7 @@ def _drawn(name: str, found: Mapping[str, Any]) -> Drawn:
     state = "running" if found["running"] else "waiting" if found["waiting"] else "idle"
     return Drawn(
         name=name,
-        state="disabled" if found["off"] else state,
+        state="disabled" if found["disabled"] else state,
         running=found["running"],
         waiting=found["waiting"],
         failed=found["failed"],

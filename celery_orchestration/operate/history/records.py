@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.text import show
+from celery_orchestration.ledger import HistoryLine
 from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
 from celery_orchestration.operate.clock import optional_time
 from celery_orchestration.operate.models import (
@@ -30,36 +31,34 @@ def read_change(text: str) -> Change:
 
 def run_id_of(text: str) -> str:
     """The id of the run in a record of the history."""
-    return str(json.loads(text)[0])
+    return HistoryLine.read(text).id
 
 
 def read_ended(job: str, text: str) -> Ended:
-    """A record without its last fields ends with the room key. A record of fires that made no run has their number."""
-    fields = json.loads(text)
-    id, attempt, outcome, arrived, started, over, worker, fence, recoveries, waited_for, error, key = fields[:12]
-    entry, due, *fires = fields[12:] or (None, None)
-    recorded = str(waited_for) if waited_for else None
+    """A record of fires that made no run has their number."""
+    line = HistoryLine.read(text)
+    made_run = line.fires is None
     return Ended(
-        id=id,
+        id=line.id,
         job=job,
-        outcome=outcome,
-        retries=retries(attempt),
-        key=key,
-        arrived=optional_time(arrived),
-        started=optional_time(started or None),
-        ended=optional_time(over),
-        seconds=(over - started) / 1000 if started else None,
-        waited_seconds=0 if fires else max(0, (started or over) - arrived) / 1000,
-        waited_for=past_reason(recorded) if recorded else None,
-        waited_rule=recorded.split(" ")[0] if recorded else None,
-        worker=worker or None,
-        fence=int(fence) if fence else None,
-        recoveries=recoveries,
-        error=error or None,
-        entry=decode_entry(entry) if entry else None,
-        due=optional_time(due or None),
-        fires=fires[0] if fires else 1,
-        made_run=not fires,
+        outcome=line.outcome,
+        retries=retries(line.attempt),
+        key=line.key,
+        arrived=optional_time(line.arrived),
+        started=optional_time(line.started),
+        ended=optional_time(line.ended),
+        seconds=None if line.started is None else (line.ended - line.started) / 1000,
+        waited_seconds=max(0, (line.started or line.ended) - line.arrived) / 1000 if made_run else 0,
+        waited_for=past_reason(line.waited_for) if line.waited_for else None,
+        waited_rule=line.waited_for.split(" ")[0] if line.waited_for else None,
+        worker=line.worker,
+        fence=int(line.fence) if line.fence else None,
+        recoveries=line.recoveries,
+        error=line.error,
+        entry=decode_entry(line.entry) if line.entry else None,
+        due=optional_time(line.due),
+        fires=1 if line.fires is None else line.fires,
+        made_run=made_run,
     )
 
 

@@ -121,11 +121,11 @@ def read(ledger: Ledger, jobs: Sequence[str], unit: Unit | Literal["all"], hours
     """`hours`: how far back; None: as far as the ledger keeps them."""
     encoded = [keys.encode_job(job) for job in jobs]
     if unit == "all":
-        return statistics(ledger.statistics("all", encoded), "all")
+        return statistics(ledger.read_statistics("all", encoded), "all")
     back = min(hours or KEPT[unit], KEPT[unit])
     not_before = int((ledger.time() - back * 3600) * 1000)
     points = round(back * (60 if unit == "minute" else 1))
-    return statistics(ledger.statistics(f"{unit}s", encoded, not_before, points), unit)
+    return statistics(ledger.read_statistics(f"{unit}s", encoded, not_before, points), unit)
 
 
 def statistics(found: Mapping[str, Any], unit: Unit | Literal["all"]) -> Statistics:

@@ -69,7 +69,11 @@ def read_status(
             return "about to end"
         return f"about to start for {lasting(run.seconds)}"
 
-    off = {decode_job(job["name"]): json.loads(job["off"])["why"] for job in found["jobs"] or () if job.get("off")}
+    off = {
+        decode_job(job["name"]): json.loads(job["disabled"])["why"]
+        for job in found["jobs"] or ()
+        if job.get("disabled")
+    }
     retried = [one for one in found["waits"] or () if one["state"] == "later" and one["started"]]
     put_off = [run_status(one, now, workers) for one in retried]
     waits = []
@@ -99,7 +103,7 @@ def read_status(
         paused=found["paused"],
         pause=pause_of(found.get("pause")),
         running=found["total"],
-        max_running=found.get("cap"),
+        max_running=found.get("max_running"),
         waiting=found["waiting"],
         later=found["later"],
         dead_letters=found["letters"],
@@ -152,11 +156,11 @@ def _job(
     oldest = [when for when in (optional_time(job.get("oldest")), listed.get(name)) if when and job["waiting"]]
     return JobStatus(
         name=name,
-        state="disabled" if job.get("off") else state,
+        state="disabled" if job.get("disabled") else state,
         priority=policy.priority.label if policy else None,
         pool=policy.pool if policy else None,
         running=job["running"],
-        max_running=job.get("cap"),
+        max_running=job.get("max_running"),
         keyed=job["keyed"],
         waiting=job["waiting"],
         later=job["later"],
@@ -166,10 +170,10 @@ def _job(
         last_outcome=None if job.get("ended") is None else "succeeded" if job.get("succeeded") else "failed",
         last_success=optional_time(job.get("succeeded_at")),
         last_seconds=job["took"] / 1000 if "took" in job else None,
-        failures=job.get("fails") or 0,
-        max_consecutive_failures=job.get("fmax"),
-        last_error=job.get("err") or None,
-        disabled=_disabled(job.get("off")),
+        failures=job.get("failures") or 0,
+        max_consecutive_failures=job.get("max_consecutive_failures"),
+        last_error=job.get("last_error") or None,
+        disabled=_disabled(job.get("disabled")),
         probe=job.get("probe"),
         next_probe=optional_time(job.get("cools")),
         dead_letters=job["letters"],

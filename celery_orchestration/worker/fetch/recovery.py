@@ -65,7 +65,9 @@ class Recovery(threading.Thread):
         found = stores.all()  # before the ledger is asked: a worker that opens one now is registered already
         ours = self._fetcher.open.copy() if self._fetcher is not None else set()
         workers = {store.worker for store in found} - {self._node.worker}
-        gone = self._ledger.gone(int(self._node.settings.lease_seconds * 1000), workers) if workers else set()
+        gone = (
+            self._ledger.find_gone_workers(int(self._node.settings.lease_seconds * 1000), workers) if workers else set()
+        )
         for store in found:
             left_over = store.worker == self._node.worker and store.id not in ours
             if store.sealed or left_over or store.worker in gone:

@@ -4,7 +4,7 @@
 -- end a lease.
 
 local function advance_clock(interval)
-  local swept = tonumber(call('HGET', P .. 'g', 'swept')) or NOW
-  G.clk = G.clk + math.max(0, math.min(NOW - swept, 2 * interval))
-  call('HSET', P .. 'g', 'clk', int(G.clk), 'swept', int(NOW))
+  local swept = tonumber(call('HGET', K.ledger, 'swept')) or NOW
+  G.clock = G.clock + math.max(0, math.min(NOW - swept, 2 * interval))
+  call('HSET', K.ledger, 'clock', int(G.clock), 'swept', int(NOW))
 end

@@ -1,28 +1,28 @@
 -- What time brings: runs that are due go to the gate, waiting runs that expired end, a job that has cooled down may try a
--- run, old dead letters go. Needs records, gate, room, life.
+-- run, old dead letters go. Needs records, rules, index, room, transitions.
 
 -- A run asked for while its job is disabled, where such runs are dropped. Forced ones are not, nor is a probe, nor the
 -- retry of one that began before.
 local function is_dropped(j, r)
-  return j.off and j.drop and not r.sd and not enabled_for(j, r.id, r.rank)
+  return j.disabled and j.policy.when_disabled == 'drop' and not r.started and not enabled_for(j, r.id, r.rank)
 end
 
 local function come_due(r)
   local j = job(r.job)
   no_longer_put_off(j, r)
-  if not j.keyed then r.key = '' end -- a release may have changed that
-  if not r.sd and r.rank >= 0 then
+  if not j.policy.keyed then r.key = '' end -- a release may have changed that
+  if not r.started and r.rank >= 0 then
     -- As if it arrived now. A retry keeps its rank.
     r.rank = math.floor(r.rank / CLASS) * CLASS + next_seq()
   end
   if is_dropped(j, r) then
-    r.st = 'dropped'
+    r.state = 'dropped'
     call_off(j, r, 'skipped')
     return { r.id, 'skipped' }
   end
   local reason = closed(j, r)
   local words = in_words(reason)
-  r.wf = r.wf or words
+  r.first_wait = r.first_wait or words
   STATS.waits(r, reason, words)
   enqueue(j, r)
   refresh(j)
@@ -31,40 +31,40 @@ end
 -- Returns { endings: {id, why} to carry out }, whether there is more, and how much was due.
 local function wake(limit)
   local endings, more, count = {}, false, 0
-  local function up_to_now(what, most)
-    local found = call('ZRANGEBYSCORE', P .. what, '-inf', int(NOW), 'LIMIT', 0, most)
+  local function up_to_now(key, most)
+    local found = call('ZRANGEBYSCORE', key, '-inf', int(NOW), 'LIMIT', 0, most)
     more = more or #found == most
     count = count + #found
     return found
   end
-  for _, id in ipairs(up_to_now('due', limit)) do
+  for _, id in ipairs(up_to_now(K.expiring, limit)) do
     -- One that waits for the attempt before it comes back here when it goes to the gate.
-    call('ZREM', P .. 'due', id)
+    call('ZREM', K.expiring, id)
     local r = load_run(id)
-    if r and (r.st == 'waiting' or r.st == 'later') then
+    if r and (r.state == 'waiting' or r.state == 'later') then
       call_off(job(r.job), r, 'expired')
       endings[#endings + 1] = { id, 'expired' }
     end
   end
-  for _, id in ipairs(up_to_now('later', limit)) do
+  for _, id in ipairs(up_to_now(K.later, limit)) do
     local r = load_run(id)
-    if r and r.st == 'later' then
+    if r and r.state == 'later' then
       endings[#endings + 1] = come_due(r)
     else
-      call('ZREM', P .. 'later', id)
+      call('ZREM', K.later, id)
     end
   end
-  for _, name in ipairs(up_to_now('cool', limit)) do
-    call('ZREM', P .. 'cool', name)
+  for _, name in ipairs(up_to_now(K.cooling, limit)) do
+    call('ZREM', K.cooling, name)
     local j = job(name)
-    if j and j.off and not j.probe then
+    if j and j.disabled and not j.probe then
       j.probe, j.dirty = '', true
       refresh(j)
     end
   end
   G.next, G.dirty = nil, true
-  for _, what in ipairs({ 'due', 'later', 'cool' }) do
-    local first = call('ZRANGE', P .. what, 0, 0, 'WITHSCORES')
+  for _, key in ipairs({ K.expiring, K.later, K.cooling }) do
+    local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
     if first[1] then look_at(tonumber(first[2])) end
   end
   return endings, more, count

@@ -1,30 +1,32 @@
--- Entries of the schedule, and how they fire. Needs records, gate, room, life.
+-- Entries of the schedule, and how they fire. Needs records, rules, index, room, transitions.
 --
---   e:<entry>, a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job;
---   every: when, for people; src: code | people; doc: what people wrote (JSON);
---   gen: its generation, the tick at which it came or was changed; last: the due time of its last fire (ms), at first
+--   K.entry(entry), a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job;
+--   every: when, for people; source: code | people; written: what people wrote (JSON);
+--   generation: the tick at which it came or was changed; last: the due time of its last fire (ms), at first
 --   the time at which it came, or was changed or resumed; prev, next: the due times before and after that;
 --   at: the due time of its last fire, how: what became of that (fired | sent | skipped | missed); run: its last run;
---   fires, skips, misses: how many so far; off: by whom, why and since when it is paused (JSON);
---   cont: of a continuous one, ms between two runs; m: its message, with a mark for the id; q, gq, key, prio: of its runs
+--   fires, skips, misses: how many so far; paused: by whom, why and since when it is paused (JSON);
+--   gap: of a continuous one, ms between two runs; message: with a mark for the id; queue, granted_queue, key, priority: of
+--   its runs
 
 local MARK_PATTERN = '0rch0000%-0000%-4000%-8000%-000000000000'
 
 -- An entry; nil if there is none; nil and what is wrong with it.
 local function load_entry(entry)
-  local v = redis.pcall('HMGET', P .. 'e:' .. entry, 'gen', 'last', 'run', 'off', 'how', 'cont', 'm', 'q', 'gq', 'key', 'prio',
-    'job', 'at')
+  local v = redis.pcall('HMGET', K.entry(entry), 'generation', 'last', 'run', 'paused', 'how', 'gap', 'message', 'queue',
+    'granted_queue', 'key', 'priority', 'job', 'at')
   if v.err then return nil, v.err end
   if not v[1] then return nil end
   local last = tonumber(v[2] or nil)
   if not tonumber(v[1]) or not last or last ~= last or math.abs(last) == math.huge then
     return nil, 'its generation or last fire is no number'
   end
-  local e = { id = entry, gen = v[1], last = last, run = v[3] or nil, off = v[4] or nil, how = v[5] or '',
-    cont = tonumber(v[6] or nil), m = v[7], q = v[8], gq = v[9], key = v[10], prio = tonumber(v[11] or nil),
+  local e = { id = entry, generation = v[1], last = last, run = v[3] or nil, paused = v[4] or nil, how = v[5] or '',
+    gap = tonumber(v[6] or nil), message = v[7], queue = v[8], granted_queue = v[9], key = v[10],
+    priority = tonumber(v[11] or nil),
     job = v[12] or nil, at = tonumber(v[13] or nil) }
   -- Workers meet it when a run of it ends: if it lacks something it does not go on until it is adopted again.
-  if not (e.m and #e.m >= 4 and e.q and e.gq and e.key and e.prio) then e.cont = nil end
+  if not (e.message and #e.message >= 4 and e.queue and e.granted_queue and e.key and e.priority) then e.gap = nil end
   return e
 end
 
@@ -32,10 +34,10 @@ end
 local MOST_CHANGES = 1000
 
 local function note_change(entry)
-  call('ZADD', P .. 'changed', call('HINCRBY', P .. 'g', 'changes', 1), entry)
-  for _, old in ipairs(call('ZRANGE', P .. 'changed', 0, -MOST_CHANGES - 1)) do
-    call('HSET', P .. 'g', 'unchanged', call('ZSCORE', P .. 'changed', old))
-    call('ZREM', P .. 'changed', old)
+  call('ZADD', K.changed_entries, call('HINCRBY', K.ledger, 'changes', 1), entry)
+  for _, old in ipairs(call('ZRANGE', K.changed_entries, 0, -MOST_CHANGES - 1)) do
+    call('HSET', K.ledger, 'unchanged', call('ZSCORE', K.changed_entries, old))
+    call('ZREM', K.changed_entries, old)
   end
 end
 
@@ -43,20 +45,20 @@ end
 local AHEAD_MS = 5000
 
 local function is_ahead(e)
-  return e.last > NOW + (e.cont or 0) + AHEAD_MS
+  return e.last > NOW + (e.gap or 0) + AHEAD_MS
 end
 
 -- A run that an entry made, if it has not ended.
 local function is_under_way(id)
   local r = id and load_run(id)
-  return r and r.st ~= 'ending' and r.st ~= 'released' and r or nil
+  return r and r.state ~= 'ending' and r.state ~= 'released' and r or nil
 end
 
 local COUNTED = { fired = 'fires', sent = 'fires', skipped = 'skips', missed = 'misses' }
 
 -- What became of the fire that was due then. next: the due time after it, or ''.
 local function note_fire(e, due, next_due, how, run, missed)
-  local key = P .. 'e:' .. e.id
+  local key = K.entry(e.id)
   local prev = e.at == e.last and int(e.last) or ''
   call('HSET', key, 'last', int(due), 'at', int(due), 'prev', prev, 'next', next_due, 'how', how)
   call('HINCRBY', key, COUNTED[how], 1)
@@ -66,7 +68,7 @@ local function note_fire(e, due, next_due, how, run, missed)
   if j then
     STATS.count(j, STATS.FIRES[how])
     if missed and missed > 0 then STATS.count(j, 'fires_missed', missed) end
-    if how == 'fired' and not e.cont then STATS.observe(j, 'lateness', NOW - due) end
+    if how == 'fired' and not e.gap then STATS.observe(j, 'lateness', NOW - due) end
   end
   e.last, e.at, e.how, e.run = due, due, how, run or e.run
 end
@@ -74,36 +76,38 @@ end
 -- For people: fires that made no run. Those in a row for the same reason are one record in the history, with the first
 -- one's due time as its arrival. id: of the run that was not made, or ''.
 local function note_none(j, e, outcome, why, id, due, count)
-  local head = call('LINDEX', P .. 'h:' .. j.name, 0)
+  local head = call('LINDEX', K.history(j.name), 0)
   local f = head and cjson.decode(head)
-  if f and f[3] == outcome and f[11] == why and f[13] == e.id then
-    f[6], f[14], f[15] = NOW, due, (f[15] or 1) + count
-    call('LSET', P .. 'h:' .. j.name, 0, cjson.encode(f))
+  if f and f.outcome == outcome and f.error == why and f.entry == e.id then
+    f.ended, f.due, f.fires = NOW, due, (f.fires or 1) + count
+    call('LSET', K.history(j.name), 0, cjson.encode(f))
   else
-    keep(j, { id, 0, outcome, due, false, NOW, false, false, 0, false, why, '', e.id, due, count })
+    keep(j, { id = id, attempt = 0, outcome = outcome, arrived = due, ended = NOW, recoveries = 0, error = why, key = '',
+      entry = e.id, due = due, fires = count })
   end
 end
 
--- The run that a fire makes goes to the gate. r: id, key, prio, ex, q, gq, eta.
-local function fire(j, e, due, r, message)
-  r.job, r.a, r.rec, r.tries, r.enq, r.sd, r.ent, r.due, r.cont = j.name, 0, 0, 0, NOW, false, e.id, due, e.cont and true
-  r.key, r.pub = j.keyed and r.key or '', ''
-  r.rank = (3 - r.prio) * CLASS + next_seq()
+-- The run that a fire makes goes to the gate. f: id, key, priority, expires_ms, queue, granted_queue, eta_ms, message.
+local function fire(j, e, due, f)
+  local message = f.message
+  local r = { id = f.id, job = j.name, key = j.policy.keyed and f.key or '', attempt = 0, recoveries = 0, tries = 0,
+    rank = (3 - f.priority) * CLASS + next_seq(), arrived = NOW, started = false, publication = '', expires = f.expires_ms,
+    eta = f.eta_ms, queue = f.queue, granted_queue = f.granted_queue, entry = e.id, due = due, continuous = e.gap and true }
   if r.eta and r.eta > NOW then
     STATS.waits(r, nil, nil, message)
     put_off(j, r, message)
     return
   end
   local reason = closed(j, r)
-  r.wf = in_words(reason)
-  STATS.waits(r, reason, r.wf, message)
+  r.first_wait = in_words(reason)
+  STATS.waits(r, reason, r.first_wait, message)
   enqueue(j, r, message)
   refresh(j)
 end
 
 -- Which run follows from an entry, its generation and a due time: scheduler/entries.py knows it, too.
 local function run_id(e, due)
-  local h = redis.sha1hex(e.id .. ' ' .. e.gen .. ' ' .. int(due))
+  local h = redis.sha1hex(e.id .. ' ' .. e.generation .. ' ' .. int(due))
   return string.format('%s-%s-%s-%s-%s', h:sub(1, 8), h:sub(9, 12), h:sub(13, 16), h:sub(17, 20), h:sub(21, 32))
 end
 
@@ -111,25 +115,27 @@ end
 -- message only (envelope.py); it is as long as its mark.
 local function fire_again(e)
   local j = e.job and job(e.job)
-  if not j or j.hash == 'gone' or e.off or (j.off and j.drop and j.probe ~= '') then return false end
-  local gap = e.run and e.cont or 0 -- the first one begins at once
+  if not j or j.policy.hash == 'gone' or e.paused then return false end
+  if j.disabled and j.policy.when_disabled == 'drop' and j.probe ~= '' then return false end
+  local gap = e.run and e.gap or 0 -- the first one begins at once
   local due = NOW + gap
   if due <= e.last and not is_ahead(e) then due = e.last + 1 end
   local id = run_id(e, due)
-  local a, b, c, d = string.byte(e.m, 1, 4)
+  local a, b, c, d = string.byte(e.message, 1, 4)
   local body = 5 + ((a * 256 + b) * 256 + c) * 256 + d
-  local message = string.gsub(string.sub(e.m, 1, body - 1), MARK_PATTERN, id) .. string.sub(e.m, body)
+  local message = string.gsub(string.sub(e.message, 1, body - 1), MARK_PATTERN, id) .. string.sub(e.message, body)
   note_fire(e, due, '', 'fired', id)
-  fire(j, e, due, { id = id, key = e.key, prio = e.prio, q = e.q, gq = e.gq, eta = gap > 0 and due or nil }, message)
+  fire(j, e, due, { id = id, key = e.key, priority = e.priority, queue = e.queue, granted_queue = e.granted_queue,
+    eta_ms = gap > 0 and due or nil, message = message })
   return true
 end
 
 -- What handing over begins with: continuous jobs whose run has ended in this call go on. Not one that replaced itself:
 -- it goes on under the same id.
-local function carry_on()
-  while #CARRY_ON > 0 do
-    local r = table.remove(CARRY_ON)
-    local e, now = load_entry(r.ent), load_run(r.id)
-    if e and e.cont and e.run == r.id and not (now and now.cont and now.st ~= 'ending') then fire_again(e) end
+local function fire_continuous()
+  while #ENDED_CONTINUOUS > 0 do
+    local r = table.remove(ENDED_CONTINUOUS)
+    local e, now = load_entry(r.entry), load_run(r.id)
+    if e and e.gap and e.run == r.id and not (now and now.continuous and now.state ~= 'ending') then fire_again(e) end
   end
 end

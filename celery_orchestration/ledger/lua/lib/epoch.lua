@@ -1,7 +1,7 @@
--- Epochs: the times between which the ledger may have forgotten something. Needs records, full.
+-- Epochs: the times between which the ledger may have forgotten something. Needs records, memory.
 --
 -- A Redis that was restarted, emptied or failed over to a replica may lack what it was told last. Whoever notices
--- declares a new epoch. Then nothing starts until every worker had one lease to claim what it runs (verb claim), and
+-- declares a new epoch. Then nothing starts until every worker had one lease to claim what it runs (verb claim_runs), and
 -- until it has, no worker's turn, heartbeat or sweep is taken: NEWEPOCH.
 -- An epoch is named by the tick at which it began, so that epochs rise, and can be compared with fences.
 --
@@ -21,8 +21,8 @@ local function server()
 end
 
 local function longest_lease(lease)
-  for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
-    lease = math.max(lease, tonumber(call('HGET', P .. 'w:' .. worker, 'lease')) or 0)
+  for _, worker in ipairs(call('ZRANGE', K.leases, 0, -1)) do
+    lease = math.max(lease, tonumber(call('HGET', K.worker(worker), 'lease')) or 0)
   end
   return lease
 end
@@ -33,20 +33,20 @@ local function declare(why, before, lease)
   G.tick = math.max(G.tick, tonumber(before) or 0)
   G.epoch = int(tick())
   lease = longest_lease(lease)
-  G.opens = G.clk + lease
+  G.opens = G.clock + lease
   local run, replid = server()
-  call('HSET', P .. 'g', 'epoch', G.epoch, 'before', before, 'why', why, 'turned', int(G.clk), 'opens', int(G.opens),
+  call('HSET', K.ledger, 'epoch', G.epoch, 'before', before, 'why', why, 'turned', int(G.clock), 'opens', int(G.opens),
     'tick', int(G.tick), 'server', run and run .. ' ' .. replid or '')
   if why == 'moved' then
     -- Members that know of later decisions than this ledger restore them; what was restored in an epoch before is no matter.
-    call('HDEL', P .. 'g', 'restored', 'left_out')
-    call('HSET', P .. 'g', 'had', call('HGET', P .. 'g', 'decisions') or '0')
-    call('DEL', P .. 'decided')
+    call('HDEL', K.ledger, 'restored', 'left_out')
+    call('HSET', K.ledger, 'had', call('HGET', K.ledger, 'decisions') or '0')
+    call('DEL', K.decided)
   end
   -- The last heartbeats may be forgotten, too.
-  for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
-    local own = tonumber(call('HGET', P .. 'w:' .. worker, 'lease')) or lease
-    call('ZADD', P .. 'ws', 'XX', 'GT', int(G.clk + own), worker)
+  for _, worker in ipairs(call('ZRANGE', K.leases, 0, -1)) do
+    local own = tonumber(call('HGET', K.worker(worker), 'lease')) or lease
+    call('ZADD', K.leases, 'XX', 'GT', int(G.clock + own), worker)
   end
   audit('ledger', 'epoch', '', why)
 end
@@ -56,13 +56,13 @@ local function same_epoch(lease)
   if not G.epoch then return end
   local run, replid, continues = server()
   if not run then return end
-  local now, known = run .. ' ' .. replid, call('HGET', P .. 'g', 'server') or ''
+  local now, known = run .. ' ' .. replid, call('HGET', K.ledger, 'server') or ''
   if now == known then return end
   if known ~= '' and (string.match(known, '^%S+') ~= run or continues) then
     return declare('moved', G.epoch, lease or 0)
   end
   make_way()
-  call('HSET', P .. 'g', 'server', now)
+  call('HSET', K.ledger, 'server', now)
 end
 
 -- A worker comes that was last in the epoch `told` ('': it is new).
@@ -71,20 +71,20 @@ local function enter_epoch(told, lease)
     -- Nobody knows of anything before: it opens at once.
     G.epoch = int(tick())
     local run, replid = server()
-    call('HSET', P .. 'g', 'epoch', G.epoch, 'server', run and run .. ' ' .. replid or '')
+    call('HSET', K.ledger, 'epoch', G.epoch, 'server', run and run .. ' ' .. replid or '')
     return
   end
   if not G.epoch then return declare('emptied', told, lease) end
   if told ~= '' and tonumber(told) > tonumber(G.epoch) then return declare('moved', told, lease) end
-  if told ~= '' and told ~= G.epoch and not call('HGET', P .. 'g', 'before') then
+  if told ~= '' and told ~= G.epoch and not call('HGET', K.ledger, 'before') then
     -- It was empty, and a new worker came first.
     return declare('emptied', told, lease)
   end
   -- A new worker has nothing to claim: if nobody else was there, it need not wait.
   same_epoch(told ~= '' and lease or 0)
-  if told ~= '' and G.clk < G.opens then
+  if told ~= '' and G.clock < G.opens then
     -- It has as long as its lease to claim what it runs.
-    G.opens = math.max(G.opens, (tonumber(call('HGET', P .. 'g', 'turned')) or 0) + lease)
-    call('HSET', P .. 'g', 'opens', int(G.opens))
+    G.opens = math.max(G.opens, (tonumber(call('HGET', K.ledger, 'turned')) or 0) + lease)
+    call('HSET', K.ledger, 'opens', int(G.opens))
   end
 end

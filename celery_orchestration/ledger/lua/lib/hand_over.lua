@@ -1,5 +1,5 @@
--- Handing over: room that is free goes to the waiting runs that may start, in rank order. Needs records, gate,
--- room, life.
+-- Handing over: room that is free goes to the waiting runs that may start, in rank order. Needs records, rules, index,
+-- room, transitions.
 --
 -- A run goes to a slot that the calling worker offers (it starts there at once: `starts`), else it is granted and
 -- the caller publishes it (`grants`), as long as fewer granted runs are on their way to a queue than live workers
@@ -9,7 +9,7 @@ local HAND
 
 on_call(function() HAND = { grants = {}, starts = {}, after = {}, more = false, found = {} } end)
 
--- here: { worker, free, rel, queues, spare, kept } of the calling worker, or nil. spare: a function that finds more free
+-- here: { worker, free, release, queues, spare, kept } of the calling worker, or nil. spare: a function that finds more free
 -- slots, called once, when one is needed; kept: it is kept free for one run.
 local function served_here(name, queue)
   local here = HAND.here
@@ -17,7 +17,7 @@ local function served_here(name, queue)
     here.serves = {}
     for _, q in ipairs(cjson.decode(here.queues)) do here.serves[q] = true end
   end
-  return here.serves[queue] and call('SISMEMBER', P .. 'rj:' .. here.rel, name) == 1
+  return here.serves[queue] and call('SISMEMBER', K.release_jobs(here.release), name) == 1
 end
 
 -- at: an open set. Where others who lack the job serve the queue, too, a message might come to one of them: there the run
@@ -32,24 +32,24 @@ local function place_for(name, at)
   end
   if here and here.free > 0 and not here.kept and served_here(name, queue) then return 'here' end
   if some then return nil end
-  local under_way = tonumber(call('HGET', P .. 'out', queue)) or 0
+  local under_way = tonumber(call('HGET', K.under_way, queue)) or 0
   if under_way < slots_of(queue) then return 'queue' end
   return nil
 end
 
 local function hand(j, id, queue, place)
   local r = load_run(id)
-  if not r then return strike(j, head(j)) end
+  if not r then return drop_lost(j, head(j)) end
   dequeue(j, r)
   take(j, r.key)
-  r.jd = true
+  r.deps_checked = true
   if place == 'here' then
     HAND.here.free = HAND.here.free - 1
     start(j, r, HAND.here.worker)
     HAND.starts[#HAND.starts + 1] = { id, int(r.fence) }
   else
     grant(j, r, queue)
-    HAND.grants[#HAND.grants + 1] = { id, int(r.gn) }
+    HAND.grants[#HAND.grants + 1] = { id, int(r.grant) }
   end
   refresh(j)
 end
@@ -57,12 +57,12 @@ end
 -- The best of what is open: j, id, queue, place.
 local function best_open()
   local best = nil
-  for _, queue in ipairs(call('SMEMBERS', P .. 'ready')) do
-    local e = call('ZRANGE', P .. 'open:' .. queue, 0, 0, 'WITHSCORES')
+  for _, queue in ipairs(call('SMEMBERS', K.ready_sets)) do
+    local e = call('ZRANGE', K.open(queue), 0, 0, 'WITHSCORES')
     local rank = tonumber(e[2])
     if e[1] and (not best or rank < best.rank) then
       local place = place_for(e[1], queue)
-      if place then best = { rank = rank, own = rank, name = e[1], queue = queue, place = place } end
+      if place then best = { rank = rank, own_rank = rank, name = e[1], queue = queue, place = place } end
     end
   end
   return best
@@ -71,15 +71,15 @@ end
 -- Looks at a part of the jobs that depend on one that began or ended, if there were too many of them. Returns whether
 -- there are more.
 local function look_at_unseen()
-  local names = call('SPOP', P .. 'unseen', LOOKS.most)
+  local names = call('SPOP', K.unseen_jobs, LOOKS.most)
   if #names == 0 then return false end
   for _, name in ipairs(names) do
     local j = job(name)
     if j then refresh(j) end
   end
-  if call('EXISTS', P .. 'unseen') == 1 then return true end
-  local after = call('SMEMBERS', P .. 'after')
-  call('DEL', P .. 'after')
+  if call('EXISTS', K.unseen_jobs) == 1 then return true end
+  local after = call('SMEMBERS', K.held_back_jobs)
+  call('DEL', K.held_back_jobs)
   for _, name in ipairs(after) do
     local d = job(name)
     if d then
@@ -94,10 +94,10 @@ end
 -- and each is used once.
 local function dependents_of(d)
   if HAND.found[d.name] then return HAND.found[d.name] end
-  local names, found = d.depd, {}
+  local names, found = d.policy.dependents, {}
   for from = 1, #names, 1000 do
     local part = { unpack(names, from, math.min(from + 999, #names)) }
-    for i, rank in ipairs(call('ZMSCORE', P .. 'bar', unpack(part))) do
+    for i, rank in ipairs(call('ZMSCORE', K.bars, unpack(part))) do
       if rank then found[#found + 1] = { name = part[i], rank = tonumber(rank) } end
     end
   end
@@ -110,23 +110,23 @@ end
 -- their own ranks. Of very many that cannot start now, the first ones.
 local function best_after(best)
   for _, d in ipairs(HAND.after) do
-    if d.br then
+    if d.bar_rank then
       local dependents = dependents_of(d)
       for i = 1, math.min(#dependents, LOOKS.most) do
         local name = dependents[i].name
         local j = job(name)
         local h = not is_blocked(j) and head(j)
         if h and enabled_for(j, h.id, h.rank) and not (G.paused and h.rank >= 0) then
-          local rank = math.min(h.rank, d.br - 0.5)
-          local first = not best or rank < best.rank or rank == best.rank and h.rank < best.own
-          if first and (h.jd or not unmet(j, h.rank)) and not barred(j, h.rank, d.name) then
+          local rank = math.min(h.rank, d.bar_rank - 0.5)
+          local first = not best or rank < best.rank or rank == best.rank and h.rank < best.own_rank
+          if first and (h.deps_checked or not unmet(j, h.rank)) and not barred(j, h.rank, d.name) then
             local r = load_run(h.id)
-            if not r then strike(j, h) end
+            if not r then drop_lost(j, h) end
             local queue = r and open_set(name, destination(r))
             local place = queue and place_for(name, queue)
             if place then
-              best = { rank = rank, own = h.rank, name = name, queue = queue, place = place }
-              if #d.depd > LOOKS.most then table.remove(dependents, i) end
+              best = { rank = rank, own_rank = h.rank, name = name, queue = queue, place = place }
+              if #d.policy.dependents > LOOKS.most then table.remove(dependents, i) end
               break
             end
           end
@@ -138,17 +138,17 @@ local function best_after(best)
 end
 
 local function hand_over(limit)
-  carry_on()
+  fire_continuous()
   local unseen = look_at_unseen()
   HAND.more = unseen
   for _ = 1, limit do
-    if G.clk < G.opens or (G.cap and G.total >= G.cap) then return end
+    if G.clock < G.opens or (G.max_running and G.total >= G.max_running) then return end
     local best = best_after(best_open())
     if not best or (G.paused and best.rank >= 0) then return end
     local j = job(best.name)
     local h = head(j)
     -- A dependency can grow too old while nothing happens: then this puts j where it belongs, and we look on.
-    if h and (h.jd or not unmet(j, h.rank)) then hand(j, h.id, best.queue, best.place) else refresh(j) end
+    if h and (h.deps_checked or not unmet(j, h.rank)) then hand(j, h.id, best.queue, best.place) else refresh(j) end
   end
   local best = best_open()
   HAND.more = unseen or best ~= nil and not (G.paused and best.rank >= 0)
@@ -156,11 +156,11 @@ end
 
 -- Observe mode: everything that waits is let go, whatever the gate says, as far as there are slots for it.
 local function let_go(limit)
-  carry_on()
+  fire_continuous()
   look_at_unseen()
-  take_from('wait', limit, 10 * limit, function(id)
+  take_from(K.waiting, limit, 10 * limit, function(id)
     local r = load_run(id)
-    local queue = r and r.st == 'waiting' and open_set(r.job, destination(r))
+    local queue = r and r.state == 'waiting' and open_set(r.job, destination(r))
     local place = queue and place_for(r.job, queue)
     if place then hand(job(r.job), id, queue, place) end
     return place
@@ -171,15 +171,15 @@ end
 -- nothing else of ours runs there, then it starts. So others that ran beside a poisonous one are not buried with it.
 
 local function let_go_of_alone(worker, r)
-  if r and r.al and r.st == 'waiting' then call('HSET', P .. 'alone', r.id, '') end
-  call('HDEL', P .. 'w:' .. worker, 'alone')
+  if r and r.alone and r.state == 'waiting' then call('HSET', K.alone, r.id, '') end
+  call('HDEL', K.worker(worker), 'alone')
   SESSION.alone = nil
 end
 
 -- Is a worker kept free for it, one that will take it?
 local function is_promised(id, worker)
   if worker == '' then return false end
-  local v = call('HMGET', P .. 'w:' .. worker, 'alone', 'state')
+  local v = call('HMGET', K.worker(worker), 'alone', 'state')
   return v[1] == id and not v[2]
 end
 
@@ -187,11 +187,11 @@ local MOST_ALONE = 32
 
 local function keep_free(here)
   -- Of very many some: whichever is tried first, all are.
-  local all, first = call('HRANDFIELD', P .. 'alone', MOST_ALONE, 'WITHVALUES'), nil
+  local all, first = call('HRANDFIELD', K.alone, MOST_ALONE, 'WITHVALUES'), nil
   for i = 1, #all, 2 do
     local r = load_run(all[i])
     if not r then
-      call('HDEL', P .. 'alone', all[i])
+      call('HDEL', K.alone, all[i])
       G.alone, G.dirty = G.alone - 1, true
     end
     if r and (not first or r.rank < first.rank) and not is_promised(all[i], all[i + 1]) and not closed(job(r.job), r)
@@ -201,8 +201,8 @@ local function keep_free(here)
   end
   if not first then return end
   SESSION.alone = first.id
-  call('HSET', P .. 'alone', first.id, here.worker)
-  call('HSET', P .. 'w:' .. here.worker, 'alone', first.id)
+  call('HSET', K.alone, first.id, here.worker)
+  call('HSET', K.worker(here.worker), 'alone', first.id)
 end
 
 local function try_alone()
@@ -210,11 +210,11 @@ local function try_alone()
   if not SESSION.alone and not SESSION.stops and G.alone > 0 then keep_free(here) end
   if not SESSION.alone then return end
   local r = load_run(SESSION.alone)
-  local waits = r and r.al and r.st == 'waiting'
+  local waits = r and r.alone and r.state == 'waiting'
   if waits and not SESSION.stops and not closed(job(r.job), r) then
     here.kept = true
-    if here.free > 0 and call('SCARD', P .. 'wr:' .. here.worker) == 0 then hand(job(r.job), r.id, nil, 'here') end
-  elseif r and r.al and r.own == here.worker then
+    if here.free > 0 and call('SCARD', K.worker_runs(here.worker)) == 0 then hand(job(r.job), r.id, nil, 'here') end
+  elseif r and r.alone and r.worker == here.worker then
     here.kept = true
   else
     let_go_of_alone(here.worker, r)
@@ -224,6 +224,6 @@ end
 -- What a verb that hands over returns at its end: the message of each run that starts here goes with it.
 local function starts_with_messages(starts)
   local found = {}
-  for i, s in ipairs(starts) do found[i] = { s[1], s[2], call('HGET', P .. 'r:' .. s[1], 'm') or '' } end
+  for i, s in ipairs(starts) do found[i] = { s[1], s[2], call('HGET', K.run(s[1]), 'message') or '' } end
   return found
 end

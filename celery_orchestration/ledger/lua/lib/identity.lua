@@ -1,4 +1,4 @@
--- Identity: which run a message belongs to. Needs records, life.
+-- Identity: which run a message belongs to. Needs records, transitions.
 --
 -- A publication is one call. Everybody may publish a task id again, and each time it is another run, as in Celery; but a
 -- redelivery, a copy of ours, a retry and a replacement belong to the publication that they come from, and say so. The
@@ -8,20 +8,20 @@
 
 -- Returns the id of the run; its record, if it has not ended; the highest attempt that ended, if that is remembered.
 -- any: nobody knows which publication a redelivered message is of: of any that is known.
-local function run_of(task, pub, any)
-  local own = task .. '~' .. pub
+local function run_of(task, publication, any)
+  local own = task .. '~' .. publication
   local r = load_run(task)
-  if r and (any or r.pub == pub) then return task, r end
-  if not r and call('EXISTS', P .. 'd:' .. task, P .. 'dl:' .. task, P .. 'r:' .. own, P .. 'd:' .. own) == 0 then
+  if r and (any or r.publication == publication) then return task, r end
+  if not r and call('EXISTS', K.done(task), K.dead_letter(task), K.run(own), K.done(own)) == 0 then
     return task
   end
-  local done = done_of({ id = task, pub = any and string.match(call('GET', P .. 'd:' .. task) or '', ' (.*)$') or pub })
+  local done = done_of({ id = task, publication = any and string.match(call('GET', K.done(task)) or '', ' (.*)$') or publication })
   if done then return task, nil, done end
   local further = load_run(own)
   if further then return own, further end
-  done = done_of({ id = own, pub = pub })
+  done = done_of({ id = own, publication = publication })
   if done then return own, nil, done end
-  for _, id in ipairs(any and call('SRANDMEMBER', P .. 'p:' .. task, 10) or {}) do
+  for _, id in ipairs(any and call('SRANDMEMBER', K.task_runs(task), 10) or {}) do
     further = load_run(id)
     if further then return id, further end
   end

@@ -6,7 +6,7 @@
 -- A supervisor, or nil.
 --   session; host, pid; ends: of its lease (ledger clock); tables: pool -> { min, max }; report: opaque, for people
 local function supervisor(name)
-  local text = redis.pcall('HGET', P .. 'sups', name)
+  local text = redis.pcall('HGET', K.supervisors, name)
   if type(text) ~= 'string' then return nil end
   local sound, found = pcall(cjson.decode, text)
   if not sound or type(found) ~= 'table' or type(found.tables) ~= 'table' then return nil end
@@ -16,10 +16,10 @@ end
 
 -- Those whose lease has not run out.
 local function supervisors()
-  local found, names = {}, redis.pcall('HKEYS', P .. 'sups')
+  local found, names = {}, redis.pcall('HKEYS', K.supervisors)
   for _, name in ipairs(names.err and {} or names) do
     local one = supervisor(name)
-    if one and (tonumber(one.ends) or 0) >= G.clk then found[#found + 1] = one end
+    if one and (tonumber(one.ends) or 0) >= G.clock then found[#found + 1] = one end
   end
   return found
 end
@@ -39,22 +39,22 @@ end
 --   by, fence, token: its holder, and of which claim; ends: of its lease (ledger clock); since: ms; leaving: its worker is
 --   to stop; info: opaque, about its worker
 local function place(pool, number)
-  local text = redis.pcall('HGET', P .. 'pl:' .. pool, number)
+  local text = redis.pcall('HGET', K.places(pool), number)
   if type(text) ~= 'string' then return nil end
   local sound, found = pcall(cjson.decode, text)
-  if not sound or type(found) ~= 'table' or (tonumber(found.ends) or 0) < G.clk then return nil end
+  if not sound or type(found) ~= 'table' or (tonumber(found.ends) or 0) < G.clock then return nil end
   found.number = number
   return found
 end
 
 local function save_place(pool, p)
-  call('HSET', P .. 'pl:' .. pool, p.number, cjson.encode({ by = p.by, fence = p.fence, token = p.token, ends = p.ends,
+  call('HSET', K.places(pool), p.number, cjson.encode({ by = p.by, fence = p.fence, token = p.token, ends = p.ends,
     since = p.since, leaving = p.leaving, info = p.info }))
 end
 
 -- Those that are held, by number.
 local function places(pool)
-  local found, numbers = {}, redis.pcall('HKEYS', P .. 'pl:' .. pool)
+  local found, numbers = {}, redis.pcall('HKEYS', K.places(pool))
   for _, number in ipairs(numbers.err and {} or numbers) do found[#found + 1] = place(pool, number) end
   table.sort(found, function(a, b) return tonumber(a.number) < tonumber(b.number) end)
   return found
@@ -70,6 +70,6 @@ local function count_staying(held)
 end
 
 local function wanted_of(pool)
-  local found = redis.pcall('HGET', P .. 'pool:' .. pool, 'wanted')
+  local found = redis.pcall('HGET', K.pool(pool), 'wanted')
   return type(found) == 'string' and tonumber(found) or nil
 end

@@ -1,119 +1,4 @@
--- The records every verb reads and writes. The loader puts the libraries a verb names in front of it.
---
--- KEYS[1] is the prefix "{namespace}:". Every key starts with it, so that one hash slot holds the ledger.
--- Job names are encoded by keys.py and never contain ':'; a room key is always the last part of a key.
---
---   g                hash  the ledger itself: schema, owner, tick (last fence), seq (last arrival), clk (ledger
---                          clock, ms), swept (Redis time of the last sweep, ms), counted (of the last count of all workers), lease
---                          (ms), total (room taken), cap (global cap), paused, pause (by whom, why and since when: JSON), done_ms (life of a done-marker), history, letters, letters_ms (how
---                          many ended runs and dead letters are kept for a job, and how long these),
---                          next (nothing in later, due and cool comes before this time, ms), alone (how many
---                          runs wait to be tried alone), releases (what the installed policies were merged from),
---                          changes (how often people changed the schedule), unchanged (up to which change entries are
---                          no longer in changed), decisions (how often somebody paused, disabled or enabled
---                          something, or changed the schedule), restored (the number of the last that members
---                          knew when the ledger was emptied), left_out (how many of these nobody could restore);
---                          what epoch.lua keeps
---   jobs             set   names of all jobs; installed hash: each with the hash of its policy
---   j:<job>          hash  p: its policy, packed; s: its state, packed; blk: how many conflicting jobs hold room;
---                          off: by whom, why and since when it is disabled (JSON); seen: once no live release has it, the
---                          latest that had it; copies: how many copies of its messages were dropped
---                          t: what it did in the current minute (lib/statistics.lua, which describes t:, tm: and th:, too)
---   r:<id>           hash  a run (lib/identity.lua says what its id is). s: its record, packed; m: its message, opaque;
---                          p: its progress, o: that its time is over
---                          while its code goes on, both packed and of the start whose fence they begin with
---   x:<id>           hash  a higher attempt of a running run: it waits for the attempt before it
---   d:<id>           str   done-marker: the highest attempt that ended, and its publication (the only keys with a TTL)
---   p:<task id>      set   runs and dead letters of a task id that was published again: those with an id of their own
---   wait             zset  every run that waits, by rank
---   waitjobs         set   jobs with runs in their lanes
---   l:<job>:<key>    zset  a lane: waiting runs of one job and room key whose dependencies are not judged yet, by rank
---   k:<job>:<key>    zset  the same for those whose dependencies were judged: retries, recovered runs
---   jl:, jk:<job>    zset  keyed jobs: room keys whose lane has waiting runs and room, by the rank of its head
---   n:<job>          hash  keyed jobs: room key -> room taken
---   bar              zset  jobs whose head passes rules 1, 2 and 4, by its rank: they bar those they conflict with
---   groups           hash  groups of jobs of which no two run together -> how many jobs each has
---   bar:<group>      zset  the same as bar, of the jobs in one group
---   held:<group>     set   jobs of a group that hold room
---   open:<queue>     zset  jobs whose head may start on that queue (rules 1 to 5 but for the global cap), by rank. Where some
---                          of the workers there lack the job: open:<queue>, a line feed, and the releases that have it
---   opens            set   queues with a non-empty open set; ready: those of them that live workers serve
---   stale            set   jobs to be looked at again, because other queues are served than before
---   unseen           set   jobs to be looked at again, because a job began or ended that very many depend on
---   after            set   those jobs: their waiting runs stay until unseen is empty
---   later            zset  runs that are not to start before a time, by that (ms)
---   due              zset  waiting runs that expire, by time (ms)
---   cool             zset  jobs that failures have disabled and that get a probe run, by time (ms)
---   released         zset  runs that are being published past the gate, by rank
---   astray           zset  runs whose message came to a worker without their job, by when one that has it may take it in
---                          (ledger clock); lost zset: dead letters of jobs that nobody knew, by time (ms). Bounded
---   alone            hash  runs that took their workers down too often -> the worker kept free for it, or ''
---   gr               zset  granted runs, endings not carried out yet and runs whose retry has not arrived, by
---                          deadline (ledger clock)
---   out              hash  queue -> granted runs that have not started
---   slots            hash  queue -> slots of the live workers that serve it
---   sr:<queue>       hash  the same by release: release -> slots
---   ws               zset  live workers by the end of their lease (ledger clock)
---   live             hash  how many live workers there are of each release (r:) and of each kind (k:)
---   w:<worker>       hash  name, host, pid, slots, kind, queues, rel, service, mode, lease (ms), since, beat (ms), done,
---                          failed (runs that ended there), alone (the run it is kept free for); state: draining (hands
---                          in its runs), departing (and is about to end its process); epoch (the last in which it
---                          claimed its runs); strays: how far it has looked through astray; no:<verb>, reply:<verb>: the
---                          last call
---   wr:<worker>      set   its running runs
---   wn               hash  worker name -> worker, the latest that registered; names zset: those of workers, in order
---   gone             list  workers that died (JSON), the latest first; bounded
---   h:<job>          list  runs that ended (JSON), the latest first; bounded
---   dl:<id>          hash  a dead letter. s, m: as of the run; i: what happened (JSON)
---   dj:<job>         zset  dead letters of a job, by time (ms); dead: of all jobs. Bounded
---   sq:<job>         zset  its runs that wait and have not started, by arrival; only of jobs that others depend on
---   entries          zset  entries of the schedule, by when a leader had them last (ms)
---   e:<entry>        hash  an entry: see lib/entries.lua
---   added            set   entries that people added
---   changed          zset  entries that people changed, by the number of the change; bounded
---   lead             hash  who schedules: term, who, name, since, until (ms; Redis's clock); lead:<service>: the same for
---                          a service that the ledger is not named after; leads set: services that ever had a leader
---   rel              hash  release -> its policies (JSON); relseq zset: releases by first sight; rj:<release> set of jobs
---   services         hash  release -> the service that brings it; stopped hash: release -> when its last worker went (ms)
---   off              set   jobs that are disabled; resting: entries that are paused
---   decided          hash  what people decided while the gate was closed in a new epoch: pause | j:<job> | e:<entry> ->
---                          people | restored (members knew it from before)
---   sups             hash  supervisors of pools -> JSON; see lib/places.lua. Those of dead ones are kept for a while
---   pool:<pool>      hash  wanted: how many workers it is to have, changed: since when (ms); needed: when as many were needed last
---                          (ms); oldest: how long the oldest ready run has waited (ms); why; seen: when that was decided (ms)
---   pl:<pool>        hash  places: number -> JSON; see lib/places.lua. No more than the pool's max
---   pc:<pool>        list  how the number of its workers changed (JSON), the latest first; bounded
---   audit            list  who changed what when (JSON), the latest first; bounded
---   bad              hash  records that could not be read: key -> when and why (JSON); bad:<key>: what was in them
---   ob:<job>         hash  observe mode: reason -> how often a run would have waited for it
---
--- States of a run: later (not due yet), waiting, granted (holds room, to be published), queued (published), running, retrying (its
--- next attempt is under way), ending (somebody has to tell Celery how it ended), behind (an x: record), released
--- (somebody is publishing it past the gate).
--- rank = (3 - priority) * 2^50 + seq: a lower one goes first. That of a forced run is below zero.
-
--- Redis loads these files once and calls their functions many times (see ledger/scripts.py): whatever belongs to one call is
--- set by a function that is given to `on_call`.
-
--- Filled in by lib/statistics.lua.
-local STATS = {}
-
--- The prefix, Redis's clock (seconds and microseconds; ms), and the calling worker, filled in by lib/session.lua.
-local P, call, TIME, NOW, SESSION
-local CLASS = 1125899906842624 -- 2^50
-
-on_call(function()
-  P = KEYS[1]
-  call = redis.call
-  TIME = call('TIME')
-  NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
-  SESSION = { lease = 30000 }
-end)
-
--- Lua's own tostring() keeps 14 digits of a number; ticks and ranks have more.
-local function int(x)
-  return string.format('%.0f', x)
-end
+-- The records of the ledger itself, of workers, jobs and runs: how they are read and written. Needs schema.
 
 -- ---------------------------------------------------------------------------------------------- globals
 
@@ -121,22 +6,12 @@ local G
 
 on_call(function()
   G = {}
-  local v = call('HMGET', P .. 'g', 'tick', 'seq', 'clk', 'total', 'cap', 'paused', 'done_ms', 'next', 'alone', 'history',
-    'letters', 'letters_ms', 'epoch', 'opens')
-  G.tick = tonumber(v[1]) or 0
-  G.seq = tonumber(v[2]) or 0
-  G.clk = tonumber(v[3]) or 0
-  G.total = tonumber(v[4]) or 0
-  G.cap = tonumber(v[5])
-  G.paused = v[6] == '1'
-  G.done_ms = tonumber(v[7]) or 7200000
-  G.next = tonumber(v[8])
-  G.alone = tonumber(v[9]) or 0
-  G.history = tonumber(v[10]) or 100
-  G.letters = tonumber(v[11]) or 1000
-  G.letters_ms = tonumber(v[12]) or 1209600000
-  G.epoch = v[13] or nil
-  G.opens = tonumber(v[14]) or 0
+  local v = call('HMGET', K.ledger, unpack(GLOBAL))
+  for i = 1, #GLOBAL - 2 do
+    local name = GLOBAL[i]
+    G[name] = tonumber(v[i]) or GLOBAL.defaults[name]
+  end
+  G.epoch, G.paused = v[#GLOBAL - 1] or nil, v[#GLOBAL] == '1'
 end)
 
 -- Fences and the order of events: always rising, close to Redis's clock in microseconds.
@@ -155,41 +30,44 @@ end
 
 -- Who changed what: for people.
 local function audit(who, what, about, why)
-  call('LPUSH', P .. 'audit', cjson.encode({ at = NOW, who = who, what = what, about = about, why = why }))
-  call('LTRIM', P .. 'audit', 0, 999)
+  call('LPUSH', K.audit, cjson.encode({ at = NOW, who = who, what = what, about = about, why = why }))
+  call('LTRIM', K.audit, 0, 999)
 end
 
 -- A record that somebody else wrote over must not stop all others: it is set aside.
-local MOST_BAD = 20
+local MOST_CORRUPT = 20
 
-local function note_bad(key, why)
-  if call('HLEN', P .. 'bad') >= MOST_BAD then call('DEL', P .. 'bad') end
-  call('HSET', P .. 'bad', key, cjson.encode({ at = NOW, why = why }))
+local function note_corrupt(what, why)
+  if call('HLEN', K.corrupt) >= MOST_CORRUPT then call('DEL', K.corrupt) end
+  call('HSET', K.corrupt, what, cjson.encode({ at = NOW, why = why }))
 end
 
 local function set_aside(key, why)
-  note_bad(key, why)
-  if call('EXISTS', P .. key) == 1 then call('RENAME', P .. key, P .. 'bad:' .. key) end
-  audit('ledger', 'corrupt', key, why)
+  local what = without_prefix(key)
+  note_corrupt(what, why)
+  if call('EXISTS', key) == 1 then call('RENAME', key, K.set_aside(what)) end
+  audit('ledger', 'corrupt', what, why)
 end
 
--- A key that all depend on is of its type, or empty. Returns true if it was another's.
-local function see_to(key, wanted)
-  local found = call('TYPE', P .. key).ok
-  local is_bad = found ~= 'none' and found ~= wanted
-  if is_bad then set_aside(key, 'it is a ' .. found) end
-  return is_bad
+-- A key that all depend on is of its declared type, or empty. Returns true if it was another's.
+local function see_to(name, ...)
+  local key, wanted = K[name], KEY[name]
+  if not wanted then key, wanted = key(...), KEYS_OF[name] end
+  local found = call('TYPE', key).ok
+  local is_corrupt = found ~= 'none' and found ~= wanted
+  if is_corrupt then set_aside(key, 'it is a ' .. found) end
+  return is_corrupt
 end
 
 -- A live worker of this release and kind came (1) or went (-1).
 local function count_worker(release, kind, by)
-  for _, what in ipairs({ 'r:' .. release, 'k:' .. kind }) do
-    if call('HINCRBY', P .. 'live', what, by) <= 0 then call('HDEL', P .. 'live', what) end
+  for _, what in ipairs({ 'release:' .. release, 'kind:' .. kind }) do
+    if call('HINCRBY', K.live, what, by) <= 0 then call('HDEL', K.live, what) end
   end
-  if call('HEXISTS', P .. 'live', 'r:' .. release) == 1 then
-    call('HDEL', P .. 'stopped', release)
+  if call('HEXISTS', K.live, 'release:' .. release) == 1 then
+    call('HDEL', K.stopped_releases, release)
   else
-    call('HSET', P .. 'stopped', release, int(NOW))
+    call('HSET', K.stopped_releases, release, int(NOW))
   end
 end
 
@@ -200,35 +78,35 @@ end
 
 -- The slots of all workers that can be read, and how many there are, counted anew.
 local function count_workers()
-  for _, queue in ipairs(call('HKEYS', P .. 'slots')) do call('DEL', P .. 'sr:' .. queue) end
-  call('DEL', P .. 'slots', P .. 'live', P .. 'ready')
-  for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do
-    local v = redis.pcall('HMGET', P .. 'w:' .. worker, 'queues', 'slots', 'state', 'rel', 'kind')
+  for _, queue in ipairs(call('HKEYS', K.slots)) do call('DEL', K.release_slots(queue)) end
+  call('DEL', K.slots, K.live, K.ready_sets)
+  for _, worker in ipairs(call('ZRANGE', K.leases, 0, -1)) do
+    local v = redis.pcall('HMGET', K.worker(worker), 'queues', 'slots', 'state', 'release', 'kind')
     local sound, queues = pcall(cjson.decode, not v.err and not v[3] and v[1] or '[]')
     for _, queue in ipairs(sound and queues or {}) do
-      call('HINCRBY', P .. 'slots', queue, tonumber(v[2]) or 0)
-      call('HINCRBY', P .. 'sr:' .. queue, v[4] or '', tonumber(v[2]) or 0)
+      call('HINCRBY', K.slots, queue, tonumber(v[2]) or 0)
+      call('HINCRBY', K.release_slots(queue), v[4] or '', tonumber(v[2]) or 0)
     end
     if not v.err and v[4] then count_worker(v[4], v[5] or '', 1) end
   end
-  for _, queue in ipairs(call('SMEMBERS', P .. 'opens')) do
-    if call('HEXISTS', P .. 'slots', queue_of(queue)) == 1 then call('SADD', P .. 'ready', queue) end
+  for _, queue in ipairs(call('SMEMBERS', K.open_sets)) do
+    if call('HEXISTS', K.slots, queue_of(queue)) == 1 then call('SADD', K.ready_sets, queue) end
   end
-  call('HSET', P .. 'g', 'counted', int(NOW))
+  call('HSET', K.ledger, 'counted', int(NOW))
 end
 
 -- Records of a worker that cannot be read are set aside: it registers again, or its lease runs out.
 local function see_to_worker(worker)
-  see_to('wr:' .. worker, 'set')
-  if see_to('w:' .. worker, 'hash') then count_workers() end
+  see_to('worker_runs', worker)
+  if see_to('worker', worker) then count_workers() end
 end
 
 -- Workers and schedulers whose records can be read: { id, end of its lease }.
 local function members()
-  local found, ends = {}, call('ZRANGE', P .. 'ws', 0, -1, 'WITHSCORES')
+  local found, ends = {}, call('ZRANGE', K.leases, 0, -1, 'WITHSCORES')
   for i = 1, #ends, 2 do
     see_to_worker(ends[i])
-    if call('HEXISTS', P .. 'w:' .. ends[i], 'name') == 1 then
+    if call('HEXISTS', K.worker(ends[i]), 'name') == 1 then
       found[#found + 1] = { ends[i], tonumber(ends[i + 1]) }
     end
   end
@@ -243,64 +121,52 @@ local restore
 
 on_call(function() J = {} end)
 
--- A job, or nil if the ledger has no policy for it.
---   cap, keyed: how many runs at once, by room key; conf: jobs it conflicts with, but for those in its groups; deps, depd: its dependencies and
---   dependents; crash, recmax: what happens to a run that crashed; hash: of the policy; fmax: how many failures in a
---   row disable it; cool: ms until a probe then; drop: runs asked for while it is disabled are dropped
---   n: room taken; busy: runs started and not ended; w: runs in its lanes, wk: of these judged; ok, ended, good, begun:
---   how the last run ended, ticks of the last end, success and start; ends_at: ms; br: its rank in bar; at: the open set
---   it is in; fails: failures in a row, err: the last one; probe: while disabled, the run that tries whether it works
---   again, '' if one may; z: waiting runs that are in no lane; took: ms that the last run took; last: the run that started
---   last; t: its statistics of a minute, packed; sum: the same, opened and changed in this call
+-- A job, or nil if the ledger has no policy for it. Its fields: see JOB.
 local function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
-  local v = redis.pcall('HMGET', P .. 'j:' .. name, 'p', 's', 'blk', 'off', 't')
+  local v = redis.pcall('HMGET', K.job(name), 'policy', 'state', 'blocked', 'disabled', 'minute')
   if v.err then return restore(name, v.err) end
   if not v[1] then
-    if call('HEXISTS', P .. 'installed', name) == 1 then return restore(name, 'it is gone') end
+    if call('HEXISTS', K.installed, name) == 1 then return restore(name, 'it is gone') end
     J[name] = false
     return nil
   end
-  j = { name = name, blk = tonumber(v[3]) or 0, off = v[4] or nil, t = v[5] or nil }
-  local sound = false
-  sound, j.cap, j.keyed, j.conf, j.deps, j.depd, j.crash, j.recmax, j.hash, j.fmax, j.cool, j.drop, j.groups =
-    pcall(cmsgpack.unpack, v[1])
-  if not sound or type(j.depd) ~= 'table' or not j.hash then return restore(name, 'its policy cannot be read') end
+  local policy = unpacked(v[1])
+  if not policy or type(policy.dependents) ~= 'table' or not policy.hash then return restore(name, 'its policy cannot be read') end
   if v[2] then
-    sound, j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err, j.probe, j.z, j.took, j.last =
-      pcall(cmsgpack.unpack, v[2])
-    if not sound or type(j.wk) ~= 'number' or type(j.ok) == 'number' then return restore(name, 'its state cannot be read') end
+    j = unpacked(v[2])
+    if not j or type(j.waiting_checked) ~= 'number' or type(j.running) ~= 'number' then
+      return restore(name, 'its state cannot be read')
+    end
   else
-    j.n, j.busy, j.w, j.wk = 0, 0, 0, 0
+    j = { running = 0, busy = 0, waiting = 0, waiting_checked = 0, parked = 0 }
   end
-  j.z, j.groups = j.z or 0, j.groups or {}
+  j.name, j.policy, j.blocked, j.disabled, j.minute = name, policy, tonumber(v[3]) or 0, v[4] or nil, v[5] or nil
   J[name] = j
   return j
 end
 
-local function save_policy(name, p)
-  call('HSET', P .. 'j:' .. name, 'p', cmsgpack.pack(p.cap, p.keyed, p.conf, p.deps, p.depd, p.crash, p.recmax, p.hash,
-    p.fmax, p.cool, p.drop, p.groups))
-  call('HSET', P .. 'installed', name, p.hash)
+local function save_policy(name, policy)
+  call('HSET', K.job(name), 'policy', cmsgpack.pack(policy))
+  call('HSET', K.installed, name, policy.hash)
   J[name] = nil
 end
 
 local function flush()
   for name, j in pairs(J) do
     if j and j.dirty then
-      local s = cmsgpack.pack(j.n, j.busy, j.w, j.wk, j.ok, j.ended, j.good, j.begun, j.ends_at, j.br, j.at, j.fails, j.err,
-        j.probe, j.z, j.took, j.last)
+      local state = packed(j, JOB.of_call)
       if j.sum then
-        call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's', s, 't', STATS.packed(j))
+        call('HSET', K.job(name), 'blocked', j.blocked, 'state', state, 'minute', STATS.packed(j))
       else
-        call('HSET', P .. 'j:' .. name, 'blk', j.blk, 's', s)
+        call('HSET', K.job(name), 'blocked', j.blocked, 'state', state)
       end
       j.dirty = false
     end
   end
   if G.dirty then
-    call('HSET', P .. 'g', 'tick', int(G.tick), 'seq', int(G.seq), 'total', G.total, 'next', G.next and int(G.next) or '',
+    call('HSET', K.ledger, 'tick', int(G.tick), 'seq', int(G.seq), 'total', G.total, 'next', G.next and int(G.next) or '',
       'alone', G.alone)
     G.dirty = false
   end
@@ -314,33 +180,33 @@ local function look_at(ms)
   end
 end
 
--- Somebody paused, disabled or enabled something, or changed the schedule: members refresh their copy (verb decisions).
--- Until all have told what they know of an emptied ledger (verb restore), what people decide now comes before that.
+-- Somebody paused, disabled or enabled something, or changed the schedule: members refresh their copy (verb read_decisions).
+-- Until all have told what they know of an emptied ledger (verb restore_decisions), what people decide now comes before that.
 local function decide(subject, who)
-  call('HINCRBY', P .. 'g', 'decisions', 1)
-  if who ~= 'failures' and who ~= 'probe' and (not G.epoch or G.clk < G.opens) then
-    call('HSET', P .. 'decided', subject, 'people')
+  call('HINCRBY', K.ledger, 'decisions', 1)
+  if who ~= 'failures' and who ~= 'probe' and (not G.epoch or G.clock < G.opens) then
+    call('HSET', K.decided, subject, 'people')
   end
 end
 
 local function switch_off(j, who, why)
   -- That failures had disabled it is kept when a person does as well.
-  local before = j.off and cjson.decode(j.off)
+  local before = j.disabled and cjson.decode(j.disabled)
   local failures = before and (before.by == 'failures' and before.why or before.failures)
-  j.off = cjson.encode({ by = who, why = why, at = NOW, failures = failures or nil })
-  call('HSET', P .. 'j:' .. j.name, 'off', j.off)
-  call('SADD', P .. 'off', j.name)
-  decide('j:' .. j.name, who)
+  j.disabled = cjson.encode({ by = who, why = why, at = NOW, failures = failures or nil })
+  call('HSET', K.job(j.name), 'disabled', j.disabled)
+  call('SADD', K.disabled_jobs, j.name)
+  decide('job:' .. j.name, who)
   audit(who, 'disable', j.name, why)
 end
 
 local function switch_on(j, who, why)
   audit(who, 'enable', j.name, why)
-  j.off, j.fails, j.probe, j.dirty = nil, 0, nil, true
-  call('HDEL', P .. 'j:' .. j.name, 'off')
-  call('SREM', P .. 'off', j.name)
-  call('ZREM', P .. 'cool', j.name)
-  decide('j:' .. j.name, who)
+  j.disabled, j.failures, j.probe, j.dirty = nil, 0, nil, true
+  call('HDEL', K.job(j.name), 'disabled')
+  call('SREM', K.disabled_jobs, j.name)
+  call('ZREM', K.cooling, j.name)
+  decide('job:' .. j.name, who)
 end
 
 -- Goes through a sorted set from its beginning, until so many were taken out of it. take(id): takes one out, or says no;
@@ -348,7 +214,7 @@ end
 local function take_from(key, limit, most, take)
   local stay = 0
   while limit > 0 and stay < most do
-    local ids = call('ZRANGE', P .. key, stay, stay + limit - 1)
+    local ids = call('ZRANGE', key, stay, stay + limit - 1)
     if #ids == 0 then return end
     for _, id in ipairs(ids) do
       if take(id) then limit = limit - 1 else stay = stay + 1 end
@@ -361,7 +227,7 @@ local function with_waiters(names)
   local found = {}
   for from = 1, #names, 1000 do
     local part = { unpack(names, from, math.min(from + 999, #names)) }
-    for i, yes in ipairs(call('SMISMEMBER', P .. 'waitjobs', unpack(part))) do
+    for i, yes in ipairs(call('SMISMEMBER', K.waiting_jobs, unpack(part))) do
       if yes == 1 then found[#found + 1] = part[i] end
     end
   end
@@ -370,30 +236,17 @@ end
 
 -- ------------------------------------------------------------------------------------------------- runs
 
--- A run, or nil.
---   job, key: its job and room key; st: its state; a: attempt; rank; fence, own: of the start, and the worker;
---   gn, dest, tries: grant number, queue it is handed over to, how often that got lost; rec: recoveries;
---   jd: its dependencies were judged; sd: it has started; ex: expires, ms; q, gq: own and granted queue;
---   enq: arrival, ms; at: since when in this state, ms; why: it ends; behind: there is an x: record;
---   pub: its publication; tid: its task id, if the run has an id of its own;
---   eta: not to start before, ms; wf: what it waited for first; al: it is tried alone; ent, due, cont: the entry of the
---   schedule that fired it, for when (ms), whether that one is continuous; stray: its message came to a worker that lacks
---   its job: it waits, in no lane, for one that takes the message in; gate_for: which rule of the gate it waits for; spent:
---   how long it has waited since its last start (ms): { gate, delay, hand_over, traced: what a tracer wants to know }
---   (lib/statistics.lua); was: its state as it was read
-local function load_run(id, prefix)
-  local key = (prefix or 'r:') .. id
-  local s = redis.pcall('HGET', P .. key, 's')
-  if not s then return nil end
-  local r, sound = { id = id }, false
-  sound, r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd, r.ex, r.q, r.gq, r.enq,
-    r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray, r.pub, r.tid,
-    r.gate_for, r.spent = pcall(cmsgpack.unpack, s)
-  r.pub, r.was = r.pub or '', r.st
-  if not sound or type(r.job) ~= 'string' or type(r.q) ~= 'string' then
-    set_aside(key, type(s) == 'table' and s.err or 'it cannot be read')
+-- A run, or nil. Its fields: see RUN. key_of: K.run, if not another.
+local function load_run(id, key_of)
+  local key = (key_of or K.run)(id)
+  local text = redis.pcall('HGET', key, 'record')
+  if not text then return nil end
+  local r = unpacked(text)
+  if not r or type(r.job) ~= 'string' or type(r.queue) ~= 'string' then
+    set_aside(key, type(text) == 'table' and text.err or 'it cannot be read')
     return nil
   end
+  r.id, r.publication, r.was = id, r.publication or '', r.state
   return r
 end
 
@@ -402,88 +255,84 @@ STATS.WAITS = { waiting = 'gate', later = 'delay', granted = 'hand_over', queued
 
 -- The run leaves a state in which it waited.
 function STATS.spend(r)
-  local kind, ms = STATS.WAITS[r.was], NOW - r.at
+  local kind, ms = STATS.WAITS[r.was], NOW - r.since
   if kind and ms > 0 then
     local spent = r.spent or {}
     spent[kind] = (spent[kind] or 0) + ms
-    if spent.traced then STATS.tell(spent.traced, kind, r.at) end
+    if spent.traced then STATS.tell(spent.traced, kind, r.since) end
     r.spent = spent
   end
   r.was = nil
 end
 
-local function save_run(r, prefix, message)
+local function save_run(r, key_of, message)
   if r.was then STATS.spend(r) end
-  r.at, r.was = NOW, r.st
-  local s = cmsgpack.pack(r.job, r.key, r.st, r.a, r.rank, r.fence, r.own, r.gn, r.dest, r.tries, r.rec, r.jd, r.sd,
-    r.ex, r.q, r.gq, r.enq, r.at, r.why, r.behind, r.eta, r.wf, r.al, r.ent, r.due, r.cont, r.stray, r.pub, r.tid,
-    r.gate_for, r.spent)
-  if r.tid then call('SADD', P .. 'p:' .. r.tid, r.id) end
+  r.since, r.was = NOW, r.state
+  local record = packed(r, RUN.of_call)
+  if r.task_id then call('SADD', K.task_runs(r.task_id), r.id) end
   if message then
-    call('HSET', P .. (prefix or 'r:') .. r.id, 's', s, 'm', message)
+    call('HSET', (key_of or K.run)(r.id), 'record', record, 'message', message)
   else
-    call('HSET', P .. (prefix or 'r:') .. r.id, 's', s)
+    call('HSET', (key_of or K.run)(r.id), 'record', record)
   end
 end
 
 -- The record of a run is removed.
 local function delete_run(r)
-  call('DEL', P .. 'r:' .. r.id)
-  if r.tid then call('SREM', P .. 'p:' .. r.tid, r.id) end
+  call('DEL', K.run(r.id))
+  if r.task_id then call('SREM', K.task_runs(r.task_id), r.id) end
 end
 
--- What was noted about this very start of a run, in field p or o: when (ms), and what; or nil.
-local function noted(r, field)
-  local found = r.fence and call('HGET', P .. 'r:' .. r.id, field)
-  if not found then return nil end
-  local fence, at, what, more = cmsgpack.unpack(found)
-  if fence ~= r.fence then return nil end
-  return { at = at, what = what, more = more }
+-- What was noted about this very start of a run, in a field of its hash: { fence, at (ms), ... }, or nil.
+local function note_of(r, field)
+  local found = r.fence and unpacked(call('HGET', K.run(r.id), field))
+  return found and found.fence == r.fence and found or nil
 end
 
 -- A job whose record is gone, or could not be read, begins anew: nothing of it starts until whoever sweeps next has installed its
 -- policy again. What can be told from its runs and its history is.
 restore = function(name, why)
-  set_aside('j:' .. name, why)
-  local j = { name = name, blk = 0, keyed = false, conf = {}, groups = {}, deps = {}, depd = {}, crash = 'fail', recmax = 2,
-    hash = 'corrupt', n = 0, busy = 0, w = 0, wk = 0, z = 0, dirty = true,
-    off = cjson.encode({ by = 'ledger', why = 'its record could not be read (' .. why .. ')', at = NOW }) }
+  set_aside(K.job(name), why)
+  local j = { name = name, blocked = 0, running = 0, busy = 0, waiting = 0, waiting_checked = 0, parked = 0, dirty = true,
+    disabled = cjson.encode({ by = 'ledger', why = 'its record could not be read (' .. why .. ')', at = NOW }),
+    policy = { hash = 'corrupt', keyed = false, conflicts = {}, groups = {}, depends_on = {}, dependents = {},
+      on_crash = 'fail', max_recoveries = 2 } }
   local seen = {}
   local function count(ids)
     for _, id in ipairs(ids) do
       local r = not seen[id] and load_run(id)
       seen[id] = true
       if r and r.job == name then
-        if r.key ~= '' then j.keyed = true end
-        if r.st == 'later' or (r.st == 'waiting' and (r.al or r.stray)) then
-          j.z = j.z + 1
-        elseif r.st == 'waiting' then
-          j.w, j.wk = j.w + 1, j.wk + (r.jd and 1 or 0)
-        elseif r.st == 'granted' or r.st == 'queued' or r.st == 'running' then
-          j.n = j.n + 1
+        if r.key ~= '' then j.policy.keyed = true end
+        if r.state == 'later' or (r.state == 'waiting' and (r.alone or r.stray)) then
+          j.parked = j.parked + 1
+        elseif r.state == 'waiting' then
+          j.waiting, j.waiting_checked = j.waiting + 1, j.waiting_checked + (r.deps_checked and 1 or 0)
+        elseif r.state == 'granted' or r.state == 'queued' or r.state == 'running' then
+          j.running = j.running + 1
         end
-        if r.sd then j.busy = j.busy + 1 end
+        if r.started then j.busy = j.busy + 1 end
       end
     end
   end
-  for _, key in ipairs({ 'wait', 'later', 'gr' }) do count(call('ZRANGE', P .. key, 0, -1)) end
-  for _, worker in ipairs(call('ZRANGE', P .. 'ws', 0, -1)) do count(call('SMEMBERS', P .. 'wr:' .. worker)) end
-  for _, text in ipairs(call('LRANGE', P .. 'h:' .. name, 0, 99)) do
+  for _, key in ipairs({ K.waiting, K.later, K.deadlines }) do count(call('ZRANGE', key, 0, -1)) end
+  for _, worker in ipairs(call('ZRANGE', K.leases, 0, -1)) do count(call('SMEMBERS', K.worker_runs(worker))) end
+  for _, text in ipairs(call('LRANGE', K.history(name), 0, 99)) do
     local past = cjson.decode(text)
-    if past[3] == 'succeeded' or past[3] == 'failed' then
-      j.ok, j.ended, j.ends_at = past[3] == 'succeeded', past[6] * 1000, past[6]
+    if past.outcome == 'succeeded' or past.outcome == 'failed' then
+      j.last_ok, j.last_end, j.last_end_ms = past.outcome == 'succeeded', past.ended * 1000, past.ended
       break
     end
   end
-  call('ZREM', P .. 'bar', name)
-  for _, group in ipairs(call('HKEYS', P .. 'groups')) do
-    call('ZREM', P .. 'bar:' .. group, name)
-    call('SREM', P .. 'held:' .. group, name)
+  call('ZREM', K.bars, name)
+  for _, group in ipairs(call('HKEYS', K.groups)) do
+    call('ZREM', K.group_bars(group), name)
+    call('SREM', K.group_holders(group), name)
   end
-  for _, queue in ipairs(call('SMEMBERS', P .. 'opens')) do call('ZREM', P .. 'open:' .. queue, name) end
-  save_policy(name, j)
-  call('HSET', P .. 'j:' .. name, 'off', j.off)
-  call('HDEL', P .. 'g', 'releases')
+  for _, queue in ipairs(call('SMEMBERS', K.open_sets)) do call('ZREM', K.open(queue), name) end
+  save_policy(name, j.policy)
+  call('HSET', K.job(name), 'disabled', j.disabled)
+  call('HDEL', K.ledger, 'releases')
   J[name] = j
   return j
 end

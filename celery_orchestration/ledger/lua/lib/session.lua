@@ -5,10 +5,10 @@
 -- (never was, or its lease ran out); NEWEPOCH epoch if it has to claim its runs first. But a call that the ledger
 -- remembers it made: its reply holds.
 local function replayed(worker, verb, number)
-  local v = call('HMGET', P .. 'w:' .. worker, 'queues', 'no:' .. verb, 'reply:' .. verb, 'rel', 'name', 'alone', 'done', 'failed',
+  local v = call('HMGET', K.worker(worker), 'queues', 'call:' .. verb, 'reply:' .. verb, 'release', 'name', 'alone', 'done', 'failed',
     'epoch', 'lease', 'state')
   if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
-  SESSION.worker, SESSION.verb, SESSION.number, SESSION.queues, SESSION.rel = worker, verb, number, v[1], v[4]
+  SESSION.worker, SESSION.verb, SESSION.number, SESSION.queues, SESSION.release = worker, verb, number, v[1], v[4]
   SESSION.name, SESSION.alone = v[5], v[6] or nil
   SESSION.done, SESSION.failed, SESSION.lease = tonumber(v[7]) or 0, tonumber(v[8]) or 0, tonumber(v[10]) or SESSION.lease
   SESSION.stops = v[11] ~= false
@@ -19,7 +19,7 @@ end
 
 -- done, failed: how many runs ended on this worker in this call, and how many of these failed.
 local function remember(reply, done, failed)
-  call('HSET', P .. 'w:' .. SESSION.worker, 'no:' .. SESSION.verb, SESSION.number,
+  call('HSET', K.worker(SESSION.worker), 'call:' .. SESSION.verb, SESSION.number,
     'reply:' .. SESSION.verb, cmsgpack.pack(reply), 'done', SESSION.done + (done or 0),
     'failed', SESSION.failed + (failed or 0))
   return reply

@@ -1,14 +1,14 @@
 -- Statistics of a job: how often things happened, and how long runs waited and ran. Needs records.
 --
--- Three sums are kept for each job. The sum of the current minute is field t of j:<job>: it is read and written together with
+-- Three sums are kept for each job. The sum of the current minute is the field minute of its key `job`: it is read and written together with
 -- the state of the job, so that a run costs no further command. When the first thing happens in a later minute, that sum
 -- goes into a ring of minutes (24 hours), into the sum of its hour and into the sum of all time; the sum of an hour goes
 -- into a ring of hours (30 days) in the same way. A place in a ring is written over when its time comes again, so the
 -- rings are bounded and need no TTL. Whoever reads knows by `at` whether a place is of the time that is asked for.
 --
---   t:<job>          hash  all: the sum of all time; h: that of one hour; hour: which one. Of jobs that were deleted: t:
---   tm:<job>:<0-23>  hash  at: an hour; then minute of it -> sum
---   th:<job>:<0-29>  hash  at: a day; then hour of it -> sum
+--   totals:<job>          all: the sum of all time; of_hour: that of one hour; hour: which one. Of deleted jobs: totals:
+--   minutes:<job>:<0-23>  at: an hour; then minute of it -> sum
+--   hours:<job>:<0-29>    at: a day; then hour of it -> sum
 --
 -- A sum is a table, packed: number of a counter -> how often, number of a bucket -> how many, number of a duration -> ms.
 -- Minutes, hours and days are counted from 1970, by Redis's clock.
@@ -36,35 +36,31 @@ do
   for i = 1, #STATS.DURATIONS do base[STATS.DURATIONS[i]] = 32 * i end
   for i = 1, #STATS.REASONS do gate[STATS.REASONS[i]] = 32 * (#STATS.DURATIONS + i) end
 
-  local function unpacked(text)
-    local sound, found = pcall(cmsgpack.unpack, text)
-    return sound and type(found) == 'table' and found or nil
-  end
-
   local function add(sum, more)
     for i, n in pairs(more) do sum[i] = (sum[i] or 0) + n end
     return sum
   end
 
-  local function into_ring(key, at, place, sum)
-    see_to(key, 'hash')
-    if call('HGET', P .. key, 'at') ~= int(at) then call('DEL', P .. key) end
-    call('HSET', P .. key, 'at', int(at), place, cmsgpack.pack(sum))
+  local function into_ring(ring, name, number, at, place, sum)
+    see_to(ring, name, number)
+    local key = K[ring](name, number)
+    if call('HGET', key, 'at') ~= int(at) then call('DEL', key) end
+    call('HSET', key, 'at', int(at), place, cmsgpack.pack(sum))
   end
 
   -- The minute is over: it goes where it belongs.
   local function close(name, minute, sum)
-    local key, hour = 't:' .. name, math.floor(minute / 60)
-    into_ring('tm:' .. name .. ':' .. hour % 24, hour, minute % 60, sum)
-    see_to(key, 'hash')
-    local v = call('HMGET', P .. key, 'all', 'h', 'hour')
+    local key, hour = K.totals(name), math.floor(minute / 60)
+    into_ring('minutes', name, hour % 24, hour, minute % 60, sum)
+    see_to('totals', name)
+    local v = call('HMGET', key, 'all', 'of_hour', 'hour')
     local before, of_hour = tonumber(v[3] or nil), v[2] and unpacked(v[2]) or {}
     if before and before ~= hour then
       local day = math.floor(before / 24)
-      into_ring('th:' .. name .. ':' .. day % 30, day, before % 24, of_hour)
+      into_ring('hours', name, day % 30, day, before % 24, of_hour)
       of_hour = {}
     end
-    call('HSET', P .. key, 'all', cmsgpack.pack(add(v[1] and unpacked(v[1]) or {}, sum)), 'h',
+    call('HSET', key, 'all', cmsgpack.pack(add(v[1] and unpacked(v[1]) or {}, sum)), 'of_hour',
       cmsgpack.pack(add(of_hour, sum)), 'hour', int(hour))
   end
 
@@ -79,7 +75,7 @@ do
   local function sum_of(j)
     if not j.sum then
       local minute, sum, now = nil, nil, math.floor(NOW / 60000)
-      if j.t then minute, sum = opened(j.t) end
+      if j.minute then minute, sum = opened(j.minute) end
       if minute and minute ~= now then
         close(j.name, minute, sum)
         sum = nil
@@ -143,9 +139,9 @@ do
       id = reason[3]
     elseif reason[1] == 'room' or reason[1] == 'blocked' or reason[3] == 'busy' then
       local k = job(reason[2])
-      if k and k.last then id, fence = k.last, k.begun and int(k.begun) end
+      if k and k.last_run then id, fence = k.last_run, k.last_start and int(k.last_start) end
     end
-    local message = id and redis.pcall('HGET', P .. 'r:' .. id, 'm')
+    local message = id and redis.pcall('HGET', K.run(id), 'message')
     return id and { id = id, fence = fence, trace = type(message) == 'string' and trace_of(message) or nil } or nil
   end
 
@@ -178,17 +174,17 @@ do
 
   -- A job is deleted: its rings go, and what all jobs did together stays.
   function STATS.forget(name)
-    local sum, v = {}, redis.pcall('HGET', P .. 't:' .. name, 'all')
+    local sum, v = {}, redis.pcall('HGET', K.totals(name), 'all')
     if type(v) == 'string' then add(sum, unpacked(v) or {}) end
-    v = redis.pcall('HGET', P .. 'j:' .. name, 't')
+    v = redis.pcall('HGET', K.job(name), 'minute')
     if type(v) == 'string' then
       local _, open = opened(v)
       add(sum, open or {})
     end
-    see_to('t:', 'hash')
-    local gone = call('HGET', P .. 't:', 'all')
-    call('HSET', P .. 't:', 'all', cmsgpack.pack(add(gone and unpacked(gone) or {}, sum)))
-    call('DEL', P .. 't:' .. name)
-    for i = 0, 29 do call('DEL', P .. 'tm:' .. name .. ':' .. i, P .. 'th:' .. name .. ':' .. i) end
+    see_to('totals', '')
+    local gone = call('HGET', K.totals(''), 'all')
+    call('HSET', K.totals(''), 'all', cmsgpack.pack(add(gone and unpacked(gone) or {}, sum)))
+    call('DEL', K.totals(name))
+    for i = 0, 29 do call('DEL', K.minutes(name, i), K.hours(name, i)) end
   end
 end

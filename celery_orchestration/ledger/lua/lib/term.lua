@@ -4,7 +4,7 @@
 -- the one the ledger is named after: 17 or 17@billing; so does the id of an entry: nightly or billing:nightly.
 
 local function lead_key(service)
-  return P .. (service == '' and 'lead' or 'lead:' .. service)
+  return service == '' and K.leader or K.service_leader(service)
 end
 
 local function service_of_term(term)
@@ -27,7 +27,7 @@ local ADOPTING_MS = 60000
 local function is_left(entry)
   local v = redis.pcall('HGET', lead_key(service_of_entry(entry)), 'since')
   local since = type(v) == 'string' and tonumber(v) or NOW
-  return NOW - since > ADOPTING_MS and (tonumber(call('ZSCORE', P .. 'entries', entry) or nil) or 0) < since
+  return NOW - since > ADOPTING_MS and (tonumber(call('ZSCORE', K.entries, entry) or nil) or 0) < since
 end
 
 -- The scheduler of a service that leads now, or nil.
@@ -39,7 +39,7 @@ end
 
 -- Those of all services.
 local function leaders()
-  local found, services = {}, redis.pcall('SMEMBERS', P .. 'leads')
+  local found, services = {}, redis.pcall('SMEMBERS', K.led_services)
   for _, service in ipairs(services.err and {} or services) do found[#found + 1] = leader(service) end
   return found
 end

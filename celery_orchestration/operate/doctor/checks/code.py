@@ -58,7 +58,7 @@ def _installed_cycle(facts: Facts, cycle: Sequence[str]) -> tuple[str, str]:
     for release, text in facts.releases.items():
         jobs = json.loads(text)["jobs"] if text else {}
         for job, on in pairwise(cycle):
-            if any(dep["job"] == on for dep in jobs.get(job, {}).get("deps", ())):
+            if any(dep["job"] == on for dep in jobs.get(job, {}).get("depends_on", ())):
                 brought[release].append(f"{show(job)} depends on {show(on)}")
     by = [f"{', '.join(part)} in release {release} ({_at(facts, release)})" for release, part in brought.items()]
     circle = " → ".join(show(job)[1:-1] for job in cycle)

@@ -1,8 +1,0 @@
--- uses: records gate term tell
---
--- fires: entries of the schedule that fire jobs; what status and explain have not told of them. Reads only.
---
--- ARGV  how many to skip, how many
--- Returns  JSON: of each what status tells
--- Called again: the same, as far as nothing changed.
-return cjson.encode(told_entries(tonumber(ARGV[1]), tonumber(ARGV[2])))

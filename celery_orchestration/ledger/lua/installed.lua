@@ -1,8 +1,0 @@
--- uses: records
---
--- installed: the jobs that have a policy, each with its hash. Reads only.
---
--- ARGV  none
--- Returns  { name, hash, ... }
--- Called again: the same.
-return call('HGETALL', P .. 'installed')

@@ -1,0 +1,27 @@
+-- A Redis that is full (maxmemory, noeviction) refuses a script at its first growing write, unless it has written
+-- before: then all of it goes through. So a verb is refused as a whole or not at all; which, is decided here.
+
+-- What the ledger has taken in can come to its end: this verb goes through. Whatever it adds is bounded, or makes room.
+local function make_way()
+  call('HDEL', K.ledger, '-')
+end
+
+-- Is there no room for new runs? Tries a growing write that changes nothing (the field exists), and makes way.
+local function is_full(key, field)
+  local tried = redis.pcall('HSETNX', key, field, '')
+  if type(tried) ~= 'table' or not tried.err then return false end
+  if not string.find(tried.err, 'OOM', 1, true) then return false, tried end
+  make_way()
+  return true
+end
+
+-- For people: Redis's maxmemory-policy, and whether it is full: whether it refuses writes that grow, by the figures that it goes by
+-- itself. nil, false if it may not be asked.
+local function memory()
+  local told = redis.pcall('INFO', 'memory')
+  if type(told) ~= 'string' then return nil, false end
+  local function figure(name) return tonumber(string.match(told, '[\r\n]' .. name .. ':(%d+)')) or 0 end
+  local most = figure('maxmemory')
+  local full = most > 0 and figure('used_memory') - figure('mem_not_counted_for_evict') > most
+  return string.match(told, 'maxmemory_policy:([%w-]+)'), full
+end

@@ -1,9 +1,0 @@
--- uses: records full
---
--- note: somebody did something that is not done by a verb of its own.
---
--- ARGV  who, what, about, why
--- Returns  1
-make_way()
-audit(ARGV[1], ARGV[2], ARGV[3], ARGV[4])
-return 1

@@ -1,9 +1,0 @@
--- uses: records
---
--- releases: the policies that live workers bring, to be merged.
---
--- ARGV  names of releases, separated by blanks
--- Returns  { policies (JSON) of each, in the same order, '' where unknown }
-local found = {}
-for name in string.gmatch(ARGV[1], '%S+') do found[#found + 1] = call('HGET', P .. 'rel', name) or '' end
-return found

@@ -1,0 +1,220 @@
+-- The rules of the gate: may a run start now, and if not, what does it wait for? Needs records, lanes.
+--
+-- The facts come first: what is known about jobs and their waiting runs. The rules follow, one function each, and RULES is the
+-- order in which they are asked. index.lua uses the same facts to find waiting runs that may start without asking every job.
+
+-- How long ago a tick was.
+local function age_ms(t)
+  return NOW - math.floor(t / 1000)
+end
+
+-- The arrival of the first run of d that waits and has not started: runs of those that depend on d wait for it if they
+-- arrived after it.
+local function fires_from(d)
+  while true do
+    local e = redis.pcall('ZRANGE', K.scheduled(d.name), 0, 0, 'WITHSCORES')
+    if e.err then set_aside(K.scheduled(d.name), e.err) end
+    if not e[1] then return nil end
+    local r = load_run(e[1])
+    if r and not r.started and r.state ~= 'ending' then return tonumber(e[2]) end
+    -- A worker of an older release started it, and does not know of this set.
+    call('ZREM', K.scheduled(d.name), e[1])
+  end
+end
+
+-- The dependencies of a run of j of this rank. Returns nil if every dependency is met, else which one is not and how:
+-- {dependency, 'unknown' | 'busy' | 'fires' | 'disabled' | 'never' | 'failed' | 'old' | 'stale'}.
+local function unmet(j, rank)
+  for _, dep in ipairs(j.policy.depends_on) do
+    local d = job(dep.job)
+    if not d then return { dep.job, 'unknown' } end
+    if d.busy > 0 then return { dep.job, 'busy' } end
+    local from = fires_from(d)
+    if from and from < rank % CLASS then return { dep.job, d.disabled and 'disabled' or 'fires' } end
+    if dep.on ~= 'idle' then
+      local how = nil
+      if not d.last_end then
+        how = 'never'
+      elseif dep.on == 'success' and d.last_ok ~= true then
+        how = 'failed'
+      elseif dep.max_age_ms and age_ms(d.last_end) > dep.max_age_ms then
+        how = 'old'
+      elseif dep.fresh and j.last_start and d.last_end <= j.last_start then
+        how = 'stale'
+      end
+      if how then return { dep.job, d.disabled and 'disabled' or how } end
+    end
+  end
+  return nil
+end
+
+local function room_taken(j, key)
+  if not j.policy.keyed then return j.running end
+  return tonumber(call('HGET', K.room(j.name), key)) or 0
+end
+
+local function has_room(j, key)
+  return not j.policy.max_running or room_taken(j, key) < j.policy.max_running
+end
+
+-- Until which arrival runs of j wait for no waiting run of a dependency; nil: whenever they arrived.
+local function free_until(j)
+  local arrival = nil
+  for _, dep in ipairs(j.policy.depends_on) do
+    local d = job(dep.job)
+    local from = d and fires_from(d)
+    if from and (not arrival or from < arrival) then arrival = from end
+  end
+  return arrival
+end
+
+-- Is the job enabled for this run, or does the run pass all the same? It does if it was forced, or is the one that
+-- tries whether the job works again.
+local function enabled_for(j, id, rank)
+  return not j.disabled or rank < 0 or j.probe == '' or j.probe == id
+end
+
+-- How many jobs of a group hold room; read once a call.
+local HELD
+
+on_call(function() HELD = {} end)
+
+local function held(group)
+  HELD[group] = HELD[group] or call('SCARD', K.group_holders(group))
+  return HELD[group]
+end
+
+-- Is another job of the group holding room?
+local function group_blocks(j, group)
+  return held(group) > (j.running > 0 and 1 or 0)
+end
+
+-- Does a job that j conflicts with hold room?
+local function is_blocked(j)
+  if j.blocked > 0 then return true end
+  for _, group in ipairs(j.policy.groups) do
+    if group_blocks(j, group) then return true end
+  end
+  return false
+end
+
+-- The job of a group that goes first, but for these two: its name and rank. It bars all others of the group.
+local function first_of_group(group, name, except)
+  local e = call('ZRANGE', K.group_bars(group), 0, 2, 'WITHSCORES')
+  for i = 1, #e, 2 do
+    if e[i] ~= name and e[i] ~= except then return e[i], tonumber(e[i + 1]) end
+  end
+  return nil
+end
+
+-- Does a conflicting job have a waiting run that ranks before? Returns the name of the first.
+-- `except` names a job whose runs do not count.
+local function barred(j, rank, except)
+  local found = nil
+  for from = 1, #j.policy.conflicts, 1000 do
+    local part = { unpack(j.policy.conflicts, from, math.min(from + 999, #j.policy.conflicts)) }
+    for i, r in ipairs(call('ZMSCORE', K.bars, unpack(part))) do
+      local before = r and tonumber(r)
+      if before and before < rank and part[i] ~= except then found, rank = part[i], before end
+    end
+  end
+  for _, group in ipairs(j.policy.groups) do
+    local name, before = first_of_group(group, j.name, except)
+    if name and before < rank then found, rank = name, before end
+  end
+  return found
+end
+
+-- The run of the same lane that goes before a run of this rank, or nil.
+local function lane_bars(j, key, rank)
+  if j.waiting <= 0 then return nil end
+  local id, other = first_in(lane_of(j, key, true))
+  if id and other < rank and enabled_for(j, id, other) then return id end
+  id, other = first_until(lane_of(j, key, false), free_until(j))
+  if id and other < rank and enabled_for(j, id, other) and not unmet(j, other) then return id end
+  return nil
+end
+
+-- The job that blocks j, by name the first if there are several.
+local function blocking(j)
+  local found = nil
+  if j.blocked > 0 then
+    for _, name in ipairs(j.policy.conflicts) do
+      local k = job(name)
+      if k and k.running > 0 and (not found or name < found) then found = name end
+    end
+  end
+  for _, group in ipairs(j.policy.groups) do
+    for _, name in ipairs(group_blocks(j, group) and call('SMEMBERS', K.group_holders(group)) or {}) do
+      if name ~= j.name and (not found or name < found) then found = name end
+    end
+  end
+  return found
+end
+
+-- ------------------------------------------------------------------------------------------------ rules
+-- Each takes a job and a run of it (id, key, rank, deps_checked), and returns nil, or what the run waits for: a list of words
+-- that operate/reasons.py turns into a sentence.
+local RULE = {}
+
+-- In a new epoch nothing starts until every worker could claim what it runs.
+function RULE.epoch()
+  if G.clock < G.opens then return { 'epoch' } end
+end
+
+function RULE.pause(_, r)
+  if G.paused and r.rank >= 0 then return { 'paused' } end
+end
+
+function RULE.disabled(j, r)
+  if not enabled_for(j, r.id, r.rank) then return { 'disabled', j.disabled } end
+end
+
+function RULE.room(j, r)
+  if not has_room(j, r.key) then return { 'room', j.name, r.key } end
+end
+
+-- Who gets the room under the global cap is decided by the order in which hand_over grants.
+function RULE.global()
+  if G.max_running and G.total >= G.max_running then return { 'global' } end
+end
+
+function RULE.conflict(j)
+  local holder = blocking(j)
+  if holder then return { 'blocked', holder } end
+end
+
+function RULE.dependency(j, r)
+  local dep = not r.deps_checked and unmet(j, r.rank)
+  if dep then return { 'depends', dep[1], dep[2] } end
+end
+
+function RULE.own_lane(j, r)
+  local first = lane_bars(j, r.key, r.rank)
+  if first then return { 'behind', j.name, first } end
+end
+
+function RULE.rank(j, r)
+  local other = barred(j, r.rank)
+  if other then return { 'behind', other } end
+end
+
+-- The order of the rules: the first that returns a reason is what the run waits for.
+local RULES = { RULE.epoch, RULE.pause, RULE.disabled, RULE.room, RULE.global, RULE.conflict, RULE.dependency, RULE.own_lane,
+  RULE.rank }
+
+-- May this run of j start now? Returns nil if so, else what it waits for.
+local function closed(j, r)
+  for i = 1, #RULES do
+    local reason = RULES[i](j, r)
+    if reason then return reason end
+  end
+  return nil
+end
+
+-- The same as one text, for the history and what is observed: without room keys and ids, of which there may be any number.
+local function in_words(reason)
+  if not reason then return nil end
+  local most = reason[1] == 'disabled' and 1 or reason[1] == 'depends' and 3 or 2
+  return table.concat(reason, ' ', 1, math.min(#reason, most))
+end

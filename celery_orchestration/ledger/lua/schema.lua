@@ -1,0 +1,273 @@
+-- The data of the ledger, declared once: its keys, the fields of its records, and the arguments of its verbs.
+-- ledger/records.py declares keys and arguments for Python; tests/integration/test_ledger_schema.py compares the two.
+--
+-- KEYS[1] is the prefix "{namespace}:". Every key starts with it, so that one hash slot holds the ledger.
+-- K.<name> is a key: K.waiting, K.run(id), K.lane(job, room key). Job names are encoded by keys.py and never contain ':'.
+-- Ranks: (3 - priority) * 2^50 + the number of the arrival. A lower rank goes first. A forced run has one below zero.
+-- Redis loads this file once and calls its functions many times (see ledger/scripts.py): whatever belongs to one call is set
+-- by a function that is given to `on_call`.
+
+-- Keys of which there is one, with their types.
+local KEY = {
+  ledger = 'hash', -- the ledger itself: see GLOBAL below, and lib/epoch.lua
+  -- jobs
+  jobs = 'set', -- names of all jobs
+  installed = 'hash', -- job -> hash of its policy
+  groups = 'hash', -- group of jobs of which no two run together -> how many jobs it has
+  disabled_jobs = 'set', -- jobs that are disabled
+  cooling = 'zset', -- jobs that failures have disabled and that get a probe run, by time (ms)
+  waiting_jobs = 'set', -- jobs with runs in their lanes
+  stale_jobs = 'set', -- jobs to be looked at again, because other queues are served than before
+  unseen_jobs = 'set', -- jobs to be looked at again, because a job began or ended that very many depend on
+  held_back_jobs = 'set', -- these very jobs: their waiting runs stay until unseen_jobs is empty
+  -- the index: which waiting runs may start
+  bars = 'zset', -- jobs whose first waiting run is only kept by rules 3 and 5, by its rank: they bar jobs they conflict with
+  open_sets = 'set', -- queues with a non-empty open set
+  ready_sets = 'set', -- those of them that live workers serve
+  -- runs
+  waiting = 'zset', -- every run that waits, by rank
+  later = 'zset', -- runs that are not to start before a time, by that time (ms)
+  expiring = 'zset', -- waiting runs that expire, by time (ms)
+  released = 'zset', -- runs that are being published past the gate, by rank
+  astray = 'zset', -- runs whose message came to a worker without their job, by when another may take it in (ledger clock)
+  alone = 'hash', -- run that took its workers down too often -> the worker kept free for it, or ''
+  deadlines = 'zset', -- granted runs, ends not carried out yet, runs whose retry has not arrived: by deadline (ledger clock)
+  under_way = 'hash', -- queue -> granted runs that have not started
+  dead_letters = 'zset', -- dead letters of all jobs, by time (ms)
+  unknown_dead_letters = 'zset', -- dead letters of jobs that nobody knew, by time (ms); bounded
+  -- workers and schedulers
+  leases = 'zset', -- live workers by the end of their lease (ledger clock)
+  live = 'hash', -- release:<release> and kind:<kind> -> how many live workers there are
+  worker_names = 'hash', -- worker name -> worker, the latest that registered
+  ordered_names = 'zset', -- names of workers, in order
+  dead_workers = 'list', -- workers that died (JSON), the latest first; bounded
+  slots = 'hash', -- queue -> slots of the live workers that serve it
+  -- releases
+  releases = 'hash', -- release -> its policies (JSON)
+  release_order = 'zset', -- releases by first sight
+  services = 'hash', -- release -> the service that brings it
+  stopped_releases = 'hash', -- release -> when its last worker went (ms)
+  -- the schedule
+  entries = 'zset', -- entries of the schedule, by when a leader had them last (ms)
+  added_entries = 'set', -- entries that people added
+  changed_entries = 'zset', -- entries that people changed, by the number of the change; bounded
+  paused_entries = 'set', -- entries that are paused
+  leader = 'hash', -- who schedules: term, who, name, since, until (ms; Redis's clock)
+  led_services = 'set', -- services that ever had a leader
+  -- people
+  decided = 'hash', -- decisions made while the gate was closed in a new epoch: pause | job:<job> | entry:<entry> ->
+  --                   people | restored (members knew it from before)
+  audit = 'list', -- who changed what when (JSON), the latest first; bounded
+  corrupt = 'hash', -- records that could not be read: key -> when and why (JSON)
+  supervisors = 'hash', -- supervisor of pools -> JSON (lib/places.lua). Dead ones are kept for a while
+}
+
+-- Keys of which there is one for each job, run, worker ...
+local KEYS_OF = {
+  job = 'hash', -- <job>: policy, state (packed); blocked: how many conflicting jobs hold room; disabled: by whom, why and since
+  --              when (JSON); seen: once no live release has it, the latest that had it; copies: how many copies of its
+  --              messages were dropped; minute: what it did in the current minute (lib/statistics.lua)
+  room = 'hash', -- <job>: keyed jobs: room key -> room taken
+  scheduled = 'zset', -- <job>: its runs that wait and have not started, by arrival; only of jobs that others depend on
+  history = 'list', -- <job>: runs that ended (JSON: see HISTORY), the latest first; bounded
+  observed = 'hash', -- <job>: observe mode: reason -> how often a run would have waited for it
+  job_dead_letters = 'zset', -- <job>: its dead letters, by time (ms); bounded
+  totals = 'hash', -- <job>: statistics, as minutes and hours (lib/statistics.lua)
+  minutes = 'hash', -- <job>:<0-23>
+  hours = 'hash', -- <job>:<0-29>
+  lane = 'zset', -- <job>:<room key>: waiting runs whose dependencies are not checked yet, by rank
+  lane_checked = 'zset', -- <job>:<room key>: waiting runs whose dependencies were checked: retries, recovered runs
+  lane_heads = 'zset', -- <job>: keyed jobs: room keys whose lane has waiting runs and room, by the rank of its first run
+  lane_heads_checked = 'zset', -- <job>: the same for lane_checked
+  group_bars = 'zset', -- <group>: the same as bars, of the jobs in one group
+  group_holders = 'set', -- <group>: jobs of the group that hold room
+  open = 'zset', -- <queue>: jobs whose first waiting run may start on that queue (by all rules but the global cap), by rank.
+  --               Where some of the workers there lack the job: <queue>, a line feed, and the releases that have it
+  run = 'hash', -- <run>: record (packed), message (opaque), progress, timed_out (both packed; of the start whose fence they
+  --              have), revoked
+  next_attempt = 'hash', -- <run>: a higher attempt of a running run: it waits for the attempt before it. Fields as of run
+  done = 'string', -- <run>: done-marker: the highest attempt that ended, and its publication. The only keys with a TTL
+  task_runs = 'set', -- <task id>: runs and dead letters of a task id that was published again: those with an id of their own
+  dead_letter = 'hash', -- <run>: record and message as of the run; info: what happened (JSON); revoked
+  worker = 'hash', -- <worker>: name, host, pid, slots, kind, queues, release, service, mode, lease (ms), since, beat (ms),
+  --                 done, failed (runs that ended there), alone (the run it is kept free for); state: draining (hands in
+  --                 its runs), departing (and is about to end its process); epoch (the last in which it claimed its runs);
+  --                 strays: how far it has looked through astray; call:<verb>, reply:<verb>: the last call
+  worker_runs = 'set', -- <worker>: its running runs
+  release_slots = 'hash', -- <queue>: release -> slots of its live workers that serve the queue
+  release_jobs = 'set', -- <release>: its jobs
+  entry = 'hash', -- <entry>: see lib/entries.lua
+  service_leader = 'hash', -- <service>: as leader, for a service that the ledger is not named after
+  pool = 'hash', -- <pool>: wanted: how many workers it is to have, changed: since when (ms); needed: when as many were needed
+  --               last (ms); oldest: how long the oldest ready run has waited (ms); why; seen: when that was decided (ms)
+  places = 'hash', -- <pool>: number -> JSON (lib/places.lua). No more than the pool's max
+  pool_changes = 'list', -- <pool>: how the number of its workers changed (JSON), the latest first; bounded
+  set_aside = 'any', -- <key>: what was in a record that could not be read
+}
+
+-- States of a run: later (not due yet), waiting, granted (holds room, to be published), queued (published), running,
+-- retrying (its next attempt is under way), ending (somebody has to tell Celery how it ended), behind (a next_attempt
+-- record), released (somebody is publishing it past the gate).
+--
+-- A run is stored as a table of these fields. Fields that this version does not know are kept as they are.
+--   job, key: its job and room key; state; since: when it got there (ms); attempt; rank; arrived (ms)
+--   publication; task_id: if the run has an id of its own
+--   fence, worker: of the start; started: it has started; recoveries: how often it was recovered
+--   grant, destination, tries: number of the grant, queue it is handed over to, how often that got lost
+--   deps_checked: its dependencies were met once, and are not checked again
+--   expires, eta: not to start after, not before (ms); queue, granted_queue: its own queue and its pool's granted one
+--   why: how it ends; behind: there is a next_attempt record; alone: it is tried alone
+--   stray: its message came to a worker that lacks its job. It waits, in no lane, for one that takes the message in
+--   entry, due, continuous: the entry of the schedule that fired it, for when (ms), whether that one is continuous
+--   first_wait: what it waited for first; gate_for: which rule it waits for; spent: how long it has waited since its last
+--   start (ms): { gate, delay, hand_over, traced: what a tracer wants to know } (lib/statistics.lua)
+local RUN = {
+  -- Known only during a call. id: part of its key; was: its state as it was read; ran, ago: how long its code ran, and since
+  -- when it is over (ms), as its worker says
+  of_call = { 'id', 'was', 'ran', 'ago' },
+  -- An attempt of the same job takes these over from the attempt before it.
+  inherited = { 'recoveries', 'arrived', 'entry', 'due', 'continuous', 'first_wait' },
+}
+
+-- A job is stored as two tables: its policy, in j.policy, and its state, in the fields of j itself.
+-- Policy: the options of the decorator (max_running, depends_on, on_crash, max_recoveries, max_consecutive_failures,
+--   cool_down_ms, when_disabled), and hash; keyed: max_running counts by room key; conflicts: jobs it conflicts with, but for
+--   those in its groups; groups; dependents
+-- State: running: room taken; busy: runs started and not ended; waiting: runs in its lanes, waiting_checked: of these in
+--   lane_checked; parked: waiting runs that are in no lane; last_ok: whether the last run succeeded; last_end, last_success,
+--   last_start: ticks; last_end_ms; last_took: ms; last_run: the run that started last; bar_rank: its rank in bars;
+--   open_set: the one it is in; failures: in a row, last_error; probe: while disabled, the run that tries whether it works
+--   again, '' if one may
+local JOB = {
+  -- Known only during a call, or fields of the hash of their own. sum: the statistics of this minute, opened and changed
+  of_call = { 'name', 'policy', 'blocked', 'disabled', 'minute', 'sum', 'dirty' },
+}
+
+-- What the history tells about a run that ended. Times in ms. fires: of fires that made no run, how many.
+local HISTORY = { 'id', 'attempt', 'outcome', 'arrived', 'started', 'ended', 'worker', 'fence', 'recoveries', 'waited_for',
+  'error', 'key', 'entry', 'due', 'fires' }
+
+-- Records in the arguments of verbs. Each field is one argument. Of those in `numbers`, '' is none.
+local ARGUMENTS = {
+  outcome = { 'id', 'fence', 'outcome', 'note', 'traceback', 'ran_ms', 'ended_ago_ms',
+    numbers = { 'fence', 'ran_ms', 'ended_ago_ms' } },
+  arrival = { 'id', 'attempt', 'job', 'key', 'priority', 'grant', 'expires_ms', 'queue', 'granted_queue', 'message', 'eta_ms',
+    'publication', 'anonymous', 'queued_ms',
+    numbers = { 'attempt', 'priority', 'grant', 'expires_ms', 'eta_ms', 'queued_ms' } },
+  claim = { 'fence', 'task_id', numbers = { 'fence' } },
+  stray = { 'id', 'attempt', 'job', 'priority', 'grant', 'expires_ms', 'queue', 'granted_queue', 'message', 'publication',
+    'anonymous', numbers = { 'attempt', 'priority', 'grant', 'expires_ms' } },
+  end_of_run = { 'id', 'attempt', numbers = { 'attempt' } },
+  discarded = { 'id', 'attempt', 'publication', 'anonymous', numbers = { 'attempt' } },
+  held_run = { 'id', 'fence', numbers = { 'fence' } },
+  grant = { 'id', 'number', numbers = { 'number' } },
+  said = { 'id', 'fence', 'text', numbers = { 'fence' } },
+  presence = { 'worker', 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'release', 'mode', 'lease_ms', 'owner', 'done_ms',
+    'policies', 'jobs', 'history', 'letters', 'letters_ms', numbers = { 'slots', 'lease_ms' } },
+  registration = { 'schema', 'oldest_schema', 'epoch', 'fence', 'service', numbers = { 'schema', 'oldest_schema', 'fence' } },
+  adoption = { 'entry', 'name', 'task', 'job', 'every', 'source', 'last_ms', 'gap_ms', 'message', 'queue', 'granted_queue',
+    'key', 'priority', numbers = { 'last_ms' } },
+  fire = { 'entry', 'generation', 'due_ms', 'next_ms', 'missed', 'job', 'id', 'late_ms', 'overlap', 'key', 'priority',
+    'expires_ms', 'queue', 'granted_queue', 'message', 'eta_ms', 'refused',
+    numbers = { 'due_ms', 'missed', 'late_ms', 'priority', 'expires_ms', 'eta_ms' } },
+  sent = { 'entry', 'generation', 'due_ms', 'next_ms', 'missed', numbers = { 'due_ms', 'missed' } },
+  next_due = { 'entry', 'due_ms', numbers = {} },
+  place = { 'pool', 'number', 'fence', 'info', 'leaving', numbers = {} },
+}
+
+-- The fields of the key `ledger` that every call reads, with what holds if one is missing.
+--   tick: the last fence; seq: the last arrival; clock: the ledger clock (ms); total: room taken; max_running: the global cap;
+--   paused; done_ms: life of a done-marker; next: nothing in later, expiring and cooling comes before this time (ms); alone:
+--   how many runs wait to be tried alone; history, letters, letters_ms: how many ended runs and dead letters are kept for a
+--   job, and how long these; epoch, opens: lib/epoch.lua
+-- It also has: schema, owner, swept (Redis's time of the last sweep, ms), counted (of the last count of all workers), lease
+--   (ms), pause (by whom, why and since when: JSON), releases (what the installed policies were merged from), changes (how
+--   often people changed the schedule), unchanged (up to which change entries are no longer in changed_entries), decisions
+--   (how often somebody paused, disabled or enabled something, or changed the schedule), restored (the number of the last
+--   that members knew when the ledger was emptied), left_out (how many of these nobody could restore)
+local GLOBAL = { 'tick', 'seq', 'clock', 'total', 'max_running', 'done_ms', 'next', 'alone', 'history', 'letters', 'letters_ms',
+  'opens', 'epoch', 'paused',
+  defaults = { tick = 0, seq = 0, clock = 0, total = 0, done_ms = 7200000, alone = 0, history = 100, letters = 1000,
+    letters_ms = 1209600000, opens = 0 } }
+
+-- The prefix, Redis's clock (seconds and microseconds; ms), and the calling worker, filled in by lib/session.lua.
+local P, K, call, TIME, NOW, SESSION
+local CLASS = 1125899906842624 -- 2^50
+-- Filled in by lib/statistics.lua.
+local STATS = {}
+
+-- Keys are put together when they are used, and kept as long as the prefix is the same.
+local AS_KEY = {
+  __index = function(known, name)
+    local key = nil
+    if KEY[name] then
+      key = P .. name
+    elseif KEYS_OF[name] then
+      local beginning = P .. name .. ':'
+      key = function(first, second)
+        if second then return beginning .. first .. ':' .. second end
+        return beginning .. first
+      end
+    else
+      error('no key is declared as ' .. tostring(name))
+    end
+    known[name] = key
+    return key
+  end,
+}
+
+on_call(function()
+  if P ~= KEYS[1] then
+    P = KEYS[1]
+    K = setmetatable({}, AS_KEY)
+  end
+  call = redis.call
+  TIME = call('TIME')
+  NOW = TIME[1] * 1000 + math.floor(TIME[2] / 1000)
+  SESSION = { lease = 30000 }
+end)
+
+-- Lua's own tostring() keeps 14 digits of a number; ticks and ranks have more.
+local function int(x)
+  return string.format('%.0f', x)
+end
+
+-- The record of ARGV that begins at `at`, and where the next one begins.
+local function read_argument(kind, at)
+  local fields, record = ARGUMENTS[kind], {}
+  local count, numbers = #fields, fields.numbers
+  for i = 1, count do record[fields[i]] = ARGV[at + i - 1] end
+  for i = 1, #numbers do record[numbers[i]] = tonumber(record[numbers[i]]) end
+  return record, at + count
+end
+
+-- All of them, from `at` to the end of ARGV, or `count` of them.
+local function read_arguments(kind, at, count)
+  local found, width = {}, #ARGUMENTS[kind]
+  for i = 1, count or math.floor((#ARGV - at + 1) / width) do found[i], at = read_argument(kind, at) end
+  return found, at
+end
+
+-- A record to be stored, without the fields that belong to the call.
+local function packed(record, of_call)
+  local kept = {}
+  for i = 1, #of_call do
+    kept[i] = record[of_call[i]]
+    record[of_call[i]] = nil
+  end
+  local text = cmsgpack.pack(record)
+  for i = 1, #of_call do record[of_call[i]] = kept[i] end
+  return text
+end
+
+-- A stored record, or nil if it cannot be read.
+local function unpacked(text)
+  if type(text) ~= 'string' then return nil end
+  local sound, record = pcall(cmsgpack.unpack, text)
+  return sound and type(record) == 'table' and record or nil
+end
+
+-- Which run or job a key is about, without the prefix: for people, and for set_aside.
+local function without_prefix(key)
+  return string.sub(key, #P + 1)
+end

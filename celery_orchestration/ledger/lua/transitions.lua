@@ -1,0 +1,404 @@
+-- Transitions: every change of a run's state. Needs records, rules, index, room, statistics.
+
+local GRANT_MS = 3000
+
+-- A retry is sent through the broker: when it is taken for lost. Ten leases, then twice as long each time.
+local function retry_deadline(tries)
+  return int(G.clock + 10 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
+end
+
+-- A new attempt of a run takes over what it has in common with the attempt before it.
+local function inherit(r, before)
+  for _, field in ipairs(RUN.inherited) do r[field] = before[field] end
+end
+
+-- The first run to go while its job may be tried again is the probe.
+local function claim_probe(j, r)
+  if j.disabled and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end
+end
+
+-- The run starts on a worker; it holds room already. A start gives it a new fence, and voids all before.
+local function start(j, r, worker, message)
+  r.state = 'running'
+  r.worker = worker
+  r.fence = tick()
+  STATS.started(j, r)
+  j.last_run = r.id
+  r.grant, r.destination, r.tries = nil, nil, 0
+  r.deps_checked = true
+  j.last_start = G.tick
+  j.dirty = true
+  claim_probe(j, r)
+  if not r.started then
+    r.started = true
+    j.busy = j.busy + 1
+    no_longer_first(j, r)
+    if j.busy == 1 then refresh_dependents(j) end
+  end
+  call('SADD', K.worker_runs(worker), r.id)
+  save_run(r, nil, message)
+end
+
+-- The run holds room, and somebody has to publish it to that queue. Granting it again voids older copies.
+local function grant(j, r, queue)
+  claim_probe(j, r)
+  if r.destination ~= queue then
+    if r.destination then count_under_way(r.destination, -1) end
+    count_under_way(queue, 1)
+  end
+  r.state = 'granted'
+  r.grant = tick()
+  r.destination = queue
+  call('ZADD', K.deadlines, int(G.clock + GRANT_MS), r.id)
+  save_run(r)
+end
+
+-- The run is no longer on its way to a worker.
+local function ungrant(r)
+  call('ZREM', K.deadlines, r.id)
+  if r.destination then count_under_way(r.destination, -1) end
+  r.grant, r.destination = nil, nil
+end
+
+-- The run that was granted waits again.
+local function take_back(j, r)
+  ungrant(r)
+  free(j, r.key)
+  enqueue(j, r)
+  refresh(j)
+end
+
+-- How many runs ended and failed in this call.
+local DONE, FAILED
+
+local function worker_name(worker)
+  if not worker then return nil end
+  if worker == SESSION.worker then return SESSION.name end
+  return call('HGET', K.worker(worker), 'name') or worker
+end
+
+-- Runs of continuous entries that ended in this call: lib/entries.lua goes on with these.
+local ENDED_CONTINUOUS
+
+-- For people: a line of the history, with fields as in HISTORY.
+local function keep(j, fields)
+  if G.history <= 0 then return end
+  local kept = call('LPUSH', K.history(j.name), cjson.encode(fields))
+  if kept > G.history * 1.2 then call('LTRIM', K.history(j.name), 0, G.history - 1) end
+end
+
+-- For people: how a run ended. started: whether it was running just now. Its worker may have told how long its code ran and
+-- how long ago that was (settle): after an outage the ledger knows neither.
+local function note_down(j, r, outcome, note, started)
+  local over = NOW - (r.ago or 0)
+  local began = started and (r.ran and over - r.ran or r.since)
+  keep(j, { id = r.id, attempt = r.attempt, outcome = outcome, arrived = math.min(r.arrived, began or over),
+    started = began or nil, ended = over, worker = worker_name(r.worker), fence = r.fence and int(r.fence),
+    recoveries = r.recoveries, waited_for = r.first_wait, error = note ~= '' and note or nil, key = r.key, entry = r.entry,
+    due = r.due })
+  STATS.count(j, outcome)
+  if started then
+    j.last_took = over - began
+    STATS.observe(j, 'run', j.last_took)
+  end
+  if r.continuous and outcome ~= 'requeued' and outcome ~= 'released' then ENDED_CONTINUOUS[#ENDED_CONTINUOUS + 1] = r end
+end
+
+-- Jobs that failures have disabled in this call: { name, why }.
+local DISABLED
+
+on_call(function() DONE, FAILED, ENDED_CONTINUOUS, DISABLED = 0, 0, {}, {} end)
+
+local function cool_down(j)
+  j.probe = nil
+  if j.policy.cool_down_ms then
+    call('ZADD', K.cooling, int(NOW + j.policy.cool_down_ms), j.name)
+    look_at(NOW + j.policy.cool_down_ms)
+  end
+end
+
+-- A run that started has ended. ok: true succeeded, false failed, nil: it counts neither way. note: what failed.
+local function ended(j, r, ok, note)
+  if ok ~= nil then
+    j.last_ok = ok
+    j.last_end = tick()
+    j.last_end_ms = NOW
+    if ok then
+      j.last_success, j.failures = j.last_end, 0
+    else
+      j.failures, j.last_error = (j.failures or 0) + 1, note
+      if j.policy.max_consecutive_failures and j.failures >= j.policy.max_consecutive_failures and not j.disabled then
+        local why = j.failures .. ' failures in a row, the last: ' .. (note or '?')
+        switch_off(j, 'failures', why)
+        cool_down(j)
+        DISABLED[#DISABLED + 1] = { j.name, why }
+      end
+    end
+  end
+  if j.probe == r.id then
+    if ok then
+      switch_on(j, 'probe', 'run ' .. r.id .. ' succeeded')
+    elseif ok == false then
+      cool_down(j)
+    else
+      j.probe = ''
+    end
+  end
+  if r.started then
+    r.started = false
+    j.busy = j.busy - 1
+  else
+    no_longer_first(j, r)
+  end
+  j.dirty = true
+end
+
+-- The highest attempt of the run that ended, as far as it is remembered; or nil. r: its id and publication.
+local function done_of(r)
+  local attempt, publication = string.match(call('GET', K.done(r.id)) or '', '^(-?%d+) (.*)$')
+  return publication == r.publication and tonumber(attempt) or nil
+end
+
+-- The done-marker makes sure that no copy of a message starts this attempt again.
+local function mark_done(r, attempt)
+  call('SET', K.done(r.id), int(attempt) .. ' ' .. r.publication, 'PX', G.done_ms)
+end
+
+-- The record of an attempt goes.
+local function forget(r, marker)
+  delete_run(r)
+  if marker then mark_done(r, r.attempt) end
+end
+
+-- A dead letter goes.
+local function remove_dead_letter(id, name)
+  local r = load_run(id, K.dead_letter)
+  if r and r.task_id then call('SREM', K.task_runs(r.task_id), id) end
+  call('DEL', K.dead_letter(id))
+  call('ZREM', K.dead_letters, id)
+  call('ZREM', K.unknown_dead_letters, id)
+  call('ZREM', K.job_dead_letters(name), id)
+end
+
+-- The run failed for good: its record becomes a dead letter. trace: the traceback, or ''.
+local function dead_letter(r, note, trace)
+  if G.letters <= 0 then return forget(r, true) end
+  mark_done(r, r.attempt)
+  local key = K.dead_letter(r.id)
+  call('RENAME', K.run(r.id), key)
+  call('HDEL', key, 'progress', 'timed_out')
+  call('HSET', key, 'info', cjson.encode({ id = r.id, job = r.job, at = NOW, error = note or '', traceback = trace or '',
+    attempt = r.attempt, key = r.key, arrived = r.arrived, worker = worker_name(r.worker),
+    recoveries = r.recoveries, queue = r.queue }))
+  call('ZADD', K.dead_letters, int(NOW), r.id)
+  call('ZADD', K.job_dead_letters(r.job), int(NOW), r.id)
+  local over = call('ZCARD', K.job_dead_letters(r.job)) - G.letters
+  for _, id in ipairs(over > 0 and call('ZRANGE', K.job_dead_letters(r.job), 0, over - 1) or {}) do remove_dead_letter(id, r.job) end
+end
+
+-- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'skipped', 'crashed', 'unregistered'): an
+-- ending.
+local function ending(r, why)
+  r.state = 'ending'
+  r.why = why
+  call('ZADD', K.deadlines, int(G.clock + GRANT_MS), r.id)
+  save_run(r)
+end
+
+-- The higher attempt that waits for r, or nil: there is none, or its record is gone.
+local function following(r)
+  local x = r.behind and load_run(r.id, K.next_attempt) or nil
+  if r.behind and not x then
+    audit('ledger', 'lost', r.id, r.job)
+    call('ZREM', K.waiting, r.id)
+    r.behind = nil
+  end
+  return x
+end
+
+-- r is over and its record gone: if a higher attempt waited for it, that goes to the gate. started: the run as a whole
+-- still counts as started.
+local function promote(r, started)
+  local x = following(r)
+  if not x then return end
+  call('RENAME', K.next_attempt(r.id), K.run(r.id))
+  local j = job(x.job)
+  if not j then
+    -- No release has its job any more.
+    call('ZREM', K.waiting, x.id)
+    if x.expires then call('ZREM', K.expiring, x.id) end
+    return ending(x, 'unregistered')
+  end
+  x.started = started
+  if not j.policy.keyed then x.key = '' end
+  call('ZREM', K.waiting, x.id)
+  if x.eta and x.eta > NOW then
+    put_off(j, x)
+    return
+  end
+  enqueue(j, x)
+  refresh(j)
+end
+
+-- r is over without an outcome of its own: the higher attempt that waits for it continues the run. If that is of another
+-- job (the run was replaced), r's job has ended it.
+local function continue_with_retry(j, r)
+  if load_run(r.id, K.next_attempt).job ~= r.job then
+    ended(j, r, nil)
+    refresh_dependents(j)
+  end
+  forget(r, false)
+  promote(r, r.started)
+end
+
+-- The run leaves whatever state it is in but running, with its room, lane, grant; the record stays.
+local function withdraw(j, r)
+  if r.state == 'waiting' then
+    dequeue(j, r)
+  elseif r.state == 'later' then
+    no_longer_put_off(j, r)
+  elseif r.state == 'retrying' then
+    call('ZREM', K.deadlines, r.id)
+  elseif r.state == 'granted' or r.state == 'queued' then
+    ungrant(r)
+    free(j, r.key)
+  end
+  no_longer_first(j, r)
+  refresh(j)
+end
+
+-- A run that has not started is called off: it ends without an outcome.
+local function call_off(j, r, why)
+  withdraw(j, r)
+  note_down(j, r, why, nil, false)
+  ended(j, r, nil)
+  ending(r, why)
+  refresh(j)
+  refresh_dependents(j)
+end
+
+local CRASH, UNREGISTERED = 'its process or worker died', 'no live worker has this job'
+
+-- The worker is not kept free for this run any more.
+local function no_longer_alone(r)
+  if not r.alone then return end
+  if SESSION.worker == r.worker then SESSION.alone = nil end
+  call('HDEL', K.worker(r.worker), 'alone')
+end
+
+-- A running run came back without an outcome: its process died (counted), its whole worker did (counted == 'worker'), or
+-- it was stopped or never began (not counted). begun: its code may have begun; then a job with on_crash 'fail' never begins
+-- it again. Returns 'requeued', 'superseded' or 'dead'; the caller dead-letters or ends a dead one. Or 'failed': Celery knew that
+-- its time was over, and it has ended.
+local function recover(j, r, counted, begun)
+  local timed_out = note_of(r, 'timed_out')
+  call('SREM', K.worker_runs(r.worker), r.id)
+  no_longer_alone(r)
+  local worker, fence = r.worker, r.fence
+  r.worker, r.fence = nil, nil
+  call('HDEL', K.run(r.id), 'progress')
+  free(j, r.key)
+  if timed_out and timed_out.failed then
+    r.worker, r.fence = worker, fence
+    note_down(j, r, 'failed', timed_out.what, true)
+    ended(j, r, false, timed_out.what)
+    dead_letter(r, timed_out.what)
+    promote(r, false)
+    refresh_dependents(j)
+    refresh(j)
+    return 'failed'
+  end
+  if following(r) then
+    continue_with_retry(j, r)
+    refresh(j)
+    return 'superseded'
+  end
+  if counted then
+    r.recoveries = r.recoveries + 1
+    STATS.count(j, 'recovered')
+  end
+  local fails = begun and j.policy.on_crash == 'fail'
+  if fails or (counted and r.recoveries > j.policy.max_recoveries) then
+    if counted == 'worker' and not fails and not r.alone then
+      -- Others ran there as well: whose fault it was shows when it is tried alone.
+      r.alone = true
+    else
+      r.worker, r.fence = worker, fence
+      note_down(j, r, 'crashed', CRASH, true)
+      r.worker, r.fence = nil, nil
+      ended(j, r, false, CRASH)
+      refresh_dependents(j)
+      refresh(j)
+      return 'dead'
+    end
+  end
+  enqueue(j, r)
+  refresh(j)
+  return 'requeued'
+end
+
+local SUCCEEDED = { succeeded = true, failed = false }
+
+-- The outcome of a running run; `o` is an argument `outcome`. Returns 'ok', 'refused' (its fence is void: nothing changes),
+-- or, for the outcomes 'crashed', 'interrupted' and 'returned', what recover says. Jobs that ended are noted in `after`.
+local function settle(o, after)
+  local id, outcome, note, trace = o.id, o.outcome, o.note, o.traceback
+  local r = load_run(id)
+  if not r or r.state ~= 'running' or r.fence ~= o.fence then return 'refused' end
+  r.ran, r.ago = o.ran_ms, o.ended_ago_ms
+  local j = job(r.job)
+  if outcome == 'crashed' or outcome == 'interrupted' or outcome == 'returned' then
+    local what = recover(j, r, outcome == 'crashed', outcome ~= 'returned')
+    if what == 'dead' then
+      DONE, FAILED = DONE + 1, FAILED + 1
+      dead_letter(r, note ~= '' and note or CRASH, trace)
+      after[#after + 1] = j
+    end
+    return what
+  end
+  call('SREM', K.worker_runs(r.worker), id)
+  no_longer_alone(r)
+  free(j, r.key)
+  following(r)
+  if outcome == 'retry' then
+    if r.behind then
+      continue_with_retry(j, r)
+    elseif (done_of(r) or -1) > r.attempt then
+      -- Its next attempt is over already: it was revoked, or had expired.
+      note_down(j, r, 'revoked', note, true)
+      ended(j, r, nil)
+      forget(r, false)
+      refresh_dependents(j)
+      after[#after + 1] = j
+    else
+      -- The message stays, for the case that the retry's gets lost.
+      STATS.count(j, 'retried')
+      j.last_error = note ~= '' and note or j.last_error
+      r.state, r.worker, r.fence, r.alone = 'retrying', nil, nil, nil
+      save_run(r)
+      call('HDEL', K.run(id), 'progress')
+      call('ZADD', K.deadlines, retry_deadline(r.tries), id)
+    end
+  elseif outcome == 'requeued' and r.entry and not r.behind then
+    -- Its entry is not done with it: the message that is back in the broker's queue counts as its next attempt.
+    note_down(j, r, outcome, note, true)
+    r.attempt, r.state, r.worker, r.fence, r.alone = r.attempt - 1, 'retrying', nil, nil, nil
+    save_run(r)
+    call('ZADD', K.deadlines, retry_deadline(r.tries), id)
+  else
+    if outcome ~= 'requeued' then DONE = DONE + 1 end
+    note_down(j, r, outcome, note, true)
+    ended(j, r, SUCCEEDED[outcome], note)
+    if outcome == 'failed' then
+      FAILED = FAILED + 1
+      dead_letter(r, note, trace)
+    else
+      forget(r, outcome ~= 'requeued')
+    end
+    promote(r, false)
+    refresh_dependents(j)
+    after[#after + 1] = j
+  end
+  refresh(j)
+  return 'ok'
+end

@@ -1,0 +1,19 @@
+-- uses: schema records memory
+--
+-- confirm_released: these runs are in the broker now, and none of the ledger's any more.
+--
+-- ARGV  ids...
+-- Returns  how many
+-- Errors   none
+-- Called again: 0.
+make_way()
+local count = 0
+for _, id in ipairs(ARGV) do
+  local r = load_run(id)
+  if r and r.state == 'released' then
+    delete_run(r)
+    count = count + 1
+  end
+  call('ZREM', K.released, id)
+end
+return count

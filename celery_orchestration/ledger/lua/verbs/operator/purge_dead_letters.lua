@@ -1,0 +1,20 @@
+-- uses: schema records statistics lanes rules index room transitions memory
+--
+-- purge_dead_letters: dead letters go.
+--
+-- ARGV  who, ids...
+-- Returns  how many there were
+-- Errors   none
+-- Called again: 0.
+make_way()
+local count, last = 0, nil
+for i = 2, #ARGV do
+  local r = load_run(ARGV[i], K.dead_letter)
+  if r then
+    remove_dead_letter(r.id, r.job)
+    count, last = count + 1, r
+  end
+end
+if count == 1 then audit(ARGV[1], 'purge', last.id, last.job) end
+if count > 1 then audit(ARGV[1], 'purge', count .. ' dead letters', '') end
+return count

@@ -1,0 +1,128 @@
+-- uses: schema records lanes rules index places
+--
+-- read_pools: what pools have to do and who does it, for the decision how many workers they need, and for people. Reads only. Its cost
+-- grows with the number of live workers, of places and of jobs that are named, not with that of runs or of jobs.
+--
+-- ARGV  JSON: pools {pool: [its queues]}, jobs [names of jobs whose duration is asked for], changes (how many of the last changes
+--       of each pool are told)
+-- Returns  JSON: now, paused, epoch (ms until the gate opens), supervisors[] {name, host, pid, since, left, tables, report},
+--          workers[] {name, host, pid, slots, running, done, failed, draining, since, queues, left, silent, lease},
+--          jobs {job: {took: typical duration (ms) if one is known, room: how many more may run, if that is limited}},
+--          pools {pool: wanted, needed, changed, seen, oldest, why, places[], changes[] (JSON each),
+--            handed[] {job, queue, runs, since}: runs on their way to a worker; open[] {job, runs}: runs that wait for nothing but a slot}
+-- Errors   none
+-- Called again: the same, as far as nothing changed.
+
+local asked = cjson.decode(ARGV[1])
+-- Runs on their way, open jobs and past runs of a job that are looked at.
+local MOST_HANDED, MOST_OPEN, MOST_PAST = 200, 100, 9
+
+local function list(found)
+  return #found > 0 and found or nil
+end
+
+local function typical(name, j)
+  local took, records = {}, redis.pcall('LRANGE', K.history(name), 0, MOST_PAST - 1)
+  for _, text in ipairs(records.err and {} or records) do
+    local sound, one = pcall(cjson.decode, text)
+    if sound and type(one) == 'table' and tonumber(one.started) and tonumber(one.ended)
+      and (one.outcome == 'succeeded' or one.outcome == 'failed') then
+      took[#took + 1] = math.max(0, one.ended - one.started)
+    end
+  end
+  if #took == 0 then return j.last_took end
+  table.sort(took)
+  return took[math.floor((#took + 1) / 2)]
+end
+
+local queue_pools = {}
+for pool, queues in pairs(asked.pools) do
+  for _, queue in ipairs(queues) do queue_pools[queue] = pool end
+end
+
+local jobs, seen = {}, {}
+local function tell_job(name)
+  local j = not seen[name] and job(name)
+  seen[name] = true
+  if j then
+    jobs[name] = { took = typical(name, j), room = j.policy.max_running and not j.policy.keyed and math.max(0, j.policy.max_running - j.running) or nil }
+  end
+end
+for _, name in ipairs(asked.jobs or {}) do tell_job(name) end
+
+local handed = {}
+if call('HLEN', K.under_way) > 0 then
+  local counted = {}
+  for _, id in ipairs(call('ZRANGE', K.deadlines, 0, MOST_HANDED - 1)) do
+    local r = load_run(id)
+    local pool = r and r.destination and (r.state == 'granted' or r.state == 'queued') and queue_pools[r.destination]
+    if pool then
+      local key = r.job .. '\n' .. r.destination
+      local one = counted[key]
+      if not one then
+        one = { job = r.job, queue = r.destination, runs = 0, since = r.since }
+        counted[key] = one
+        handed[pool] = handed[pool] or {}
+        table.insert(handed[pool], one)
+        tell_job(r.job)
+      end
+      one.runs, one.since = one.runs + 1, math.min(one.since, r.since)
+    end
+  end
+end
+
+local open = {}
+for _, name in ipairs(call('SMEMBERS', K.open_sets)) do
+  local pool = queue_pools[queue_of(name)]
+  for _, encoded in ipairs(pool and call('ZRANGE', K.open(name), 0, MOST_OPEN - 1) or {}) do
+    local j = job(encoded)
+    if j then
+      local runs = j.waiting
+      if j.policy.keyed then
+        runs = call('ZCARD', lane_heads_of(j, false)) + call('ZCARD', lane_heads_of(j, true))
+      elseif j.policy.max_running then
+        runs = math.min(runs, j.policy.max_running - j.running)
+      end
+      open[pool] = open[pool] or {}
+      table.insert(open[pool], { job = encoded, runs = math.max(1, runs) })
+      tell_job(encoded)
+    end
+  end
+end
+
+local pools = {}
+for pool in pairs(asked.pools) do
+  local v = redis.pcall('HMGET', K.pool(pool), 'wanted', 'needed', 'changed', 'seen', 'oldest', 'why')
+  if v.err then v = {} end
+  local held = {}
+  for _, p in ipairs(places(pool)) do
+    held[#held + 1] = { number = tonumber(p.number), by = p.by, fence = p.fence, since = p.since, leaving = p.leaving or false,
+      left = p.ends - G.clock, info = p.info or '' }
+  end
+  local changes = (asked.changes or 0) > 0 and redis.pcall('LRANGE', K.pool_changes(pool), 0, asked.changes - 1) or {}
+  pools[pool] = { wanted = tonumber(v[1] or nil), needed = tonumber(v[2] or nil), changed = tonumber(v[3] or nil),
+    seen = tonumber(v[4] or nil), oldest = tonumber(v[5] or nil), why = v[6] or nil, places = list(held),
+    changes = not changes.err and list(changes) or nil, handed = handed[pool], open = open[pool] }
+end
+
+local workers = {}
+for _, member in ipairs(members()) do
+  local id = member[1]
+  local v = call('HMGET', K.worker(id), 'name', 'host', 'pid', 'slots', 'queues', 'since', 'beat', 'lease', 'done', 'failed',
+    'state', 'kind')
+  if v[12] ~= 'beat' then
+    workers[#workers + 1] = { name = v[1], host = v[2], pid = tonumber(v[3]), slots = tonumber(v[4]), queues = v[5],
+      since = tonumber(v[6]), silent = NOW - (tonumber(v[7]) or 0), lease = tonumber(v[8]), done = tonumber(v[9] or nil) or 0,
+      failed = tonumber(v[10] or nil) or 0, draining = v[11] ~= false, running = call('SCARD', K.worker_runs(id)),
+      left = member[2] - G.clock, kind = v[12] }
+  end
+end
+
+local told = {}
+for _, one in ipairs(supervisors()) do
+  told[#told + 1] = { name = one.name, host = one.host, pid = one.pid, since = one.since, left = one.ends - G.clock,
+    tables = cjson.encode(one.tables), report = one.report or '' }
+end
+
+return cjson.encode({ now = NOW, paused = G.paused, epoch = G.epoch and math.max(0, G.opens - G.clock) or 0, supervisors = list(told),
+  workers = list(workers), jobs = next(jobs) and jobs or nil, pools = next(pools) and pools or nil })

@@ -1,0 +1,90 @@
+-- uses: schema records lanes rules index term views memory
+--
+-- read_status: everything `status` shows, as one JSON document. Reads only. Of very many jobs and entries only the first ones:
+-- jobs and fires tell the others, so that Redis is never kept busy for long.
+--
+-- ARGV  most running runs, most waiting runs, most jobs, most entries to list, service of who asks
+-- Returns  JSON: now, paused, max_running, total, waiting, later, letters, jobs[], more[] (names of the other jobs), running[],
+--          waits[], workers[], gone[], slots{}, under_way{}, bad{}, owner, eviction (policy, if it can be had), full (whether
+--          Redis is), epoch {name, why, left: ms until the gate opens}, lead {who, name, since} of who leads that service now, if somebody
+--          does, leads[]: of all services, with service; service: that of who asked; entries (how many
+--          the schedule has), fires[] (of those that fire jobs: job, prev, last, at, next, gap, off, name if it is paused),
+--          pause (JSON: by, why, at), restored {pause, jobs[], entries[], left_out} after the ledger was emptied
+-- Errors   none
+-- Called again: the same, as far as nothing changed.
+
+local most_running, most_waiting = tonumber(ARGV[1]), tonumber(ARGV[2])
+local names, more = cut(call('SMEMBERS', K.jobs), tonumber(ARGV[3]))
+local jobs, running, waits, workers = told_jobs(names), {}, {}, {}
+
+for _, member in ipairs(members()) do
+  local id = member[1]
+  local v = call('HMGET', K.worker(id), 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'mode', 'since', 'beat', 'lease',
+    'done', 'failed', 'state', 'service')
+  local runs = call('SMEMBERS', K.worker_runs(id))
+  workers[#workers + 1] = { id = id, name = v[1], host = v[2], pid = tonumber(v[3]), slots = tonumber(v[4]), kind = v[5],
+    queues = v[6] and cjson.decode(v[6]), mode = v[7], since = tonumber(v[8]), beat = tonumber(v[9]), running = #runs,
+    lease = tonumber(v[10]), left = member[2] - G.clock, done = tonumber(v[11]) or 0, failed = tonumber(v[12]) or 0,
+    draining = v[13] ~= false, service = v[14] or '' }
+  for _, run in ipairs(runs) do
+    local r = #running < most_running and load_run(run)
+    if r then running[#running + 1] = shown(r, true) end
+  end
+end
+
+for _, id in ipairs(firsts_of(K.deadlines, most_running)) do
+  local r = load_run(id)
+  if r then running[#running + 1] = shown(r) end
+end
+
+for _, id in ipairs(firsts_of(K.waiting, most_waiting)) do
+  local r = load_run(id)
+  if r and r.state == 'waiting' then
+    local one, j = shown(r), job(r.job)
+    one.queue = destination(r)
+    one.reason = not j and { 'depends', r.job, 'unknown' } or unclaimed(j, r) or r.stray and { 'astray' } or closed(j, r) or r.alone and { 'alone' } or { 'slot', one.queue }
+    waits[#waits + 1] = one
+  else
+    local x = r and r.behind and load_run(id, K.next_attempt)
+    if x then
+      waits[#waits + 1] = shown(x)
+      waits[#waits].reason = { 'attempt' }
+    end
+  end
+end
+
+for _, id in ipairs(firsts_of(K.later, most_waiting - #waits)) do
+  local r = load_run(id)
+  if r then
+    local one = shown(r)
+    one.reason = { 'due', int(r.eta) }
+    waits[#waits + 1] = one
+  end
+end
+
+local g = call('HMGET', K.ledger, 'owner', 'why', 'pause')
+local eviction, full = memory()
+
+-- What members have restored in this epoch.
+local restored = { jobs = {}, entries = {}, left_out = tonumber(call('HGET', K.ledger, 'left_out') or nil) or 0 }
+local decided = redis.pcall('HGETALL', K.decided)
+for i = 1, decided.err and 0 or #decided, 2 do
+  local kind, name = string.match(decided[i], '^(%a+):(.*)$')
+  if decided[i + 1] == 'people' then
+    -- They did so after it was emptied.
+  elseif kind == 'job' then
+    table.insert(restored.jobs, name)
+  elseif kind == 'entry' then
+    local shown_name = redis.pcall('HGET', K.entry(name), 'name')
+    table.insert(restored.entries, type(shown_name) == 'string' and shown_name or name)
+  else
+    restored.pause = true
+  end
+end
+
+return cjson.encode({ now = NOW, paused = G.paused, max_running = G.max_running, total = G.total, waiting = call('ZCARD', K.waiting),
+  later = call('ZCARD', K.later), letters = call('ZCARD', K.dead_letters), gone = call('LRANGE', K.dead_workers, 0, -1),
+  jobs = jobs, more = more, running = running, waits = waits, workers = workers, slots = counts(K.slots),
+  under_way = counts(K.under_way), owner = g[1], bad = counts(K.corrupt), eviction = eviction, full = full, service = ARGV[5], lead = leader(ARGV[5]), leads = leaders(),
+  epoch = G.epoch and { name = G.epoch, why = g[2], left = math.max(0, G.opens - G.clock) } or nil,
+  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[4])), pause = G.paused and g[3] or nil, restored = restored })

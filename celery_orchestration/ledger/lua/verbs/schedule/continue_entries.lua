@@ -1,0 +1,39 @@
+-- uses: schema records statistics lanes rules index room transitions entries term hand_over memory
+--
+-- continue_entries: continuous entries begin, and go on if their chain of runs broke: cancelled by hand, forgotten, dropped. A run
+-- that is put off for much longer than the pause between two runs is brought forward: Redis's clock was set back, or the
+-- pause is shorter now.
+--
+-- ARGV  term, entries...
+-- Returns  { ok | term (another one leads: nothing changed) | full,
+--            { of each: {fired} | {rests} (it has a run, or may not have one now) | {stale} (adopt it) },
+--            { granted: {id, grant number} for the caller to publish } }
+-- Errors   none of its own; Redis's, if it takes no writes
+-- Called again: the runs that were made are there; what was granted and not published is granted again by a sweep.
+if not is_term(ARGV[1]) then return { 'term', {}, {} } end
+local full, unwritable = is_full(lead_key(service_of_term(ARGV[1])), 'term')
+if unwritable then return unwritable end
+if full then return { 'full', {}, {} } end
+
+local function bring_forward(e, r)
+  if r.state ~= 'later' or r.started or r.eta <= NOW + e.gap + AHEAD_MS then return end
+  r.eta = NOW + e.gap
+  save_run(r)
+  call('ZADD', K.later, int(r.eta), r.id)
+  look_at(r.eta)
+end
+
+local answers = {}
+for i = 2, #ARGV do
+  local e = load_entry(ARGV[i])
+  if not e or not e.gap then
+    answers[#answers + 1] = { 'stale' }
+  else
+    local r = is_under_way(e.run)
+    if r then bring_forward(e, r) end
+    answers[#answers + 1] = { not r and fire_again(e) and 'fired' or 'rests' }
+  end
+end
+hand_over(64)
+flush()
+return { 'ok', answers, HAND.grants }

@@ -1,0 +1,108 @@
+-- uses: schema records statistics lanes rules index room transitions entries term hand_over due memory
+--
+-- dispatch: fires that are due. Each becomes one run, whatever happens: it is named by its entry, the generation of that and
+-- its due time, and a due time not after the entry's last one is refused. Whether it makes a run at all (catch_up, overlap,
+-- a disabled job that drops runs) is decided here, and so is the gate: it is granted, or it waits.
+--
+-- ARGV  term, then of each a fire: due_ms, next_ms (the due time after it) or '', missed (how many due times before it were
+--         missed), job or '' (no job of ours: only whether to send it is asked), id of the run, late_ms (how late it may be),
+--         overlap (skip | queue | allow), expires_ms or '', granted_queue or '', message or '' (it is made only if the fire
+--         makes a run: ask again with it), eta_ms (not before) or '', refused (why it is not to be sent) or ''
+-- Returns  { ok | term (another one leads: nothing changed) | full (Redis has no room for more runs: nothing changed),
+--            { of each: {fired} | {skipped, why} | {missed} (too late) | {send} (publish it, then tell verb confirm_sent)
+--                     | {make} (it makes a run: make its message and ask again; nothing changed)
+--                     | {known, how} (this one or a later one was fired before) | {paused} | {early} (by Redis's clock)
+--                     | {stale} (another generation, or none: adopt it) | {unknown} (no policy for its job: register)
+--                     | {corrupt, what is wrong}: nothing changed, the others go on },
+--            { granted: {id, grant number} for the caller to publish } }
+-- Errors   none of its own; Redis's, if it takes no writes
+-- Called again: known, with the same grants as long as nobody published them.
+local EARLY_MS, LATE = 1000, 'nobody fired it in time'
+if not is_term(ARGV[1]) then return { 'term', {}, {} } end
+local full, unwritable = is_full(lead_key(service_of_term(ARGV[1])), 'term')
+if unwritable then return unwritable end
+if full then return { 'full', {}, {} } end
+
+-- Does the entry's last run keep the next one from being made? Returns why.
+local function overlaps(e, overlap)
+  local r = overlap ~= 'allow' and is_under_way(e.run)
+  if not r then return nil end
+  if not r.started then return 'the run before it has not started' end
+  if overlap == 'skip' then return 'the run before it has not ended' end
+  return nil
+end
+
+-- Why this fire makes no run, or nil.
+local function keeps_from_firing(j, e, f)
+  local why = overlaps(e, f.overlap)
+  if not why and is_dropped(j, { id = f.id, rank = (3 - f.priority) * CLASS }) then why = 'its job is disabled' end
+  if not why and f.refused ~= '' then why = f.refused end
+  return why
+end
+
+-- The gate looks at these for a run of j: should one of them be corrupt, that has to show before anything is written.
+local function look_around(j, key)
+  for _, checked in ipairs({ false, true }) do call('ZCARD', lane_of(j, j.policy.keyed and key or '', checked)) end
+  see_to('scheduled', j.name)
+  for _, dep in ipairs(j.policy.depends_on) do job(dep.job) end
+  for _, name in ipairs(j.blocked > 0 and j.policy.conflicts or with_waiters(j.policy.conflicts)) do job(name) end
+  for _, group in ipairs(j.policy.groups) do
+    see_to('group_bars', group)
+    see_to('group_holders', group)
+    local name = first_of_group(group, j.name)
+    if name then job(name) end
+  end
+end
+
+local function judge(f)
+  local e, problem = load_entry(f.entry)
+  if problem then return { 'corrupt', problem } end
+  if not e or e.generation ~= f.generation then return { 'stale' } end
+  if f.due_ms <= e.last then
+    local r = f.due_ms == e.last and load_run(f.id)
+    if r and r.state == 'granted' then HAND.grants[#HAND.grants + 1] = { r.id, int(r.grant) } end
+    return { 'known', f.due_ms == e.last and e.how or '' }
+  end
+  if e.paused then return { 'paused' } end
+  if f.due_ms > NOW + EARLY_MS then return { 'early' } end
+  local late = NOW - f.due_ms > f.late_ms
+  if f.job == '' then
+    if not late and f.refused == '' then return { 'send' } end
+    note_fire(e, f.due_ms, f.next_ms, late and 'missed' or 'skipped', nil, f.missed)
+    return late and { 'missed' } or { 'skipped', f.refused }
+  end
+  local j = job(f.job)
+  if not j or j.policy.hash == 'gone' then return { 'unknown' } end
+  look_around(j, f.key)
+  local why = not late and keeps_from_firing(j, e, f)
+  local remembered = call('EXISTS', K.run(f.id), K.done(f.id)) > 0
+  if not late and not why and not remembered and f.message == '' then return { 'make' } end
+
+  if f.missed > 0 then note_none(j, e, 'missed', LATE, '', f.due_ms, f.missed) end
+  if late then
+    note_none(j, e, 'missed', LATE, '', f.due_ms, 1)
+    note_fire(e, f.due_ms, f.next_ms, 'missed', nil, f.missed)
+    return { 'missed' }
+  end
+  if why then
+    note_none(j, e, 'skipped', why, f.id, f.due_ms, 1)
+    note_fire(e, f.due_ms, f.next_ms, 'skipped', nil, f.missed)
+    return { 'skipped', why }
+  end
+  note_fire(e, f.due_ms, f.next_ms, 'fired', f.id, f.missed)
+  -- An entry that was forgotten, and came again: its runs may be remembered.
+  if remembered then return { 'known', '' } end
+  fire(j, e, f.due_ms, f)
+  return { 'fired' }
+end
+
+local answers = {}
+for _, f in ipairs(read_arguments('fire', 2)) do
+  local sound, answer = pcall(judge, f)
+  answers[#answers + 1] = sound and answer or { 'corrupt', type(answer) == 'table' and answer.err or tostring(answer) }
+end
+-- What others have waiting must not undo what was fired.
+local sound, problem = pcall(hand_over, 64)
+if not sound then note_corrupt('dispatch', type(problem) == 'table' and problem.err or tostring(problem)) end
+flush()
+return { 'ok', answers, HAND.grants }

@@ -1,0 +1,14 @@
+-- uses: schema records term memory
+--
+-- resign: a leader's term ends now.
+--
+-- ARGV  scheduler, term
+-- Returns  1 | 0 (it did not lead)
+-- Errors   none
+-- Called again: 0.
+local key = lead_key(service_of_term(ARGV[2]))
+make_way()
+local v = call('HMGET', key, 'who', 'term', 'until')
+if v[1] ~= ARGV[1] or v[2] ~= ARGV[2] or v[3] == '0' then return 0 end
+call('HSET', key, 'until', 0)
+return 1

@@ -1,0 +1,33 @@
+-- uses: schema records term memory
+--
+-- retire_entries: the leader has adopted all its entries. Of its service's entries that came from code and are not among them,
+-- nothing is due any more, and a continuous one does not go on. Those that no leader had for a day go; so do those of a
+-- service that nobody leads for a week.
+--
+-- ARGV  term
+-- Returns  1 | 0 (another one leads: nothing changed)
+-- Errors   none
+-- Called again: the same.
+local RETIRED_MS, CLOSED_MS = 86400000, 604800000
+if not is_term(ARGV[1]) then return 0 end
+make_way()
+local service = service_of_term(ARGV[1])
+local since = call('HGET', lead_key(service), 'since')
+
+local function is_closed(other)
+  local ends = redis.pcall('HGET', lead_key(other), 'until')
+  return type(ends) ~= 'string' or (tonumber(ends) or 0) < NOW - CLOSED_MS
+end
+
+for _, entry in ipairs(call('ZRANGEBYSCORE', K.entries, '-inf', '(' .. since)) do
+  local key, own = K.entry(entry), service_of_entry(entry)
+  if redis.pcall('HGET', key, 'source') ~= 'people' and (own == service or is_closed(own)) then
+    if tonumber(call('ZSCORE', K.entries, entry)) < NOW - RETIRED_MS then
+      call('DEL', key)
+      call('ZREM', K.entries, entry)
+    else
+      redis.pcall('HDEL', key, 'gap', 'next')
+    end
+  end
+end
+return 1

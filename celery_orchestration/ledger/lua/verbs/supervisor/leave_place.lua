@@ -1,0 +1,12 @@
+-- uses: schema records memory places
+--
+-- leave_place: the worker of a place has stopped, and its supervisor gives the place up.
+--
+-- ARGV  supervisor, pool, number, fence
+-- Returns  1, or 0 if it is not that supervisor's (any more)
+-- Errors   none
+-- Called again: 0.
+make_way()
+local p = place(ARGV[2], ARGV[3])
+if not p or p.by ~= ARGV[1] or p.fence ~= ARGV[4] then return 0 end
+return call('HDEL', K.places(ARGV[2]), ARGV[3])

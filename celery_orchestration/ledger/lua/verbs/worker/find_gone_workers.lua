@@ -1,0 +1,15 @@
+-- uses: schema records memory epoch
+--
+-- find_gone_workers: which of these workers the ledger does not list: they left, or lost their lease. Reads only.
+--
+-- ARGV  lease of the worker that asks (ms), then the workers
+-- Returns  { workers that are not listed }; none while workers may not have registered yet: a new epoch has not opened,
+--          or the ledger is younger than a lease
+-- Errors   none
+-- Called again: the same, by then.
+local gone = {}
+if not G.epoch or G.clock < G.opens or G.clock < longest_lease(tonumber(ARGV[1])) then return gone end
+for i = 2, #ARGV do
+  if not call('ZSCORE', K.leases, ARGV[i]) then gone[#gone + 1] = ARGV[i] end
+end
+return gone

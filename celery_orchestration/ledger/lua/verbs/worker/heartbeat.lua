@@ -1,0 +1,33 @@
+-- uses: schema records memory epoch
+--
+-- heartbeat: a worker's lease runs on, for all its runs at once.
+--
+-- ARGV  worker, lease (ms), then of each run it has a held_run
+-- Returns  { Redis's time (ms), ids of those that are void: recovered, ended or started elsewhere meanwhile }
+-- Errors   UNKNOWNWORKER: its lease was lost, all its runs are void; register again.
+--          NEWEPOCH epoch: nothing is void, but it has to claim what it runs
+-- Called again: the same; the lease runs from then.
+local worker = ARGV[1]
+make_way()
+same_epoch()
+see_to_worker(worker)
+local known = call('HMGET', K.worker(worker), 'queues', 'epoch', 'state')
+if not known[1] then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
+if known[2] and known[2] ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. G.epoch) end
+-- The end of one that departs is fixed.
+if known[3] ~= 'departing' then call('ZADD', K.leases, int(G.clock + tonumber(ARGV[2])), worker) end
+call('HSET', K.worker(worker), 'beat', int(NOW))
+local void, has = { int(NOW) }, {}
+for _, run in ipairs(read_arguments('held_run', 3)) do
+  local r = load_run(run.id)
+  if not r or r.fence ~= run.fence then
+    void[#void + 1] = run.id
+  elseif r.state == 'running' and r.worker == worker then
+    has[#has + 1] = r.id
+  end
+end
+-- Should the set of its runs have been lost: without it nobody would recover them.
+if call('SCARD', K.worker_runs(worker)) < #has then
+  for _, id in ipairs(has) do call('SADD', K.worker_runs(worker), id) end
+end
+return void

@@ -1,0 +1,208 @@
+-- uses: schema records statistics lanes rules index room transitions entries hand_over workers memory
+--
+-- install_policies: puts the merged policies of all releases in force into effect, a part of them in each call. Jobs that nobody defines
+-- or refers to any more and that have no runs go away.
+--
+-- ARGV  releases they were merged from, global cap or '', 1 if this is the last part, jobs whose policy is another than the
+--       one that is installed (JSON: name -> policy, as schema.lua describes it; conflicts, depends_on and dependents only name
+--       jobs that are installed by the last part, or, for depends_on, external ones), names of
+--       jobs that nobody defines any more (JSON)
+-- Returns  'ok' | 'stale' (other releases are live now: merge again; nothing changed)
+-- Errors   none
+-- Called again: the same.
+
+local GONE_RELEASES = 20
+
+make_way()
+
+if live_releases() ~= ARGV[1] then return 'stale' end
+local last, wanted, unwanted = ARGV[3] == '1', cjson.decode(ARGV[4]), cjson.decode(ARGV[5])
+
+-- The room keys of a job that has waiting runs or room taken. Those with waiting runs and no room are in K.room.
+local function keys_of(j)
+  local keys = { [''] = true }
+  if j.policy.keyed then
+    for _, checked in ipairs({ false, true }) do
+      for _, key in ipairs(call('ZRANGE', lane_heads_of(j, checked), 0, -1)) do keys[key] = true end
+    end
+    for _, key in ipairs(call('HKEYS', K.room(j.name))) do keys[key] = true end
+  end
+  return keys
+end
+
+-- A job lost its room keys: all its waiting runs into one lane. A job got them: its runs so far are one lane.
+local function relane(j, keyed)
+  local keys = keys_of(j)
+  if j.policy.keyed and not keyed then
+    for key in pairs(keys) do
+      for _, checked in ipairs({ false, true }) do
+        local e = call('ZRANGE', lane_of(j, key, checked), 0, -1, 'WITHSCORES')
+        for i = 1, key == '' and 0 or #e, 2 do
+          call('ZADD', lane_of(j, '', checked), e[i + 1], e[i])
+          local r = load_run(e[i])
+          if r then
+            r.key = ''
+            save_run(r)
+          end
+        end
+        if key ~= '' then call('DEL', lane_of(j, key, checked)) end
+      end
+    end
+    call('DEL', K.lane_heads(j.name), K.lane_heads_checked(j.name), K.room(j.name))
+    local holders = call('ZRANGE', K.deadlines, 0, -1)
+    for _, worker in ipairs(call('ZRANGE', K.leases, 0, -1)) do
+      for _, id in ipairs(call('SMEMBERS', K.worker_runs(worker))) do holders[#holders + 1] = id end
+    end
+    for _, id in ipairs(holders) do
+      local r = load_run(id)
+      if r and r.job == j.name and r.key ~= '' then
+        r.key = ''
+        save_run(r)
+      end
+    end
+  elseif keyed and not j.policy.keyed and j.running > 0 then
+    call('HSET', K.room(j.name), '', j.running)
+  end
+  return keys
+end
+
+-- The latest release that had a job, for people.
+local function note_last_release(j)
+  if j.policy.hash == 'gone' then return end
+  for _, rel in ipairs(call('ZREVRANGE', K.release_order, 0, -1)) do
+    if call('SISMEMBER', K.release_jobs(rel), j.name) == 1 then return call('HSET', K.job(j.name), 'seen', rel) end
+  end
+end
+
+-- Jobs of which it is counted anew who of those they conflict with holds room: that may have changed for both sides.
+local affected = {}
+
+local function affects(j)
+  affected[j.name] = true
+  for _, name in ipairs(j.policy.conflicts) do affected[name] = true end
+end
+
+local function leave_groups(j)
+  for _, group in ipairs(j.policy.groups) do
+    call('SREM', K.group_holders(group), j.name)
+    call('ZREM', K.group_bars(group), j.name)
+    if call('HINCRBY', K.groups, group, -1) <= 0 then call('HDEL', K.groups, group) end
+    HELD[group] = nil
+    reopen_group(group, j)
+  end
+end
+
+local function join_groups(j)
+  for _, group in ipairs(j.policy.groups) do
+    call('HINCRBY', K.groups, group, 1)
+    if j.running > 0 then call('SADD', K.group_holders(group), j.name) end
+    if j.bar_rank then call('ZADD', K.group_bars(group), int(j.bar_rank), j.name) end
+    HELD[group] = nil
+    reopen_group(group, j)
+  end
+end
+
+-- It was disabled only because its record was lost; unless somebody had disabled it before.
+local function enable_again(j)
+  if call('SISMEMBER', K.disabled_jobs, j.name) == 1 then return end
+  call('HDEL', K.job(j.name), 'disabled')
+  j.disabled = nil
+end
+
+local relaned = {}
+for name, p in pairs(wanted) do
+  local j = job(name)
+  if not j or j.policy.hash ~= p.hash then
+    for _, number in ipairs({ 'max_running', 'max_consecutive_failures', 'cool_down_ms' }) do
+      if type(p[number]) ~= 'number' then p[number] = nil end
+    end
+    for _, dep in ipairs(p.depends_on) do
+      if type(dep.max_age_ms) ~= 'number' then dep.max_age_ms = nil end
+    end
+    if j then
+      affects(j)
+      leave_groups(j)
+      if j.policy.keyed ~= p.keyed or j.policy.max_running ~= p.max_running then relaned[name] = relane(j, p.keyed) end
+      flush() -- what is known of it so far: it is read again with its new policy
+    end
+    if #p.dependents == 0 then call('DEL', K.scheduled(name)) end
+    save_policy(name, p)
+    if j and j.policy.hash == 'corrupt' then enable_again(j) end
+    call('SADD', K.jobs, name)
+    j = job(name)
+    affects(j)
+    join_groups(j)
+    if j.disabled and cjson.decode(j.disabled).by == 'failures' and not j.probe and not call('ZSCORE', K.cooling, name) then
+      cool_down(j)
+    end
+  end
+end
+
+for _, name in ipairs(unwanted) do
+  local j = job(name)
+  if j then
+    affects(j)
+    leave_groups(j)
+    if j.policy.hash == 'corrupt' then enable_again(j) end
+    if j.running == 0 and j.busy == 0 and j.waiting == 0 and j.parked == 0 and not j.disabled and call('ZCARD', K.job_dead_letters(name)) == 0 then
+      STATS.forget(name)
+      call('DEL', K.job(name), K.observed(name), K.history(name), K.scheduled(name))
+      call('ZREM', K.cooling, name)
+      call('SREM', K.jobs, name)
+      call('HDEL', K.installed, name)
+      J[name] = false
+    else
+      -- Nobody defines it, but it has runs: they go on, unbound.
+      note_last_release(j)
+      local policy = j.policy
+      policy.conflicts, policy.groups, policy.depends_on, policy.dependents, policy.hash = {}, {}, {}, {}, 'gone'
+      call('DEL', K.scheduled(name))
+      flush()
+      save_policy(name, policy)
+    end
+  else
+    call('SREM', K.jobs, name)
+    call('HDEL', K.installed, name)
+  end
+end
+
+local names = {}
+for name in pairs(affected) do
+  local j = job(name)
+  if j then
+    names[#names + 1] = name
+    local blocked = 0
+    for _, other in ipairs(j.policy.conflicts) do
+      local k = job(other)
+      if k and k.running > 0 then blocked = blocked + 1 end
+    end
+    if blocked ~= j.blocked then j.blocked, j.dirty = blocked, true end
+    for key in pairs(relaned[name] or {}) do touch_lane(j, key) end
+  end
+end
+for _, name in ipairs(with_waiters(names)) do refresh(job(name)) end
+
+if not last then
+  flush()
+  return 'ok'
+end
+
+-- That a release was there before is remembered for a while: should it start again it is not the newest.
+local gone = {}
+for _, name in ipairs(call('ZRANGE', K.release_order, 0, -1)) do
+  if not string.find(' ' .. ARGV[1] .. ' ', ' ' .. name .. ' ', 1, true) then
+    call('HDEL', K.releases, name)
+    call('HDEL', K.services, name)
+    call('HDEL', K.stopped_releases, name)
+    call('DEL', K.release_jobs(name))
+    gone[#gone + 1] = name
+  end
+end
+for i = 1, #gone - GONE_RELEASES do call('ZREM', K.release_order, gone[i]) end
+call('HSET', K.ledger, 'releases', ARGV[1], 'max_running', ARGV[2])
+G.max_running = tonumber(ARGV[2])
+-- What runs wait for may have changed for those that have no new policy themselves.
+call('SUNIONSTORE', K.stale_jobs, K.stale_jobs, K.waiting_jobs)
+refresh_stale()
+flush()
+return 'ok'

@@ -1,0 +1,22 @@
+-- uses: schema records statistics lanes rules index room transitions entries hand_over workers memory
+--
+-- leave: a worker stops in good order. Runs it still has go back to their queue (on_crash 'fail': they have failed); that is
+-- no crash of theirs.
+--
+-- ARGV  worker
+-- Returns  { more (1: call again, it has more runs), { granted: {id, grant number} to publish } }
+-- Errors   none
+-- Called again: nothing more to do.
+make_way()
+local worker, more = ARGV[1], false
+if call('EXISTS', K.worker(worker)) == 1 then
+  local _, _, done = take_runs(worker, false, 200)
+  if done then
+    remove_worker(worker)
+    refresh_stale()
+  end
+  more = not done
+  hand_over(16)
+  flush()
+end
+return { more and 1 or 0, HAND.grants }

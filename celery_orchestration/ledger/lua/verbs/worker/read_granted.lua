@@ -1,0 +1,15 @@
+-- uses: schema records
+--
+-- read_granted: what has to be published for grants.
+--
+-- ARGV  of each: grant
+-- Returns  of each { queue, message }, or {} if that grant is not the latest any more
+-- Errors   none
+-- Called again: the same, as far as nothing changed.
+local found = {}
+for _, one in ipairs(read_arguments('grant', 1)) do
+  local r = load_run(one.id)
+  local good = r and (r.state == 'granted' or r.state == 'queued') and r.grant == one.number
+  found[#found + 1] = good and { r.destination, call('HGET', K.run(r.id), 'message') } or {}
+end
+return found

@@ -1,0 +1,18 @@
+-- uses: schema records
+--
+-- record_progress: how far runs have come, in their own words. For people; the gate does not look at it.
+--
+-- ARGV  for each: id, fence, JSON (done, total, note; at most 2000 bytes)
+-- Returns  count of those that were written: the others have ended, or their fence is void
+-- Errors   none
+-- Called again it gives the same answer.
+local LONGEST = 2000
+local count = 0
+for _, said in ipairs(read_arguments('said', 1)) do
+  local r = load_run(said.id)
+  if r and r.state == 'running' and r.fence == said.fence and #said.text <= LONGEST then
+    call('HSET', K.run(r.id), 'progress', cmsgpack.pack({ fence = r.fence, at = NOW, what = said.text }))
+    count = count + 1
+  end
+end
+return count

@@ -1,0 +1,326 @@
+"""The records that go into the ledger and come out of it, and the names of its keys: declared once for Python.
+
+``lua/schema.lua`` declares them for the verbs; ``tests/integration/test_ledger_schema.py`` compares the two. A record
+that a verb takes is sent field by field, in the order in which its class declares them (:func:`arguments`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+Argument = bytes | str | int | float
+
+# -- keys
+
+#: Keys of which there is one, with their types.
+KEY = {
+    "ledger": "hash", "jobs": "set", "installed": "hash", "groups": "hash", "disabled_jobs": "set", "cooling": "zset",
+    "waiting_jobs": "set", "stale_jobs": "set", "unseen_jobs": "set", "held_back_jobs": "set", "bars": "zset",
+    "open_sets": "set", "ready_sets": "set", "waiting": "zset", "later": "zset", "expiring": "zset",
+    "released": "zset", "astray": "zset", "alone": "hash", "deadlines": "zset", "under_way": "hash",
+    "dead_letters": "zset", "unknown_dead_letters": "zset", "leases": "zset", "live": "hash", "worker_names": "hash",
+    "ordered_names": "zset", "dead_workers": "list", "slots": "hash", "releases": "hash", "release_order": "zset",
+    "services": "hash", "stopped_releases": "hash", "entries": "zset", "added_entries": "set",
+    "changed_entries": "zset", "paused_entries": "set", "leader": "hash", "led_services": "set", "decided": "hash",
+    "audit": "list", "corrupt": "hash", "supervisors": "hash",
+}  # fmt: skip
+#: Keys of which there is one for each job, run, worker and so on.
+KEYS_OF = {
+    "job": "hash", "room": "hash", "scheduled": "zset", "history": "list", "observed": "hash",
+    "job_dead_letters": "zset", "totals": "hash", "minutes": "hash", "hours": "hash", "lane": "zset",
+    "lane_checked": "zset", "lane_heads": "zset", "lane_heads_checked": "zset", "group_bars": "zset",
+    "group_holders": "set", "open": "zset", "run": "hash", "next_attempt": "hash", "done": "string",
+    "task_runs": "set", "dead_letter": "hash", "worker": "hash", "worker_runs": "set", "release_slots": "hash",
+    "release_jobs": "set", "entry": "hash", "service_leader": "hash", "pool": "hash", "places": "hash",
+    "pool_changes": "list", "set_aside": "any",
+}  # fmt: skip
+
+
+def key_of(prefix: str, name: str, *parts: str | int) -> str:
+    """The key of this name; of one that there is several of, `parts` say which: ``key_of(prefix, "run", id)``."""
+    if name not in (KEYS_OF if parts else KEY):
+        raise KeyError(f"no key is declared as {name}")
+    return prefix + ":".join((name, *map(str, parts)))
+
+
+# -- what verbs take
+
+
+def _ago_ms(ended: float | None) -> int:
+    return 0 if ended is None else max(0, int((time.monotonic() - ended) * 1000))
+
+
+def _sent_as(name: str, convert: Callable[[Any], Argument]) -> dict[str, Any]:
+    return {"name": name, "convert": convert}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A run ended on this worker."""
+
+    id: str
+    fence: str
+    outcome: str
+    #: What failed, for people, and where.
+    note: str = ""
+    traceback: str = ""
+    #: How long its code ran (None: not known), and when that ended, by the monotonic clock: the ledger may hear of it
+    #: much later.
+    ran_ms: int | None = None
+    ended: float | None = field(default=None, metadata=_sent_as("ended_ago_ms", _ago_ms))
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A message arrived, and a slot is free for it; or it is not to start before a time, and needs none yet."""
+
+    id: str
+    attempt: int
+    job: str
+    key: str
+    priority: int
+    grant: str
+    expires_ms: int | None
+    queue: str
+    granted_queue: str
+    message: bytes
+    eta_ms: int | None = None
+    #: Which call it comes from; '' for a fire. See ``lua/lib/identity.lua``.
+    publication: str = ""
+    #: It was delivered before, and does not say which publication it is of.
+    anonymous: bool = False
+    #: How long it was in its queue, as far as it says when it was sent.
+    queued_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A message that came to a worker without its job."""
+
+    id: str
+    attempt: int
+    job: str
+    priority: int
+    grant: str
+    expires_ms: int | None
+    queue: str
+    granted_queue: str
+    message: bytes
+    publication: str = ""
+    anonymous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A message that Celery discarded."""
+
+    id: str
+    attempt: int
+    publication: str
+    anonymous: bool = False
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What a worker process tells about itself."""
+
+    worker: str
+    name: str
+    host: str
+    pid: int
+    slots: int
+    kind: str
+    queues: tuple[str, ...] = field(metadata=_sent_as("queues", json.dumps))
+    release: str
+    mode: str
+    lease_ms: int
+    owner: str
+    done_ms: int
+    policies: str = field(repr=False)
+    jobs: tuple[str, ...] = field(repr=False, metadata=_sent_as("jobs", json.dumps))
+    #: Kept for each job: runs that ended; dead letters, and how long these.
+    history: int = 100
+    letters: int = 1000
+    letters_ms: int = 14 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """How a worker registers. `epoch`, `fence`: the last in which it claimed its runs, and the highest it has seen."""
+
+    schema: int
+    oldest_schema: int
+    epoch: str
+    fence: str
+    service: str
+
+
+@dataclass(slots=True)
+class Adoption:
+    """An entry that the leader has. The last six: of a continuous one."""
+
+    entry: str
+    name: str
+    task: str
+    job: str
+    every: str
+    source: str
+    last_ms: int | None
+    gap_ms: int | None = None
+    message: bytes = b""
+    queue: str = ""
+    granted_queue: str = ""
+    key: str = ""
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class Fire:
+    """An entry is due. Without a job, only whether to send it is asked; without a message, whether to make one."""
+
+    entry: str
+    generation: str
+    due_ms: int
+    next_ms: int
+    missed: int
+    job: str
+    id: str
+    late_ms: int
+    overlap: str = "allow"
+    key: str = ""
+    priority: int = 0
+    expires_ms: int | None = None
+    queue: str = ""
+    granted_queue: str = ""
+    message: bytes = b""
+    eta_ms: int | None = None
+    #: Why it is not to be sent.
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A fire of a task that is no job of ours is in the broker."""
+
+    entry: str
+    generation: str
+    due_ms: int
+    next_ms: int
+    missed: int
+
+
+@dataclass(slots=True)
+class Grant:
+    id: str
+    number: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A numbered place of a pool that a supervisor holds."""
+
+    pool: str
+    number: int
+    fence: str
+    #: About its worker, as its supervisor wrote it down.
+    info: str = field(default="", compare=False)
+    #: The pool has shrunk: its worker is to stop.
+    leaving: bool = field(default=False, compare=False)
+
+
+@dataclass(slots=True)
+class Claim:
+    """A run that this worker has, in a new epoch. It is sent as its arrival, with the id of the run, and the rest."""
+
+    run: Arrival
+    fence: str
+    #: Its id, if that is not the task's.
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The time of a run is over, and its code goes on."""
+
+    id: str
+    fence: str
+    note: str
+    #: Whether Celery knows that it failed; else its message goes back to the broker when its code returns.
+    failed: bool
+
+
+#: The classes of records in arguments, by their names in ``lua/schema.lua``.
+ARGUMENTS: dict[str, type] = {
+    "outcome": Outcome, "arrival": Arrival, "stray": Stray, "discarded": Discarded, "presence": Presence,
+    "registration": Registration, "adoption": Adoption, "fire": Fire, "sent": Sent, "grant": Grant, "place": Place,
+}  # fmt: skip
+#: Records that are plain tuples here.
+TUPLES: dict[str, tuple[str, ...]] = {
+    "claim": ("fence", "task_id"), "end_of_run": ("id", "attempt"), "held_run": ("id", "fence"),
+    "said": ("id", "fence", "text"), "next_due": ("entry", "due_ms"),
+}  # fmt: skip
+
+
+def argument_names(of: type) -> list[str]:
+    return [one.metadata.get("name", one.name) for one in fields(of)]
+
+
+def arguments(records: Iterable[Any]) -> list[Argument]:
+    """All fields of all records, as verbs take them: None is '', and a truth value is 1 or ''."""
+    found: list[Argument] = []
+    for record in records:
+        read, converted = _reader(type(record))  # type: ignore[arg-type]
+        values = list(read(record))
+        for index, convert in converted:
+            values[index] = convert(values[index])
+        found += ("" if one is None or one is False else 1 if one is True else one for one in values)
+    return found
+
+
+@cache
+def _reader(of: Hashable) -> tuple[Callable[[Any], tuple[Any, ...]], list[tuple[int, Callable[[Any], Argument]]]]:
+    """What reads all fields of a record, and how some of them are converted."""
+    declared = fields(of)  # type: ignore[arg-type]
+    converted = [(at, one.metadata["convert"]) for at, one in enumerate(declared) if "convert" in one.metadata]
+    return attrgetter(*(one.name for one in declared)), converted
+
+
+# -- what they tell
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryLine:
+    """A run that ended. Times in ms."""
+
+    id: str
+    attempt: int
+    outcome: str
+    arrived: int
+    started: int | None = None
+    ended: int = 0
+    worker: str | None = None
+    fence: str | None = None
+    recoveries: int = 0
+    #: The words of the gate for what it waited for first.
+    waited_for: str | None = None
+    error: str | None = None
+    key: str = ""
+    #: The entry that fired it, and for when.
+    entry: str | None = None
+    due: int | None = None
+    #: Of fires that made no run: how many.
+    fires: int | None = None
+
+    @classmethod
+    def read(cls, text: str) -> HistoryLine:
+        found = json.loads(text)
+        return cls(**{one: found[one] for one in _HISTORY if one in found})
+
+
+_HISTORY = tuple(one.name for one in fields(HistoryLine))

@@ -1,0 +1,202 @@
+"""What the verbs of the ledger reply, as records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from celery_orchestration.ledger.records import Grant, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A run that waits, for Celery's remote control."""
+
+    id: str
+    job: str
+    #: waiting, later.
+    state: str
+    eta_ms: int | None
+    #: The beginning of its message; empty if that is too large.
+    message: bytes
+
+
+@dataclass(slots=True)
+class Claimed:
+    #: Of each claim: ok, void, unknown.
+    answers: list[str]
+    #: How many outcomes the ledger had forgotten, and how many runs go back to their queues.
+    told_again: int
+    returned: int
+    disabled: list[Disabled] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Registered:
+    #: Releases of the live workers, and those the installed policies were merged from.
+    live: str
+    installed: str
+    epoch: str
+    #: What began the epoch: '' (the ledger was new), emptied, moved (restarted, or failed over).
+    why: str
+    closed_ms: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the gate says to an arrival: start (with a fence), wait, drop (why), unknown, full."""
+
+    what: str
+    fence: str = ""
+    #: Id of the run that starts.
+    run: str = ""
+    detail: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Start:
+    """A run that was handed over to this very worker: it starts in a slot that was offered."""
+
+    id: str
+    fence: str
+    message: bytes
+
+
+@dataclass(slots=True)
+class Disabled:
+    """A job that failures have disabled."""
+
+    job: str
+    why: str
+
+
+@dataclass(slots=True)
+class Ending:
+    """A run that ends without having run: Celery has to be told."""
+
+    id: str
+    why: str
+
+
+@dataclass(slots=True)
+class Turn:
+    waiting: int
+    more: bool
+    outcomes: list[str]
+    answers: list[Answer]
+    grants: list[Grant]
+    starts: list[Start]
+    disabled: list[Disabled]
+    endings: list[Ending]
+    #: Seconds until something is due, or None.
+    due: float | None
+    #: Of runs that start, have waited and are traced: run id, and its waits as the verb turn tells them.
+    waits: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Sweep:
+    more: bool
+    grants: list[Grant]
+    endings: list[Ending]
+    dead_workers: list[str]
+    recovered: int
+    live_releases: str
+    installed_releases: str
+    served: list[str]
+    disabled: list[Disabled]
+    #: Runs whose retry got lost.
+    retries: list[str]
+    due: float | None
+    #: Number of the last decision.
+    decisions: int
+    #: Messages that came to workers without their job, for this worker to take in.
+    strays: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What people and failures have decided, for nodes to remember."""
+
+    number: int
+    epoch: str
+    #: The verb read_decisions makes it, and only the verb restore_decisions reads it.
+    document: bytes
+
+
+@dataclass(slots=True)
+class Lead:
+    """Who leads. `term` is '' if another scheduler does."""
+
+    term: str
+    #: Redis's time, ms.
+    now: int
+    leader: str
+    #: Number of the last change that people made to the schedule.
+    changes: int
+    epoch: str
+
+
+@dataclass(slots=True)
+class Adopted:
+    """How far an entry is; or `problem`: corrupt (what is wrong), gone (people removed it)."""
+
+    generation: str = ""
+    last_ms: int = 0
+    paused: bool = False
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class Dispatched:
+    #: ok, term, full.
+    what: str
+    #: Of each fire; see ``lua/verbs/schedule/dispatch.lua``.
+    answers: list[tuple[str, ...]]
+    grants: list[Grant]
+
+
+@dataclass(slots=True)
+class Changes:
+    number: int
+    complete: bool
+    #: Entry, whether it is there, what people wrote.
+    entries: list[tuple[str, bool, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker or a scheduler, as the ledger has it."""
+
+    name: str
+    kind: str
+    release: str
+    mode: str
+    #: Redis's time, ms.
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    #: Releases that they bring, the oldest first.
+    releases: str
+    #: Life of a done-marker.
+    done_ms: int
+    members: list[Member]
+
+
+@dataclass(frozen=True, slots=True)
+class RenewedPlaces:
+    epoch: str
+    #: Until a new epoch opens.
+    closed_ms: int
+    #: Of each place that was named: ok, leaving, void.
+    answers: list[str]
+    #: Places that the supervisor holds and did not name: its last process had them.
+    found: list[Place]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedPlace:
+    #: claimed, enough, full, closed, unknown.
+    what: str
+    place: Place | None = None
