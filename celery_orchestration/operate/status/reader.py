@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,7 @@ from celery_orchestration.operate.models import (
     Disabled,
     JobStatus,
     QueueStatus,
+    RunStatus,
     SchedulerStatus,
     ServiceLeader,
     Status,
@@ -54,46 +56,8 @@ def read_status(
     found = {**found, "workers": [one for one in members if one["kind"] != BEAT]}
     workers = {worker["id"]: worker for worker in found["workers"]}
     runs = [run_status(run, now, workers) for run in found["running"] or ()]
-
-    def holder(encoded: str) -> str:
-        name = decode_job(encoded)
-        run = next((run for run in (*runs, *put_off) if run.job == name), None)
-        if run is None:
-            return ""
-        if run.state == "running":
-            past = ", past its time limit" if run.timed_out else ""
-            return f"running on {run.worker} for {lasting(run.seconds)}{past}"
-        if run.state in ("retrying", "later"):
-            return f"waiting for its retry, for {lasting(run.seconds)}"
-        if run.state == "ending":
-            return "about to end"
-        return f"about to start for {lasting(run.seconds)}"
-
-    off = {
-        decode_job(job["name"]): json.loads(job["disabled"])["why"]
-        for job in found["jobs"] or ()
-        if job.get("disabled")
-    }
-    retried = [one for one in found["waits"] or () if one["state"] == "later" and one["started"]]
-    put_off = [run_status(one, now, workers) for one in retried]
-    waits = []
-    for wait in found["waits"] or ():
-        words = reason_words(wait["reason"])
-        if words[-1] == "disabled" and words[1] in off:
-            words.append(off[words[1]])
-        run = run_status(wait, now, workers, reasons.sentence(words, holder))
-        waits.append(run.model_copy(update={"rule": words[0], "waits_for": reasons.job_of(words)}))
-    slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
-    to_queue = Counter(wait.queue for wait in waits)
-    all_queues = [
-        QueueStatus(
-            name=name,
-            slots=slots.get(name, 0),
-            under_way=under_way.get(name, 0),
-            waiting=to_queue[name],
-        )
-        for name in sorted({*slots, *under_way, *to_queue, *sent})
-    ]
+    waits = _waits(found, runs, workers)
+    all_queues = _queues(found, waits, sent)
     fires = found.get("fires") or {}
     listed = {run.job: run.arrived for run in sorted(waits, key=lambda run: run.arrived, reverse=True)}
     jobs = [_job(job, now, fires.get(job["name"], ()), policies, listed) for job in found["jobs"] or ()]
@@ -121,6 +85,51 @@ def read_status(
         ],
         scheduler=scheduler,
     )
+
+
+def _waits(found: Mapping[str, Any], runs: Sequence[RunStatus], workers: Mapping[str, Any]) -> list[RunStatus]:
+    """The waiting runs, each with its reason in words."""
+    now, records = found["now"], found["waits"] or ()
+    retried = [run_status(one, now, workers) for one in records if one["state"] == "later" and one["started"]]
+    holder = partial(_holder, [*runs, *retried])
+    disabled = [job for job in found["jobs"] or () if job.get("disabled")]
+    why_off = {decode_job(job["name"]): json.loads(job["disabled"])["why"] for job in disabled}
+    waits = []
+    for record in records:
+        words = reason_words(record["reason"])
+        if words[-1] == "disabled" and words[1] in why_off:
+            words.append(why_off[words[1]])
+        run = run_status(record, now, workers, reasons.sentence(words, holder))
+        waits.append(run.model_copy(update={"rule": words[0], "waits_for": reasons.job_of(words)}))
+    return waits
+
+
+def _holder(runs: Sequence[RunStatus], job: str) -> str:
+    """The activity of the first run of a job, for the reason of a run that waits for it; '' if there is none."""
+    name = decode_job(job)
+    run = next((run for run in runs if run.job == name), None)
+    if run is None:
+        return ""
+    if run.state == "running":
+        past = ", past its time limit" if run.timed_out else ""
+        return f"running on {run.worker} for {lasting(run.seconds)}{past}"
+    if run.state in ("retrying", "later"):
+        return f"waiting for its retry, for {lasting(run.seconds)}"
+    return "about to end" if run.state == "ending" else f"about to start for {lasting(run.seconds)}"
+
+
+def _queues(found: Mapping[str, Any], waits: Sequence[RunStatus], sent: Mapping[str, list[str]]) -> list[QueueStatus]:
+    slots, under_way = found.get("slots") or {}, found.get("under_way") or {}
+    waiting = Counter(run.queue for run in waits)
+    return [
+        QueueStatus(
+            name=name,
+            slots=slots.get(name, 0),
+            under_way=under_way.get(name, 0),
+            waiting=waiting[name],
+        )
+        for name in sorted({*slots, *under_way, *waiting, *sent})
+    ]
 
 
 def _scheduler(namespace: str, found: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> SchedulerStatus:
