@@ -36,7 +36,7 @@ from bench.stage import PATIENCE, Others, Stage, cpu_seconds
 from celery_orchestration import OrchestratedTask
 from celery_orchestration.ledger import Presence, keys
 from celery_orchestration.ledger.records import key_of
-from celery_orchestration.node.presence import Member
+from celery_orchestration.node.presence import Node
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.message import Call
 from support.servers import RedisServer
@@ -148,7 +148,7 @@ def _headers(text: bytes) -> dict[str, Any]:
     return headers
 
 
-class PretendedWorker(Member):
+class PretendedWorker(Node):
     """Has slots for everything, and runs nothing."""
 
     def presence(self) -> Presence:
