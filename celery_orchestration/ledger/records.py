@@ -298,10 +298,10 @@ def _reader(of: Hashable) -> tuple[Callable[[Any], tuple[Any, ...]], list[tuple[
 class HistoryLine:
     """A run that ended. Times in ms."""
 
-    id: str
-    attempt: int
-    outcome: str
-    arrived: int
+    id: str = ""
+    attempt: int = 0
+    outcome: str = ""
+    arrived: int = 0
     started: int | None = None
     ended: int = 0
     worker: str | None = None

@@ -22,8 +22,12 @@ from itertools import takewhile
 _LUA = files(__package__) / "lua"
 LIBRARY_PREFIX = "celery_orchestration_"
 
-_SCRIPT = "local function on_call(set_up) set_up() end"
+_SCRIPT = """\
+local IS_FUNCTION = false
+local function on_call(set_up) set_up() end
+"""
 _LIBRARY = """\
+local IS_FUNCTION = true
 local KEYS, ARGV
 local SET_UPS = {}
 local function on_call(set_up) SET_UPS[#SET_UPS + 1] = set_up end

@@ -1,13 +1,17 @@
--- A Redis that is full (maxmemory, noeviction) refuses a script at its first growing write, unless it has written
--- before: then all of it goes through. So a verb is refused as a whole or not at all; which, is decided here.
+-- What a verb may still do when Redis is full (maxmemory, noeviction). Needs schema.
+--
+-- A script is refused at its first growing write, unless it has written before: then all of it goes through. So a verb is
+-- refused as a whole or not at all, and this file decides which. A function is refused before it begins; ledger/wire.py then
+-- calls the verb as a script. So a function that runs need not ask.
 
 -- What the ledger has taken in can come to its end: this verb goes through. Whatever it adds is bounded, or makes room.
 local function make_way()
-  call('HDEL', K.ledger, '-')
+  if not IS_FUNCTION then call('HDEL', K.ledger, '-') end
 end
 
 -- Is there no room for new runs? Tries a growing write that changes nothing (the field exists), and makes way.
 local function is_full(key, field)
+  if IS_FUNCTION then return false end
   local tried = redis.pcall('HSETNX', key, field, '')
   if type(tried) ~= 'table' or not tried.err then return false end
   if not string.find(tried.err, 'OOM', 1, true) then return false, tried end

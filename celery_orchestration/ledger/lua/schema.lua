@@ -121,10 +121,9 @@ local KEYS_OF = {
 --   entry, due, continuous: the entry of the schedule that fired it, for when (ms), whether that one is continuous
 --   first_wait: what it waited for first; gate_for: which rule it waits for; spent: how long it has waited since its last
 --   start (ms): { gate, delay, hand_over, traced: what a tracer wants to know } (lib/statistics.lua)
+-- Known only during a call (packed_run): id: part of its key; was: its state as it was read; ran, ago: how long its code ran,
+--   and since when it is over (ms), as its worker says
 local RUN = {
-  -- Known only during a call. id: part of its key; was: its state as it was read; ran, ago: how long its code ran, and since
-  -- when it is over (ms), as its worker says
-  of_call = { 'id', 'was', 'ran', 'ago' },
   -- An attempt of the same job takes these over from the attempt before it.
   inherited = { 'recoveries', 'arrived', 'entry', 'due', 'continuous', 'first_wait' },
 }
@@ -138,39 +137,38 @@ local RUN = {
 --   last_start: ticks; last_end_ms; last_took: ms; last_run: the run that started last; bar_rank: its rank in bars;
 --   open_set: the one it is in; failures: in a row, last_error; probe: while disabled, the run that tries whether it works
 --   again, '' if one may
-local JOB = {
-  -- Known only during a call, or fields of the hash of their own. sum: the statistics of this minute, opened and changed
-  of_call = { 'name', 'policy', 'blocked', 'disabled', 'minute', 'sum', 'dirty' },
-}
+-- Known only during a call, or stored in fields of their own (packed_state): name, policy, blocked, disabled, minute; sum:
+--   minute, opened and changed; dirty: the state changed
 
--- What the history tells about a run that ended. Times in ms. fires: of fires that made no run, how many.
+-- What the history tells about a run that ended, as far as it is not nothing (0 or ''). Times in ms. fires: of fires that
+-- made no run, how many.
 local HISTORY = { 'id', 'attempt', 'outcome', 'arrived', 'started', 'ended', 'worker', 'fence', 'recoveries', 'waited_for',
   'error', 'key', 'entry', 'due', 'fires' }
 
 -- Records in the arguments of verbs. Each field is one argument. Of those in `numbers`, '' is none.
 local ARGUMENTS = {
   outcome = { 'id', 'fence', 'outcome', 'note', 'traceback', 'ran_ms', 'ended_ago_ms',
-    numbers = { 'fence', 'ran_ms', 'ended_ago_ms' } },
+    numbers = { fence = true, ran_ms = true, ended_ago_ms = true } },
   arrival = { 'id', 'attempt', 'job', 'key', 'priority', 'grant', 'expires_ms', 'queue', 'granted_queue', 'message', 'eta_ms',
     'publication', 'anonymous', 'queued_ms',
-    numbers = { 'attempt', 'priority', 'grant', 'expires_ms', 'eta_ms', 'queued_ms' } },
-  claim = { 'fence', 'task_id', numbers = { 'fence' } },
+    numbers = { attempt = true, priority = true, grant = true, expires_ms = true, eta_ms = true, queued_ms = true } },
+  claim = { 'fence', 'task_id', numbers = { fence = true } },
   stray = { 'id', 'attempt', 'job', 'priority', 'grant', 'expires_ms', 'queue', 'granted_queue', 'message', 'publication',
-    'anonymous', numbers = { 'attempt', 'priority', 'grant', 'expires_ms' } },
-  end_of_run = { 'id', 'attempt', numbers = { 'attempt' } },
-  discarded = { 'id', 'attempt', 'publication', 'anonymous', numbers = { 'attempt' } },
-  held_run = { 'id', 'fence', numbers = { 'fence' } },
-  grant = { 'id', 'number', numbers = { 'number' } },
-  said = { 'id', 'fence', 'text', numbers = { 'fence' } },
+    'anonymous', numbers = { attempt = true, priority = true, grant = true, expires_ms = true } },
+  end_of_run = { 'id', 'attempt', numbers = { attempt = true } },
+  discarded = { 'id', 'attempt', 'publication', 'anonymous', numbers = { attempt = true } },
+  held_run = { 'id', 'fence', numbers = { fence = true } },
+  grant = { 'id', 'number', numbers = { number = true } },
+  said = { 'id', 'fence', 'text', numbers = { fence = true } },
   presence = { 'worker', 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'release', 'mode', 'lease_ms', 'owner', 'done_ms',
-    'policies', 'jobs', 'history', 'letters', 'letters_ms', numbers = { 'slots', 'lease_ms' } },
-  registration = { 'schema', 'oldest_schema', 'epoch', 'fence', 'service', numbers = { 'schema', 'oldest_schema', 'fence' } },
+    'policies', 'jobs', 'history', 'letters', 'letters_ms', numbers = { slots = true, lease_ms = true } },
+  registration = { 'schema', 'oldest_schema', 'epoch', 'fence', 'service', numbers = { schema = true, oldest_schema = true, fence = true } },
   adoption = { 'entry', 'name', 'task', 'job', 'every', 'source', 'last_ms', 'gap_ms', 'message', 'queue', 'granted_queue',
-    'key', 'priority', numbers = { 'last_ms' } },
+    'key', 'priority', numbers = { last_ms = true } },
   fire = { 'entry', 'generation', 'due_ms', 'next_ms', 'missed', 'job', 'id', 'late_ms', 'overlap', 'key', 'priority',
     'expires_ms', 'queue', 'granted_queue', 'message', 'eta_ms', 'refused',
-    numbers = { 'due_ms', 'missed', 'late_ms', 'priority', 'expires_ms', 'eta_ms' } },
-  sent = { 'entry', 'generation', 'due_ms', 'next_ms', 'missed', numbers = { 'due_ms', 'missed' } },
+    numbers = { due_ms = true, missed = true, late_ms = true, priority = true, expires_ms = true, eta_ms = true } },
+  sent = { 'entry', 'generation', 'due_ms', 'next_ms', 'missed', numbers = { due_ms = true, missed = true } },
   next_due = { 'entry', 'due_ms', numbers = {} },
   place = { 'pool', 'number', 'fence', 'info', 'leaving', numbers = {} },
 }
@@ -236,8 +234,11 @@ end
 local function read_argument(kind, at)
   local fields, record = ARGUMENTS[kind], {}
   local count, numbers = #fields, fields.numbers
-  for i = 1, count do record[fields[i]] = ARGV[at + i - 1] end
-  for i = 1, #numbers do record[numbers[i]] = tonumber(record[numbers[i]]) end
+  for i = 1, count do
+    local field, value = fields[i], ARGV[at + i - 1]
+    if numbers[field] then value = tonumber(value) end
+    record[field] = value
+  end
   return record, at + count
 end
 
@@ -248,15 +249,21 @@ local function read_arguments(kind, at, count)
   return found, at
 end
 
--- A record to be stored, without the fields that belong to the call.
-local function packed(record, of_call)
-  local kept = {}
-  for i = 1, #of_call do
-    kept[i] = record[of_call[i]]
-    record[of_call[i]] = nil
-  end
-  local text = cmsgpack.pack(record)
-  for i = 1, #of_call do record[of_call[i]] = kept[i] end
+-- A run to be stored, without the fields that belong to the call.
+local function packed_run(r)
+  local id, was, ran, ago = r.id, r.was, r.ran, r.ago
+  r.id, r.was, r.ran, r.ago = nil, nil, nil, nil
+  local text = cmsgpack.pack(r)
+  r.id, r.was, r.ran, r.ago = id, was, ran, ago
+  return text
+end
+
+-- The state of a job to be stored, without the fields that belong to the call or are stored apart.
+local function packed_state(j)
+  local name, policy, blocked, disabled, minute, sum = j.name, j.policy, j.blocked, j.disabled, j.minute, j.sum
+  j.name, j.policy, j.blocked, j.disabled, j.minute, j.sum, j.dirty = nil, nil, nil, nil, nil, nil, nil
+  local text = cmsgpack.pack(j)
+  j.name, j.policy, j.blocked, j.disabled, j.minute, j.sum = name, policy, blocked, disabled, minute, sum
   return text
 end
 

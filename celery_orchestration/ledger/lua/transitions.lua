@@ -1,4 +1,5 @@
--- Transitions: every change of a run's state. Needs records, rules, index, room, statistics.
+-- Transitions: every change of a run's state, and what follows from it. Needs records, rules, index, room, statistics.
+-- It is one file, though a long one, because these changes call each other.
 
 local GRANT_MS = 3000
 
@@ -92,10 +93,10 @@ end
 local function note_down(j, r, outcome, note, started)
   local over = NOW - (r.ago or 0)
   local began = started and (r.ran and over - r.ran or r.since)
-  keep(j, { id = r.id, attempt = r.attempt, outcome = outcome, arrived = math.min(r.arrived, began or over),
-    started = began or nil, ended = over, worker = worker_name(r.worker), fence = r.fence and int(r.fence),
-    recoveries = r.recoveries, waited_for = r.first_wait, error = note ~= '' and note or nil, key = r.key, entry = r.entry,
-    due = r.due })
+  keep(j, { id = r.id, attempt = r.attempt ~= 0 and r.attempt or nil, outcome = outcome,
+    arrived = math.min(r.arrived, began or over), started = began or nil, ended = over, worker = worker_name(r.worker),
+    fence = r.fence and int(r.fence), recoveries = r.recoveries ~= 0 and r.recoveries or nil, waited_for = r.first_wait,
+    error = note ~= '' and note or nil, key = r.key ~= '' and r.key or nil, entry = r.entry, due = r.due })
   STATS.count(j, outcome)
   if started then
     j.last_took = over - began

@@ -82,8 +82,7 @@ local function note_none(j, e, outcome, why, id, due, count)
     f.ended, f.due, f.fires = NOW, due, (f.fires or 1) + count
     call('LSET', K.history(j.name), 0, cjson.encode(f))
   else
-    keep(j, { id = id, attempt = 0, outcome = outcome, arrived = due, ended = NOW, recoveries = 0, error = why, key = '',
-      entry = e.id, due = due, fires = count })
+    keep(j, { id = id, outcome = outcome, arrived = due, ended = NOW, error = why, entry = e.id, due = due, fires = count })
   end
 end
 

@@ -2,14 +2,16 @@
 
 -- ---------------------------------------------------------------------------------------------- globals
 
-local G
+-- The same table in every call, with all its fields set anew: one that has grown need not grow again.
+local G = {}
 
 on_call(function()
-  G = {}
+  G.dirty = nil
   local v = call('HMGET', K.ledger, unpack(GLOBAL))
+  local defaults = GLOBAL.defaults
   for i = 1, #GLOBAL - 2 do
     local name = GLOBAL[i]
-    G[name] = tonumber(v[i]) or GLOBAL.defaults[name]
+    G[name] = tonumber(v[i]) or defaults[name]
   end
   G.epoch, G.paused = v[#GLOBAL - 1] or nil, v[#GLOBAL] == '1'
 end)
@@ -121,7 +123,22 @@ local restore
 
 on_call(function() J = {} end)
 
--- A job, or nil if the ledger has no policy for it. Its fields: see JOB.
+-- Policies that were read lately, by how they are packed: they change rarely, and reading one takes a while. Nobody may change
+-- one of these tables.
+local POLICIES = { most = 500, count = 0, known = {} }
+
+-- A policy, or nil if it cannot be read.
+local function policy_of(text)
+  local policy = POLICIES.known[text]
+  if policy then return policy end
+  policy = unpacked(text)
+  if not policy or type(policy.dependents) ~= 'table' or not policy.hash then return nil end
+  if POLICIES.count >= POLICIES.most then POLICIES.count, POLICIES.known = 0, {} end
+  POLICIES.count, POLICIES.known[text] = POLICIES.count + 1, policy
+  return policy
+end
+
+-- A job, or nil if the ledger has no policy for it. Its fields: see schema.lua.
 local function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
@@ -132,8 +149,8 @@ local function job(name)
     J[name] = false
     return nil
   end
-  local policy = unpacked(v[1])
-  if not policy or type(policy.dependents) ~= 'table' or not policy.hash then return restore(name, 'its policy cannot be read') end
+  local policy = policy_of(v[1])
+  if not policy then return restore(name, 'its policy cannot be read') end
   if v[2] then
     j = unpacked(v[2])
     if not j or type(j.waiting_checked) ~= 'number' or type(j.running) ~= 'number' then
@@ -156,13 +173,12 @@ end
 local function flush()
   for name, j in pairs(J) do
     if j and j.dirty then
-      local state = packed(j, JOB.of_call)
+      local state = packed_state(j)
       if j.sum then
         call('HSET', K.job(name), 'blocked', j.blocked, 'state', state, 'minute', STATS.packed(j))
       else
         call('HSET', K.job(name), 'blocked', j.blocked, 'state', state)
       end
-      j.dirty = false
     end
   end
   if G.dirty then
@@ -236,7 +252,7 @@ end
 
 -- ------------------------------------------------------------------------------------------------- runs
 
--- A run, or nil. Its fields: see RUN. key_of: K.run, if not another.
+-- A run, or nil. Its fields: see schema.lua. key_of: K.run, if not another.
 local function load_run(id, key_of)
   local key = (key_of or K.run)(id)
   local text = redis.pcall('HGET', key, 'record')
@@ -268,7 +284,7 @@ end
 local function save_run(r, key_of, message)
   if r.was then STATS.spend(r) end
   r.since, r.was = NOW, r.state
-  local record = packed(r, RUN.of_call)
+  local record = packed_run(r)
   if r.task_id then call('SADD', K.task_runs(r.task_id), r.id) end
   if message then
     call('HSET', (key_of or K.run)(r.id), 'record', record, 'message', message)

@@ -8,10 +8,8 @@ local function replayed(worker, verb, number)
   local v = call('HMGET', K.worker(worker), 'queues', 'call:' .. verb, 'reply:' .. verb, 'release', 'name', 'alone', 'done', 'failed',
     'epoch', 'lease', 'state')
   if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
-  SESSION.worker, SESSION.verb, SESSION.number, SESSION.queues, SESSION.release = worker, verb, number, v[1], v[4]
-  SESSION.name, SESSION.alone = v[5], v[6] or nil
-  SESSION.done, SESSION.failed, SESSION.lease = tonumber(v[7]) or 0, tonumber(v[8]) or 0, tonumber(v[10]) or SESSION.lease
-  SESSION.stops = v[11] ~= false
+  SESSION = { worker = worker, verb = verb, number = number, queues = v[1], release = v[4], name = v[5], alone = v[6] or nil,
+    done = tonumber(v[7]) or 0, failed = tonumber(v[8]) or 0, lease = tonumber(v[10]) or SESSION.lease, stops = v[11] ~= false }
   if v[2] == number then return cmsgpack.unpack(v[3]) end
   if v[9] and v[9] ~= G.epoch then return nil, redis.error_reply('NEWEPOCH ' .. (G.epoch or '')) end
   return nil

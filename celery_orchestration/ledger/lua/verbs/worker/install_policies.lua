@@ -154,7 +154,8 @@ for _, name in ipairs(unwanted) do
     else
       -- Nobody defines it, but it has runs: they go on, unbound.
       note_last_release(j)
-      local policy = j.policy
+      local policy = {}
+      for field, value in pairs(j.policy) do policy[field] = value end
       policy.conflicts, policy.groups, policy.depends_on, policy.dependents, policy.hash = {}, {}, {}, {}, 'gone'
       call('DEL', K.scheduled(name))
       flush()
