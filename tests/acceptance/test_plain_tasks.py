@@ -171,7 +171,7 @@ def test_plain_tasks_run_in_the_order_in_which_they_were_sent(sides, tmp_path, h
     ("kind", "options"), [("redis", ()), ("redis", ("--prefetch-multiplier", "1")), ("rabbitmq", ())]
 )
 def test_as_many_messages_are_fetched_while_all_slots_are_busy(sides, tmp_path, history, kind, options):
-    """On Redis only if asked to fetch as Celery does: see test_fetch."""
+    """On Redis only if asked to fetch as Celery does: see test_the_fetch_check_says_how_messages_are_fetched."""
     pair = sides(kind, concurrency=2, options=options, with_jobs_env=FETCH_AS_CELERY)
 
     def left_in_the_queue(side: Side) -> int:

@@ -61,7 +61,7 @@ def end_to_end(
     return run
 
 
-def test_a_password(redis_factory: StartRedis, end_to_end: EndToEnd) -> None:
+def test_a_ledger_with_a_password_is_reached(redis_factory: StartRedis, end_to_end: EndToEnd) -> None:
     password = "p@ss:w/rd#;%"
     server = redis_factory(requirepass=password)
     address = f"redis://:p%40ss%3Aw%2Frd%23%3B%25@127.0.0.1:{server.port}"
@@ -82,7 +82,7 @@ def _status(url: str) -> object:
     return Orchestration(Celery("shop", broker=url, set_as_current=False)).status()
 
 
-def test_a_unix_socket(redis_factory: StartRedis, end_to_end: EndToEnd) -> None:
+def test_a_ledger_on_a_unix_socket_is_reached(redis_factory: StartRedis, end_to_end: EndToEnd) -> None:
     # A socket's path may have some hundred characters, and a test's directory often has more.
     with tempfile.TemporaryDirectory(prefix="redis-") as directory:
         path = f"{directory}/s"
@@ -132,14 +132,16 @@ def tls(redis_factory: StartRedis, certificates: dict[str, str]) -> tuple[RedisS
     return server, port
 
 
-def test_tls_by_the_address(tls: tuple[RedisServer, int], certificates: dict[str, str], end_to_end: EndToEnd) -> None:
+def test_the_address_may_ask_for_tls(
+    tls: tuple[RedisServer, int], certificates: dict[str, str], end_to_end: EndToEnd
+) -> None:
     server, port = tls
     options = f"ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs={certificates['ca']}"
     url = f"rediss://localhost:{port}"
     end_to_end(server, f"{url}/0?{options}", f"{url}/1?{options}", server.client())
 
 
-def test_tls_by_the_settings(tls: tuple[RedisServer, int], certificates: dict[str, str], end_to_end: EndToEnd) -> None:
+def test_the_settings_may_ask_for_tls(tls: tuple[RedisServer, int], certificates: dict[str, str], end_to_end: EndToEnd) -> None:
     server, port = tls
     options = {"ssl_cert_reqs": "required", "ssl_ca_certs": certificates["ca"]}
     url = f"rediss://localhost:{port}"
@@ -186,7 +188,7 @@ def sentinel(redis_server: RedisServer, tmp_path: Path, reported: Callable[..., 
         process.cleanup()
 
 
-def test_a_sentinel(redis_server: RedisServer, sentinel: int, end_to_end: EndToEnd) -> None:
+def test_the_master_of_a_sentinel_is_reached(redis_server: RedisServer, sentinel: int, end_to_end: EndToEnd) -> None:
     options = {"master_name": "main"}
     url = f"sentinel://127.0.0.1:{sentinel}"
     end_to_end(

@@ -135,7 +135,7 @@ class TestContinuous:
         assert self.go_on(one) == "rests"
         assert [grant.id for grant in one.ledger.enable_or_disable("one", True, "me", "")] == [held]
 
-    def test_or_stops_where_it_drops_and_begins_again_when_it_is_enabled(self, beat: Beat):
+    def test_a_disabled_job_that_drops_runs_stops_and_begins_again_when_it_is_enabled(self, beat: Beat):
         beat.begin({"one": {"max_running": 1, "when_disabled": "drop"}})
         beat.adopt_continuous()
         id = self.start(beat)
@@ -189,7 +189,7 @@ class TestContinuous:
         [following] = one.end(id)
         assert following != id
 
-    def test_so_is_one_that_came_before_the_attempt_before_it_had_ended(self, one: Beat):
+    def test_a_retry_that_came_before_the_last_attempt_ended_is_the_same_run(self, one: Beat):
         id = self.start(one)
         assert one.come(id, "one", attempt=1) == "wait"
         [start] = one.turn(ends={id: "retry"}, free=1).starts
@@ -197,7 +197,7 @@ class TestContinuous:
         [following] = one.end(id)
         assert following != id
 
-    def test_so_is_a_run_that_replaced_itself(self, one: Beat):
+    def test_a_run_that_replaced_itself_is_the_same_run(self, one: Beat):
         id = self.start(one)
         assert one.come(id, "one", attempt=1 << 20) == "wait"
         [start] = one.turn(ends={id: "ignored"}, free=4).starts
@@ -236,7 +236,7 @@ class TestContinuous:
 
     @pytest.mark.parametrize("field", ["message", "queue", "granted_queue", "key", "priority", "gap"])
     @pytest.mark.parametrize("garbage", [None, "x"])
-    def test_one_that_is_corrupt_harms_nobody(self, any_beat: Beat, field: str, garbage: str | None):
+    def test_a_corrupt_entry_does_not_affect_others(self, any_beat: Beat, field: str, garbage: str | None):
         """Its runs end, and it is adopted again."""
         beat = any_beat
         beat.begin({"one": {"max_running": 1}, "other": {}})
@@ -255,7 +255,7 @@ class TestContinuous:
             beat.adopt_continuous()
             assert self.go_on(beat) == "fired"
 
-    def test_one_of_another_type_harms_nobody(self, any_beat: Beat):
+    def test_an_entry_of_another_type_does_not_affect_others(self, any_beat: Beat):
         any_beat.begin({"one": {"max_running": 1}})
         any_beat.adopt_continuous()
         id = self.start(any_beat)
@@ -295,7 +295,7 @@ class TestContinuous:
         [following] = beat.end("j1", free=4)
         assert beat.entry()["run"] == following
 
-    def test_in_observe_mode_too(self, one: Beat):
+    def test_a_continuous_job_goes_on_in_observe_mode(self, one: Beat):
         id = self.start(one)
         one.number += 1
         turn = one.ledger.turn("w1", one.number, "observe", 1, [Outcome(id, one.fences[id], "succeeded")], [])

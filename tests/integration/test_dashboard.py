@@ -136,7 +136,7 @@ ODD = (
 )
 
 
-def test_no_address_is_too_odd(visit: Callable[..., Visitor]) -> None:
+def test_an_odd_address_is_answered(visit: Callable[..., Visitor]) -> None:
     visitor = visit()
     for path in (*PAGES, "job", "run", "live"):
         for name in ("q", "skip", "span", "until", "name", "id", "page", "root", "self"):
@@ -208,7 +208,7 @@ def test_a_forged_or_foreign_session_is_none(visit: Callable[..., Visitor]) -> N
     assert visitor.get("/jobs").status_code == 303
 
 
-def test_where_a_login_leads_to_is_never_elsewhere(visit: Callable[..., Visitor]) -> None:
+def test_a_login_never_leads_to_another_site(visit: Callable[..., Visitor]) -> None:
     for after in ("//evil.example", "https://evil.example", "/\\evil.example", "", "@evil.example", ".evil.example"):
         visitor = visit(credentials=USERS)
         data = {"name": "olaf", "password": "act", "csrf": visitor.csrf("/login"), "after": after}
@@ -254,7 +254,7 @@ def test_a_token_lets_programs_in(visit: Callable[..., Visitor]) -> None:
 
 
 @pytest.mark.parametrize("options", [{"credentials": USERS}, {"read_only": True}])
-def test_who_may_only_look_is_refused_every_action(
+def test_a_read_only_user_is_refused_every_action(
     visit: Callable[..., Visitor], whole: Shop, options: dict[str, Any]
 ) -> None:
     visitor = visit(**options)
@@ -299,7 +299,7 @@ def test_the_audit_has_the_name_of_who_acted(visit: Callable[..., Visitor], whol
     assert [one.who for one in whole.client.audit(2)] == ["olaf", "olaf"]
 
 
-def test_an_unknown_job_or_action_is_said(visit: Callable[..., Visitor]) -> None:
+def test_an_unknown_job_or_action_is_reported(visit: Callable[..., Visitor]) -> None:
     visitor = visit()
     assert visitor.act("enable?job=nothing").status_code == 422
     assert visitor.act("explode").status_code == 404

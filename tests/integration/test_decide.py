@@ -191,7 +191,7 @@ class Played:
     print_blob=True,
 )
 @given(now=situations)
-def test_both_say_the_same(server: RedisServer, now: Situation) -> None:
+def test_decide_and_the_ledger_say_the_same(server: RedisServer, now: Situation) -> None:
     client = server.client()
     client.flushall()
     client.close()

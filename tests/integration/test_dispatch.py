@@ -35,14 +35,14 @@ class TestTerms:
             assert (found.term, beat.redis.hget(key_of(PREFIX, "leader"), "since")) == (term, since)
         assert beat.lead("s2") == ""
 
-    def test_also_one_that_is_over_if_nobody_else_took_the_lead(self, beat: Beat):
+    def test_a_term_that_is_over_is_renewed_if_nobody_else_leads(self, beat: Beat):
         term = beat.lead()
         beat.time_passes(TERM_MS + 1000)
         assert beat.ledger.adopt_entries(term, 1, []) is None
         assert beat.lead("s1", term) == term
         assert beat.ledger.adopt_entries(term, 1, []) == []
 
-    def test_one_that_is_over_by_the_clock_of_redis_goes_to_who_asks(self, beat: Beat):
+    def test_a_term_that_is_over_by_the_clock_of_redis_goes_to_the_next_scheduler_that_asks(self, beat: Beat):
         first = beat.lead("s1")
         beat.time_passes(TERM_MS + 1000)
         second = beat.lead("s2")
@@ -51,7 +51,7 @@ class TestTerms:
         beat.time_passes(TERM_MS + 1000)
         assert int(beat.lead("s1", first)) > int(second), "it is a new one, whatever it was told before"
 
-    def test_who_resigns_leaves_the_lead_to_others_at_once(self, beat: Beat):
+    def test_a_leader_that_resigns_leaves_the_lead_to_others_at_once(self, beat: Beat):
         first = beat.lead("s1")
         assert beat.ledger.resign("s1", first)
         assert not beat.ledger.resign("s1", first)
@@ -83,7 +83,7 @@ class TestTerms:
         assert int(second) > int(first)
         assert beat.ledger.adopt_entries(first, 1, []) is None
 
-    def test_who_leads_is_found_out_anew_if_that_record_is_corrupt(self, any_beat: Beat):
+    def test_a_new_leader_is_chosen_if_the_record_of_the_lead_is_corrupt(self, any_beat: Beat):
         any_beat.redis.set(key_of(PREFIX, "leader"), "x")
         assert any_beat.lead("s1")
         assert any_beat.lead("s2") == ""
@@ -114,7 +114,7 @@ class TestTerms:
 
 
 class TestEntries:
-    def test_begin_when_they_come(self, beat: Beat):
+    def test_an_entry_begins_when_it_is_adopted(self, beat: Beat):
         beat.begin({"one": {}})
         now = beat.now()
         first = beat.adopt("e", ago_ms=0)
@@ -122,7 +122,7 @@ class TestEntries:
         assert first.generation
         assert not first.paused
 
-    def test_are_as_far_as_they_were_for_the_next_leader(self, beat: Beat):
+    def test_the_next_leader_continues_entries_where_they_were(self, beat: Beat):
         beat.begin({"one": {}})
         first = beat.adopt()
         fire = beat.fire()
@@ -254,7 +254,7 @@ class TestFires:
         [record] = [HistoryLine.read(one) for one in beat.ledger.read_history("one", 1) or ()]
         assert (record.entry, record.due) == ("e", fire.due_ms)
 
-    def test_or_that_waits_without_a_message(self, beat: Beat):
+    def test_a_fire_that_must_wait_is_a_run_without_a_message(self, beat: Beat):
         beat.begin({"one": {"max_running": 1}})
         beat.adopt()
         assert beat.come("a", "one") == "start"
@@ -262,7 +262,7 @@ class TestFires:
         assert (found.answers, found.grants) == ([("fired",)], [])
         assert beat.end("a") == [fire.id]
 
-    def test_one_with_a_time_waits_for_it(self, beat: Beat):
+    def test_a_fire_with_an_eta_waits_for_its_time(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt()
         found = beat.dispatch(fire := beat.fire(eta_ms=beat.now() + 60_000))
@@ -270,7 +270,7 @@ class TestFires:
         beat.redis.zadd(key_of(PREFIX, "later"), {fire.id: 1})
         assert [grant.id for grant in beat.sweep().grants] == [fire.id]
 
-    def test_one_that_waits_may_expire(self, beat: Beat):
+    def test_a_waiting_fire_may_expire(self, beat: Beat):
         beat.begin({"one": {"max_running": 1}})
         beat.adopt()
         beat.come("a", "one")
@@ -278,7 +278,7 @@ class TestFires:
         beat.redis.zadd(key_of(PREFIX, "expiring"), {fire.id: 1})
         assert [(ending.id, ending.why) for ending in beat.sweep().endings] == [(fire.id, "expired")]
 
-    def test_called_again_it_gives_the_same_grants_until_they_are_published(self, beat: Beat):
+    def test_dispatch_called_again_gives_the_same_grants_until_they_are_published(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt("e")
         beat.adopt("f")
@@ -309,7 +309,7 @@ class TestFires:
         assert (found.answers, found.grants) == ([("known", ""), ("known", "fired")], [])
         assert beat.entry() == before
 
-    def test_of_another_generation_or_of_no_entry_is_stale(self, beat: Beat):
+    def test_a_fire_of_another_generation_or_of_no_entry_is_stale(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt()
         other, gone = beat.fire(generation="7"), replace(beat.fire(), entry="gone")
@@ -419,7 +419,7 @@ class TestFires:
 class TestCorruptRecords:
     """That job is reported, the others go on."""
 
-    def test_an_entry_of_another_type_or_with_garbage_is_the_only_one(self, any_beat: Beat):
+    def test_a_corrupt_entry_keeps_no_other_from_firing(self, any_beat: Beat):
         beat = any_beat
         beat.begin({"one": {}})
         for entry in ("string", "garbage", "good"):
@@ -435,7 +435,7 @@ class TestCorruptRecords:
         assert beat.ledger.confirm_sent(fires) == 0
 
     @pytest.mark.parametrize("how", ["type", "policy", "state"])
-    def test_a_job_of_another_type_or_with_garbage_is_the_only_one(self, any_beat: Beat, how: str):
+    def test_a_corrupt_job_waits_and_others_start(self, any_beat: Beat, how: str):
         beat = any_beat
         beat.begin({"bad": {}, "good": {}})
         beat.adopt("b", "bad")
@@ -450,7 +450,9 @@ class TestCorruptRecords:
     @pytest.mark.parametrize(
         "relation", [{"depends_on": [{"job": "bad"}]}, {"blocks": ["bad"]}], ids=["depends", "blocks"]
     )
-    def test_so_are_those_that_depend_on_it_or_block_it(self, any_beat: Beat, how: str, relation: dict[str, Any]):
+    def test_a_job_that_depends_on_or_blocks_a_corrupt_job_waits_and_others_start(
+        self, any_beat: Beat, how: str, relation: dict[str, Any]
+    ):
         beat = any_beat
         beat.begin({"bad": {"max_running": 1}, "near": relation, "good": {}})
         beat.come("busy", "bad")
@@ -479,7 +481,7 @@ class TestCorruptRecords:
         found = beat.dispatch(beat.fire("b", "bad", missed=1), beat.fire("g", "good"))
         assert [answer[0] for answer in found.answers] == ["corrupt", "fired"]
 
-    def test_so_does_a_last_run(self, any_beat: Beat):
+    def test_a_last_run_of_another_type_keeps_no_other_from_firing(self, any_beat: Beat):
         beat = any_beat
         beat.begin({"bad": {}, "good": {}})
         beat.adopt("b", "bad")
@@ -743,7 +745,7 @@ class TestHistory:
         beat.fires(overlap="skip")
         assert beat.past() == [("skipped", ENDED, 1), ("succeeded", None, 1), ("skipped", ENDED, 5)]
 
-    def test_unless_they_have_other_reasons_or_entries(self, beat: Beat):
+    def test_fires_with_other_reasons_or_entries_get_their_own_record(self, beat: Beat):
         beat.begin({"one": {}})
         for entry in "ef":
             beat.adopt(entry)
@@ -797,7 +799,7 @@ class TestDependencies:
         line.end(second.id)
         assert line.leftovers() == set()
 
-    def test_also_if_it_has_to_wait_itself(self, line: Beat):
+    def test_a_dependent_waits_for_a_dependency_that_has_to_wait_itself(self, line: Beat):
         assert line.come("o", "other") == "start"
         found = line.dispatch(first := line.fire("d", "d"), second := line.fire("j", "j"))
         assert found.grants == []
@@ -865,7 +867,7 @@ class TestDependencies:
         assert line.end("o", free=4) == [first.id]
         assert line.end(first.id) == ["j1"]
 
-    def test_a_reason_says_so(self, line: Beat):
+    def test_the_reason_names_the_run_of_the_same_tick(self, line: Beat):
         line.come("o", "other")
         line.dispatch(line.fire("d", "d"), second := line.fire("j", "j"))
         [reason] = [one["reason"] for one in line.status()["waits"] if one["id"] == second.id]

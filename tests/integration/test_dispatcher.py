@@ -120,7 +120,7 @@ def scheduler(redis_server: RedisServer) -> Iterator[Scheduler]:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not asked", "answer lost"])
-def test_the_ledger_is_gone_for_a_moment_in_the_midst_of_many_fires(scheduler: Scheduler, after: bool):
+def test_many_fires_survive_a_short_outage_of_the_ledger(scheduler: Scheduler, after: bool):
     scheduler.make_due()
     scheduler.fails_once("dispatch", 2, after=after)
     with pytest.raises(LedgerUnavailable):
@@ -129,7 +129,7 @@ def test_the_ledger_is_gone_for_a_moment_in_the_midst_of_many_fires(scheduler: S
     assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
 
 
-def test_the_ledger_is_gone_for_a_moment_while_fires_are_asked_for_one_by_one(scheduler: Scheduler):
+def test_fires_that_are_asked_for_one_by_one_survive_a_short_outage_of_the_ledger(scheduler: Scheduler):
     """As after an error that concerns one of them."""
     scheduler.make_due()
     scheduler.fails_once("dispatch", 3)
@@ -159,7 +159,7 @@ def test_a_leader_whose_term_the_ledger_refuses_stands_by(scheduler: Scheduler, 
     assert set(scheduler.fires.values()) == {0}
 
 
-def test_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Scheduler):
+def test_fires_survive_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Scheduler):
     """As after a pause of the process: the same term is renewed right away."""
     scheduler.make_due()
     term, original = scheduler.runtime.term, scheduler.ledger.dispatch
@@ -177,7 +177,7 @@ def test_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Scheduler):
     assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
 
 
-def test_the_ledger_is_gone_for_a_moment_while_entries_are_adopted(scheduler: Scheduler):
+def test_entries_are_adopted_in_spite_of_a_short_outage_of_the_ledger(scheduler: Scheduler):
     scheduler.round()
     scheduler.make_due()
     scheduler.take_over()
@@ -188,7 +188,7 @@ def test_the_ledger_is_gone_for_a_moment_while_entries_are_adopted(scheduler: Sc
     assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
 
 
-def test_the_ledger_is_gone_for_a_moment_while_an_entry_that_vanished_is_adopted_again(scheduler: Scheduler):
+def test_an_entry_that_vanished_is_adopted_again_in_spite_of_a_short_outage(scheduler: Scheduler):
     scheduler.make_due()
     vanished = scheduler.names[0]
     original = scheduler.runtime.dispatcher._dispatch

@@ -52,7 +52,7 @@ def test_of_several_that_hold_the_room_it_names_the_one_that_hangs(desk: Desk):
     assert "silent for 16 s: the run is recovered in 14 s" in cause.text
 
 
-def test_nobody_is_left_to_recover_it(desk: Desk):
+def test_a_lost_run_that_nobody_can_recover_names_the_worker_to_start(desk: Desk):
     desk.install({"a": {"max_running": 1}})
     desk.come("one", "a")
     desk.silence("w1", 60_000)
@@ -71,7 +71,7 @@ def test_room_is_looked_for_under_the_key(desk: Desk):
     assert "key 'y'" in links(desk.chain("a"))[0].text
 
 
-def test_behind_another_run(desk: Desk):
+def test_a_run_behind_another_one_has_the_cause_of_that_one(desk: Desk):
     """A run that ranks before it waits for a dependency of its own that is busy, or for room of all."""
     desk.install({"a": {"blocks": ["b"]}, "b": {}, "c": {}}, cap=1)
     assert desk.come("c1", "c") == "start"
@@ -136,7 +136,7 @@ def test_a_long_chain_is_told_as_far_as_anybody_reads(desk: Desk):
 # -- roots
 
 
-def test_the_words_of_the_gate(desk: Desk):
+def test_the_reasons_of_the_gate_are_explained(desk: Desk):
     desk.install({"a": {}, "b": on("a")}, cap=5)
     desk.ledger.pause_or_resume(True, "me", "lunch")
     assert desk.root("a").text.endswith("by me 0 s ago: lunch")
@@ -182,7 +182,7 @@ def test_a_run_past_its_time_limit(desk: Desk):
     assert desk.why("a") == ("past_time_limit", "a")
 
 
-def test_a_run_on_its_way(desk: Desk):
+def test_a_run_on_its_way_to_a_worker_says_so(desk: Desk):
     desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
     desk.come("a2", "a")
@@ -286,7 +286,7 @@ def test_a_worker_of_another_app_takes_its_messages(desk: Desk):
     assert "queue q is served by w9@host of namespace mail" in desk.root("a", **around).text
 
 
-def test_an_idle_job(desk: Desk):
+def test_an_idle_job_names_who_could_ask_for_its_next_run(desk: Desk):
     desk.install({"a": {}})
     assert desk.root("a", queue_of={"a": "q"}) == Cause(
         code="not_asked_for",
@@ -349,7 +349,7 @@ def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
         assert "its next run tests whether it works again: it has no schedule" in cause.text
 
 
-def test_slots_of_the_dead_serve_nobody(desk: Desk):
+def test_slots_of_dead_workers_do_not_count(desk: Desk):
     """Until somebody sweeps they are counted."""
     desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
@@ -380,7 +380,7 @@ def test_a_waiting_run_whose_job_is_gone(desk: Desk):
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1", "1e300", "1.5", "x"])
-def test_times_that_are_none_do_no_harm(desk: Desk, number: str):
+def test_invalid_times_do_no_harm(desk: Desk, number: str):
     desk.install({"a": {}})
     desk.fire("a")
     desk.ledger.cancel("w1", desk.number, "revoked", ["fired"])
@@ -394,7 +394,7 @@ def test_times_that_are_none_do_no_harm(desk: Desk, number: str):
             desk.redis.hset(key_of(PREFIX, "entry", "entry"), field, before)
 
 
-def test_where_no_runs_are_wanted_none_are_looked_at(desk: Desk):
+def test_no_runs_are_read_if_none_are_wanted(desk: Desk):
     desk.install({"a": {"max_running": 1}})
     for id in ("a1", "a2", "a3"):
         desk.come(id, "a")

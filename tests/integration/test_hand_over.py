@@ -91,7 +91,7 @@ class TestADependencyThatGrewTooOldWhileARunWaited:
         assert old.come("d2", "d") == "start"
         assert old.started("d2") == ["j1"]
 
-    def test_one_that_is_young_enough_goes(self, old: Case):
+    def test_a_run_with_a_young_enough_dependency_starts(self, old: Case):
         assert old.come("x1", "x") == "start"
         assert [old.come("j1", "j"), old.come("k1", "k")] == ["wait", "wait"]
         old.ages("d", 30_000)
@@ -149,7 +149,7 @@ class TestRank:
         assert case.started("a1") == ["c1"]
         assert case.started("c1") == ["b1"]
 
-    def test_also_if_they_wait_on_different_queues(self, case: Case):
+    def test_the_global_room_goes_to_the_highest_priority_of_all_queues(self, case: Case):
         case.install({"a": {}, "b": {}, "c": {}}, cap=1)
         case.register("w1", queues=("q", "q2"))
         for number, queues in enumerate((("q", "q2"), ("q2", "q"))):
@@ -193,7 +193,7 @@ class TestAThousandConflicts:
         return case
 
     @pytest.mark.parametrize("nth", [1000, 1001])
-    def test_each_of_them_bars_it(self, hub: Case, nth: int):
+    def test_each_of_a_thousand_conflicts_holds_the_job_back(self, hub: Case, nth: int):
         name = self.names[nth - 1]
         assert hub.come("x1", "x") == "start"
         assert hub.come("first", name) == "wait"
@@ -202,7 +202,7 @@ class TestAThousandConflicts:
         assert hub.started("first") == ["hub1"]
 
     @pytest.mark.parametrize("nth", [1000, 1001])
-    def test_each_of_them_waits_for_it_and_goes_when_it_has_ended(self, hub: Case, nth: int):
+    def test_each_of_a_thousand_conflicting_jobs_waits_and_starts_when_the_job_has_ended(self, hub: Case, nth: int):
         assert hub.come("hub1", "hub") == "start"
         assert hub.come("first", self.names[nth - 1]) == "wait"
         assert hub.started("hub1") == ["first"]
@@ -297,37 +297,37 @@ class TestAttempts:
         assert case.come("a", "one") == "start"
         return case
 
-    def test_a_lower_one_than_that_which_runs_is_dropped(self, one: Case):
+    def test_an_attempt_lower_than_the_running_one_is_dropped(self, one: Case):
         one.end("a", "retry", free=0)
         assert one.come("a", "one", attempt=1) == "start"
         assert one.come("a", "one") == "drop"
 
-    def test_a_lower_one_than_that_which_waits_is_dropped(self, one: Case):
+    def test_an_attempt_lower_than_the_waiting_one_is_dropped(self, one: Case):
         one.end("a", "retry", free=0)
         assert [one.come("b", "one"), one.come("c", "one")] == ["start", "start"]
         assert one.come("a", "one", attempt=1) == "wait"
         assert one.come("a", "one") == "drop"
         assert one.started("b") == ["a"]
 
-    def test_a_lower_one_than_that_which_ended_is_dropped(self, one: Case):
+    def test_an_attempt_lower_than_the_ended_one_is_dropped(self, one: Case):
         one.end("a", "retry", free=0)
         assert one.come("a", "one", attempt=1) == "start"
         one.end("a")
         assert one.come("a", "one") == "drop"
         assert one.come("a", "one", attempt=1) == "drop"
 
-    def test_a_higher_one_waits_for_the_one_that_runs(self, one: Case):
+    def test_a_higher_attempt_waits_for_the_running_one(self, one: Case):
         assert one.come("a", "one", attempt=1) == "wait"
         assert one.room() == 1
         assert one.turn(ends={"a": "retry"}, free=1).starts[0].id == "a"
 
-    def test_of_two_that_wait_for_the_one_that_runs_the_lower_is_dropped(self, one: Case):
+    def test_of_two_attempts_that_wait_for_the_running_one_the_lower_is_dropped(self, one: Case):
         assert one.come("a", "one", attempt=2) == "wait"
         assert one.come("a", "one", attempt=1) == "drop"
         assert one.started("a") == ["a"]
         assert one.come("a", "one", attempt=2) == "drop"
 
-    def test_a_lower_one_whose_worker_died_is_not_run_again(self, case: Case):
+    def test_a_lower_attempt_whose_worker_died_is_not_run_again(self, case: Case):
         case.install({"one": {"max_running": 1}})
         case.register("w2")
         case.turn(worker="w2", come=[arrival("a", "one")])
@@ -356,33 +356,33 @@ class TestProbe:
         grants = case.sweep().grants
         return [id for grant in grants for id in [grant.id] if case.come(id, "one", grant=grant.number) == "start"]
 
-    def test_is_one_run_after_the_cool_down_and_none_before(self, disabled: Case):
+    def test_one_probe_runs_after_the_cool_down_and_none_before(self, disabled: Case):
         assert disabled.turn(free=8).starts == []
         assert self.cools_down(disabled) == ["b"]
         assert disabled.come("d", "one") == "wait"
         assert disabled.turn(free=8).starts == []
 
-    def test_that_succeeds_enables_the_job(self, disabled: Case):
+    def test_a_probe_that_succeeds_enables_the_job(self, disabled: Case):
         self.cools_down(disabled)
         assert disabled.started("b") == ["c"]
         assert disabled.come("d", "one") == "start"
         assert not disabled.redis.sismember(key_of(PREFIX, "disabled_jobs"), "one")
 
-    def test_that_fails_begins_the_cool_down_anew(self, disabled: Case):
+    def test_a_probe_that_fails_begins_the_cool_down_anew(self, disabled: Case):
         self.cools_down(disabled)
         disabled.redis.delete(key_of(PREFIX, "cooling"))
         assert disabled.end("b", "failed", free=8) == []
         assert disabled.redis.zscore(key_of(PREFIX, "cooling"), "one") is not None
         assert self.cools_down(disabled) == ["c"]
 
-    def test_that_says_nothing_is_followed_by_another(self, disabled: Case):
+    def test_a_probe_without_an_outcome_is_followed_by_another(self, disabled: Case):
         self.cools_down(disabled)
         assert disabled.end("b", "ignored", free=8) == ["c"]
         assert disabled.come("d", "one") == "wait"
 
 
 class TestCrashes:
-    def test_those_of_all_attempts_count(self, case: Case):
+    def test_crashes_of_all_attempts_count(self, case: Case):
         case.install({"one": {"max_running": 1, "max_recoveries": 1}})
         assert case.come("a", "one") == "start"
         turn = case.turn(ends={"a": "crashed"}, free=1)
@@ -391,7 +391,7 @@ class TestCrashes:
         assert case.come("a", "one", attempt=1) == "start"
         assert case.turn(ends={"a": "crashed"}).outcomes == ["dead"]
 
-    def test_what_never_began_does_not_count(self, case: Case):
+    def test_a_run_that_was_returned_before_it_began_does_not_count_as_crashed(self, case: Case):
         case.install({"one": {"max_running": 1, "max_recoveries": 0}})
         assert case.come("a", "one") == "start"
         turn = case.turn(ends={"a": "returned"}, free=1)
@@ -413,7 +413,7 @@ class TestSweep:
         granted = len(first.grants) + len(second.grants)
         assert (case.room(), case.redis.zcard(key_of(PREFIX, "waiting"))) == (granted, 100 - granted)
 
-    def test_who_sweeps_is_not_taken_for_dead(self, case: Case):
+    def test_a_worker_that_sweeps_is_not_taken_for_dead(self, case: Case):
         case.install({"one": {}})
         assert case.come("a", "one") == "start"
         swept = case.dies("w1")

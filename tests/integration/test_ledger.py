@@ -173,7 +173,7 @@ class TestDrain:
         shop.ledger.leave("w2")
         assert self.slots(shop) == {"q": "8"}
 
-    def test_what_was_to_go_there_goes_to_others(self, shop: Shop):
+    def test_grants_avoid_a_queue_that_only_a_draining_worker_serves(self, shop: Shop):
         shop.install({"one": {"max_running": 1}})
         shop.register("w2", slots=1, queues=("granted",))
         shop.come("a", "one")
@@ -207,7 +207,7 @@ class TestDrain:
         assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["a"]
 
     @pytest.mark.parametrize(("outcome", "answer"), [("interrupted", "dead"), ("returned", "requeued")])
-    def test_only_what_had_begun_fails_when_its_worker_stops(self, shop: Shop, outcome: str, answer: str):
+    def test_only_a_run_that_had_begun_fails_when_its_worker_stops(self, shop: Shop, outcome: str, answer: str):
         shop.install({"one": {"on_crash": "fail"}})
         shop.come("a", "one")
         assert shop.turn(ends={"a": outcome}).outcomes == [answer]
@@ -316,7 +316,7 @@ class TestDependents:
         shop.ledger.cancel("w1", 1, "revoked", ["d3"])
         assert shop.end("d2", free=1) == ["j1"]
 
-    def test_also_if_they_block_each_other(self, shop: Shop):
+    def test_a_dependent_goes_before_the_next_run_of_a_job_that_it_blocks(self, shop: Shop):
         shop.install({"d": {"max_running": 1}, "j": {"max_running": 1, "depends_on": [{"job": "d"}], "blocks": ["d"]}})
         shop.come("d1", "d")
         assert shop.come("j1", "j", priority=0) == "wait"
@@ -362,7 +362,9 @@ class TestDependents:
         ("success", "succeeded", True), ("success", "failed", False),
         ("finish", "failed", True), ("idle", "failed", True),
     ])  # fmt: skip
-    def test_what_satisfies_a_dependency(self, shop: Shop, on: str, outcome: str, starts: bool):
+    def test_a_dependency_is_satisfied_by_the_outcomes_that_it_names(
+        self, shop: Shop, on: str, outcome: str, starts: bool
+    ):
         shop.install({"d": {"max_running": 1}, "j": {"depends_on": [{"job": "d", "on": on}]}})
         shop.come("d1", "d")
         assert shop.come("j1", "j") == "wait"
@@ -394,7 +396,7 @@ class TestDependents:
         assert shop.come("j1", "j") == "start"
         assert shop.come("k1", "k") == "wait"
 
-    def test_retrying_is_busy(self, shop: Shop):
+    def test_a_job_that_retries_is_not_idle(self, shop: Shop):
         shop.install({"d": {"max_running": 1}, "j": {"depends_on": [{"job": "d", "on": "idle"}]}})
         shop.come("d1", "d")
         shop.end("d1", "retry")
@@ -443,7 +445,7 @@ class TestBarging:
 
 class TestGroups:
     @pytest.mark.parametrize("how", ["exclusive", "blocks"])
-    def test_of_jobs_of_one_group_one_runs_at_a_time_in_rank_order(self, shop: Shop, how: str):
+    def test_jobs_of_one_group_run_one_at_a_time_in_rank_order(self, shop: Shop, how: str):
         names = ["a", "b", "c", "d"]
         shop.install({n: {"exclusive": ["g"]} if how == "exclusive" else {"blocks": [*{*names} - {n}]} for n in names})
         assert shop.redis.hvals(key_of(shop.ledger.prefix, "groups")) == ["4"]
@@ -506,7 +508,7 @@ class TestHandingOver:
         turn = shop.ledger.turn("old", shop.number, "enforce", 4, [], [])
         assert turn.starts == []
 
-    def test_thousands_that_are_let_go_come_in_portions(self, shop: Shop):
+    def test_runs_that_may_start_together_are_granted_in_portions(self, shop: Shop):
         shop.install({"x": {"blocks": ["wide"]}, "wide": {}})
         shop.register("w1", slots=100)
         shop.come("x1", "x")
@@ -661,7 +663,7 @@ class TestAttemptsThatCameEarly:
         [start] = shop.turn(ends={"r": "retry"}, free=1).starts
         assert start.id == "r"
 
-    def test_one_that_is_over_before_the_attempt_before_it_ends_the_run(self, shop: Shop):
+    def test_an_attempt_that_is_over_before_the_last_one_ends_the_run(self, shop: Shop):
         shop.install({"a": {}, "j": {"depends_on": [{"job": "a", "on": "idle"}]}})
         assert shop.come("r", "a") == "start"
         shop.ledger.confirm_end([("r", 1)])
@@ -690,14 +692,14 @@ class TestFailures:
         assert self.fail(shop, "r2", outcome).disabled == []
         assert bool(self.fail(shop, "r3").disabled) == (outcome != "succeeded")
 
-    def test_what_runs_when_a_job_is_disabled_goes_on_and_may_fail_too(self, shop: Shop):
+    def test_runs_of_a_job_that_is_disabled_go_on_and_may_fail_too(self, shop: Shop):
         shop.install({"j": {"max_consecutive_failures": 1}})
         for id in ("r1", "r2"):
             assert shop.come(id, "j") == "start"
         assert len(shop.turn(ends={"r1": "failed"}).disabled) == 1
         assert shop.turn(ends={"r2": "failed"}).disabled == [], "once is enough"
 
-    def test_enabling_lets_go_what_was_held_in_rank_order(self, shop: Shop):
+    def test_enabling_a_job_starts_its_waiting_runs_in_rank_order(self, shop: Shop):
         shop.install({"j": {"max_running": 1, "max_consecutive_failures": 1}})
         self.fail(shop, "r0")
         assert shop.come("low", "j", priority=0) == "wait"
@@ -770,7 +772,7 @@ class TestDeadLetters:
             assert shop.come(id, "one") == "start"
             shop.end(id, "failed")
 
-    def test_a_requeued_one_is_a_run_again_and_only_once(self, shop: Shop):
+    def test_a_requeued_dead_letter_becomes_one_run(self, shop: Shop):
         shop.install({"one": {"max_running": 1}})
         self.bury(shop, "a")
         assert shop.come("a", "one") == "drop", "a copy of its message does not revive it"
@@ -787,7 +789,7 @@ class TestDeadLetters:
         assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("ok", [])
         assert len(shop.ledger.list_dead_letters("one", 0, 10)) == 1
 
-    def test_one_whose_id_has_a_run_stays(self, shop: Shop):
+    def test_a_dead_letter_whose_id_has_a_run_stays(self, shop: Shop):
         """In a new epoch a worker may claim a run that the ledger knows as a dead letter only."""
         shop.install({"one": {"max_running": 1}})
         self.bury(shop, "a")
@@ -796,7 +798,7 @@ class TestDeadLetters:
         assert shop.ledger.claim_runs("w1", epoch, [], [Claim(arrival("a", "one"), "7")]).answers == ["ok"]
         assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("exists", [])
 
-    def test_they_are_bounded_in_number_and_age(self, shop: Shop):
+    def test_dead_letters_are_bounded_in_number_and_age(self, shop: Shop):
         shop.install({"one": {"max_running": 1}})
         shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"letters": 3})
         self.bury(shop, *"abcde")
@@ -820,7 +822,7 @@ class TestDeadLetters:
 
 
 class TestRelease:
-    def test_what_was_not_published_is_given_out_again(self, shop: Shop):
+    def test_released_runs_that_were_not_published_are_given_out_again(self, shop: Shop):
         shop.install({"one": {"max_running": 1}})
         shop.come("a", "one")
         for id in ("b", "c"):
@@ -850,7 +852,7 @@ class TestNotes:
         assert [start.id for start in shop.turn(ends={"a": outcome}, free=1).starts] == ["a"]
         return shop.fences["a"]
 
-    def test_they_are_of_the_current_start_only(self, shop: Shop):
+    def test_notes_belong_to_the_current_start_only(self, shop: Shop):
         old = self.start(shop)
         assert shop.ledger.record_progress([("a", old, '{"done":1}')]) == 1
         assert shop.ledger.time_out(TimedOut("a", old, "late", failed=False))
@@ -863,12 +865,12 @@ class TestNotes:
         assert not {"progress", "over"} & self.noted(shop).keys()
         assert shop.ledger.record_progress([("a", new, "{}"), ("gone", new, "{}"), ("a", "x", "{}")]) == 1
 
-    def test_they_are_of_bounded_size(self, shop: Shop):
+    def test_notes_have_a_bounded_size(self, shop: Shop):
         fence = self.start(shop)
         assert shop.ledger.record_progress([("a", fence, "x" * keys.LONGEST_PROGRESS)]) == 1
         assert shop.ledger.record_progress([("a", fence, "x" * (keys.LONGEST_PROGRESS + 1))]) == 0
 
-    def test_they_go_with_the_run(self, shop: Shop):
+    def test_notes_are_deleted_with_their_run(self, shop: Shop):
         fence = self.start(shop)
         shop.ledger.record_progress([("a", fence, "{}")])
         shop.ledger.time_out(TimedOut("a", fence, "late", failed=True))
@@ -892,7 +894,7 @@ class TestNotes:
         shop.register("w1")
         assert shop.come("a", "one") == "drop"
 
-    def test_one_whose_message_was_to_go_back_is_recovered(self, shop: Shop):
+    def test_a_run_whose_message_was_to_go_back_is_recovered(self, shop: Shop):
         fence = self.start(shop)
         shop.ledger.time_out(TimedOut("a", fence, "too late", failed=False))
         self.again(shop)

@@ -17,7 +17,7 @@ from support.ledger import PREFIX, Case, arrival
 
 
 class TestAlone:
-    def test_what_is_granted_to_a_worker_that_is_kept_free_does_not_go_round_and_round(self, case: Case):
+    def test_a_grant_to_a_worker_that_is_kept_free_does_not_circulate(self, case: Case):
         case.install({"bad": {}, "fine": {}})
         assert case.come("long", "fine") == "start"
         case.takes_workers_down()
@@ -67,7 +67,7 @@ def test_in_a_pause_only_forced_runs_start_whoever_depends_on_what(case: Case):
 
 
 class TestRelease:
-    def test_what_nobody_published_is_the_gates_again(self, case: Case):
+    def test_released_runs_that_nobody_published_return_to_the_gate(self, case: Case):
         case.install({"one": {"max_running": 1}})
         case.come("a", "one")
         case.come("b", "one")
@@ -96,7 +96,7 @@ class TestRelease:
         assert case.redis.zcard(key_of(PREFIX, "later")) == 1
         assert case.turn(free=1).starts == []
 
-    def test_what_is_over_meanwhile_keeps_nobody_in(self, case: Case):
+    def test_a_released_run_that_ended_meanwhile_holds_nobody_back(self, case: Case):
         case.install({"one": {"max_running": 1}})
         for id in "abc":
             case.come(id, "one")
@@ -185,7 +185,7 @@ class TestObserve:
         case.ledger.leave("w2")
         assert [start.id for start in case.observe([], free=4).starts] == ["c"]
 
-    def test_what_is_recorded_does_not_grow_with_keys_and_reasons(self, case: Case):
+    def test_the_record_of_observed_waits_does_not_grow_with_keys_and_reasons(self, case: Case):
         case.install({"one": {"max_running": 1, "keyed": True}})
         for number in range(20):
             key = f"tenant{number}"
@@ -279,7 +279,7 @@ class TestAJobOnWhichAThousandDepend:
         assert sorted(started[:-1]) == sorted(f"run{number}" for number in range(self.NUMBER))
         assert started[-1] == "hub2"
 
-    def test_what_nobody_has_looked_at_yet_does_not_start_after_its_next_run_began(self, hub: Case):
+    def test_a_dependent_that_was_not_checked_yet_does_not_start_after_the_next_run_began(self, hub: Case):
         hub.turn(ends={"hub1": "succeeded"})
         hub.ledger.cancel("w1", 1, "revoked", ["hub2"])
         assert hub.come("hub3", "hub") == "start"
@@ -289,7 +289,7 @@ class TestAJobOnWhichAThousandDepend:
             turn = hub.turn(free=8)
         assert not turn.starts
 
-    def test_others_go_on_meanwhile(self, hub: Case):
+    def test_other_jobs_go_on_while_a_thousand_dependents_are_checked(self, hub: Case):
         assert hub.come("other1", "other") == "start"
         assert hub.come("other2", "other", priority=3) == "wait"
         hub.turn(ends={"hub1": "succeeded"})

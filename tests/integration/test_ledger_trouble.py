@@ -198,7 +198,7 @@ class TestANewEpoch:
         assert one.sweep() == ["a"]
         assert other.meet().answers == []
 
-    def test_nobody_is_waited_for_if_nobody_was_there(self, any_redis: RedisServer):
+    def test_an_epoch_opens_at_once_if_no_worker_was_there(self, any_redis: RedisServer):
         """Everything was stopped and started again."""
         shop = shop_on(any_redis, {"x": {}})
         worker(shop, "before")
@@ -209,7 +209,7 @@ class TestANewEpoch:
         assert (found.why, found.closed_ms) == ("moved", 0)
         assert one.come("a", "x") == "start"
 
-    def test_a_longer_lease_is_waited_for_as_well(self, any_redis: RedisServer):
+    def test_an_epoch_opens_after_the_longest_lease(self, any_redis: RedisServer):
         """Of a worker that an empty ledger did not know."""
         shop = shop_on(any_redis, {"x": {}})
         one, other = worker(shop), worker(shop, "v", lease_ms=50_000)
@@ -223,7 +223,7 @@ class TestANewEpoch:
         pass_time(shop, 1000)
         assert one.sweep() == ["a"]
 
-    def test_who_has_claimed_may_register_as_often_as_he_likes(self, any_redis: RedisServer):
+    def test_a_worker_that_has_claimed_may_register_again(self, any_redis: RedisServer):
         """A registration may have been under way while its runs were claimed."""
         shop = shop_on(any_redis, {"x": {}})
         one = worker(shop)
@@ -235,7 +235,7 @@ class TestANewEpoch:
         one.register()
         assert one.end("a") == "ok"
 
-    def test_is_written_down(self, any_redis: RedisServer):
+    def test_a_new_epoch_is_recorded_in_the_audit(self, any_redis: RedisServer):
         shop = shop_on(any_redis, {"x": {}})
         one = worker(shop)
         restart(shop)
@@ -266,7 +266,7 @@ class TestAnEmptiedLedger:
         assert one.come("b", "x") == "wait"
         assert one.end("a") == "ok"
 
-    def test_also_if_a_new_worker_came_first(self, any_redis: RedisServer):
+    def test_an_emptied_ledger_is_noticed_though_a_new_worker_came_first(self, any_redis: RedisServer):
         shop = shop_on(any_redis, {"x": {"max_running": 1}})
         one = worker(shop)
         one.come("a", "x")
@@ -446,7 +446,7 @@ class TestALedgerThatForgotItsLastWrites:
         assert one.end("a") == "ok"
         assert total(shop) == 0
 
-    def test_what_the_ledger_knows_better_is_void(self, shop: Shop):
+    def test_a_claim_that_the_ledger_knows_to_be_outdated_is_void(self, shop: Shop):
         one, other = worker(shop), worker(shop, "v")
         one.come("ended", "free")
         one.come("elsewhere", "free")
@@ -609,7 +609,7 @@ class TestWhatPeopleDecided:
             assert self.disabled(shop) == {"y": "ann"}
             assert self.entries(shop) == {}
 
-    def test_what_people_decide_meanwhile_comes_first(self, shop: Shop):
+    def test_decisions_made_meanwhile_come_first(self, shop: Shop):
         one = worker(shop)
         shop.ledger.pause_or_resume(True, "ann", "")
         shop.ledger.enable_or_disable("x", False, "ann", "")
@@ -640,7 +640,7 @@ class TestWhatPeopleDecided:
         assert self.disabled(shop) == {"y": "failures"}
         assert shop.redis.zscore(key_of(PREFIX, "cooling"), "y")
 
-    def test_what_does_not_fit_is_counted(self, shop: Shop):
+    def test_decisions_that_do_not_fit_are_counted(self, shop: Shop):
         one = worker(shop)
         for job in ("x", "y"):
             shop.ledger.enable_or_disable(job, False, "ann", "")
@@ -658,7 +658,7 @@ class TestAFullRedis:
     def fill(self, shop: Shop, full: bool = True) -> None:
         shop.redis.config_set("maxmemory", 1 if full else 0)
 
-    def test_takes_nothing_in_but_lets_everything_end(self, shop: Shop):
+    def test_a_full_redis_takes_nothing_in_but_lets_runs_end(self, shop: Shop):
         one = worker(shop)
         assert [one.come("a", "x"), one.come("b", "x"), one.come("c", "x")] == ["start", "wait", "wait"]
         before = shop.redis.dbsize()
@@ -674,7 +674,7 @@ class TestAFullRedis:
         self.fill(shop, False)
         assert one.come("e", "free") == "start"
 
-    def test_people_are_told(self, shop: Shop):
+    def test_status_and_health_report_a_full_redis(self, shop: Shop):
         def told() -> set[bool]:
             explained = shop.ledger.explain("job", "x") or {}
             return {document(shop)["full"], explained["full"], shop.ledger.read_health("shop")["full"]}

@@ -43,7 +43,7 @@ def die(place_worker: PlaceWorker, now: float, *, registered: bool) -> tuple[str
     return said[0], seconds - 0.5
 
 
-def test_one_that_had_started_well_is_soon_back_however_often_it_is_killed(place_worker: PlaceWorker) -> None:
+def test_a_worker_that_had_started_well_is_soon_restarted_however_often_it_is_killed(place_worker: PlaceWorker) -> None:
     found = [die(place_worker, 1000.0 * number, registered=True) for number in range(6)]
     assert [seconds for _, seconds in found] == [1, 2, 4, 8, 8, 8]
     assert "was killed by signal 9" in found[0][0]
@@ -51,7 +51,7 @@ def test_one_that_had_started_well_is_soon_back_however_often_it_is_killed(place
     assert place_worker.problems() == []
 
 
-def test_one_that_never_starts_is_reported_and_tried_once_a_minute(place_worker: PlaceWorker) -> None:
+def test_a_worker_that_never_starts_is_reported_and_tried_once_a_minute(place_worker: PlaceWorker) -> None:
     found = [die(place_worker, 1000.0 * number, registered=False) for number in range(CRASH_LOOP + 1)]
     assert [seconds for _, seconds in found] == [1, 2, 60, 60]
     assert found[CRASH_LOOP - 1][0].startswith(

@@ -337,7 +337,7 @@ class TestFigures:
         assert found["jobs"]["one"]["room"] == 0
         assert found["workers"][0]["running"] == 1
 
-    def test_runs_that_only_wait_for_a_slot_do(self, redis_server: RedisServer):
+    def test_runs_that_only_wait_for_a_slot_ask_for_a_worker(self, redis_server: RedisServer):
         shop = Shop(redis_server)
         shop.install({"one": {"max_running": 2}})
         for number in range(20):
@@ -357,7 +357,7 @@ class TestFigures:
         assert (handed["job"], handed["queue"], handed["runs"]) == ("one", "q", 1)
         assert found["jobs"]["one"]["took"] >= 0
 
-    def test_it_is_cheap(self, redis_server: RedisServer):
+    def test_reading_the_figures_is_cheap(self, redis_server: RedisServer):
         """With 10 pools, 100 workers and 1,000 jobs with a history, Redis is kept busy for a few milliseconds."""
         shop = Shop(redis_server)
         shop.install({f"job{number}": {} for number in range(1000)})

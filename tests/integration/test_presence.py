@@ -35,7 +35,7 @@ class TestTheDefaultsOfRecurringJobs:
         runtime.ledger.close()
         return [record.message for record in caplog.records if record.name.endswith("presence")]
 
-    def test_are_one_line_for_each_job(self, app: Celery, caplog: pytest.LogCaptureFixture):
+    def test_defaults_are_logged_in_one_line_for_each_job(self, app: Celery, caplog: pytest.LogCaptureFixture):
         found = self.told(
             app,
             caplog,
@@ -52,11 +52,11 @@ class TestTheDefaultsOfRecurringJobs:
             "Write these options on a job to change them, or orchestration_recurring_defaults for all",
         ]
 
-    def test_are_not_told_of_very_many_jobs(self, app: Celery, caplog: pytest.LogCaptureFixture):
+    def test_defaults_of_very_many_jobs_are_counted(self, app: Celery, caplog: pytest.LogCaptureFixture):
         jobs = {f"job{number:03}": {"interval_seconds": 60} for number in range(MOST_LOGGED + 5)}
         *_, more, _ = found = self.told(app, caplog, **jobs)
         assert len(found) == MOST_LOGGED + 2
         assert more == "So have 5 more jobs: `explain JOB` shows them"
 
-    def test_are_not_mentioned_where_there_are_none(self, app: Celery, caplog: pytest.LogCaptureFixture):
+    def test_a_project_without_recurring_jobs_logs_no_defaults(self, app: Celery, caplog: pytest.LogCaptureFixture):
         assert self.told(app, caplog, plain={}) == []

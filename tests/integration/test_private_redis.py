@@ -159,7 +159,7 @@ def test_a_redis_that_wants_a_password_is_a_redis(redis_factory: Callable[..., R
     assert is_redis(Address("127.0.0.1", server.port))
 
 
-def test_one_starts_it_if_two_do_at_once(owner: Callable[..., ManagedProcess], port: int) -> None:
+def test_one_of_two_simultaneous_starts_starts_redis(owner: Callable[..., ManagedProcess], port: int) -> None:
     first, second = owner(port), owner(port, ready="found one")
     assert len(psutil.Process(first.pid).children()) == 1
     assert psutil.Process(second.pid).children() == []
@@ -184,7 +184,7 @@ def test_one_starts_it_if_two_do_at_once(owner: Callable[..., ManagedProcess], p
         ("memory://", None),
     ],
 )
-def test_which_urls_it_may_stand_in_for(url: str, expected: Address | None) -> None:
+def test_a_private_redis_stands_in_for_local_addresses_only(url: str, expected: Address | None) -> None:
     assert parse(url) == expected
 
 
@@ -275,7 +275,7 @@ def test_a_port_that_something_else_has_is_an_error(tmp_path: Path) -> None:
             server.start(lambda _: None)
 
 
-def test_no_program_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, port: int) -> None:
+def test_a_missing_redis_program_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, port: int) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(private_redis.importlib.util, "find_spec", lambda _: None)
     server = PrivateRedis(Address("127.0.0.1", port), tmp_path, GRACE)
@@ -321,7 +321,9 @@ def test_a_redis_that_ends_at_once_says_why(tmp_path: Path, port: int, monkeypat
 
 
 @pytest.mark.parametrize("url", ["rediss://localhost", "redis://me:x@localhost"])
-def test_what_a_private_redis_does_not_have_is_an_error(url: str, tmp_path: Path, port: int) -> None:
+def test_an_address_that_asks_for_more_than_a_private_redis_has_is_an_error(
+    url: str, tmp_path: Path, port: int
+) -> None:
     asked = parse(url)
     assert asked is not None
     server = PrivateRedis(Address("127.0.0.1", port, unsuitable=asked.unsuitable), tmp_path, GRACE)

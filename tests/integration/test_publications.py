@@ -144,7 +144,7 @@ class TestAttempts:
         assert answer(shop, call("2", "free", attempt=0)).detail == ("ended",)
         assert not left_over(shop)
 
-    def test_a_replacement_after_the_end_does_too(self, shop: Shop):
+    def test_a_replacement_after_the_end_continues_its_run(self, shop: Shop):
         starts(shop, call("1", "free"))
         shop.end(starts(shop, call("2", "free")), "ignored")
         assert starts(shop, call("2", "free", attempt=1 << 20)) == "a~2"
@@ -187,7 +187,7 @@ class TestPeople:
         assert shop.end("a") == []
         assert history(shop) == [("a", "succeeded"), ("other", "succeeded"), ("a~2", "revoked")]
 
-    def test_they_are_found_and_explained_one_by_one(self, shop: Shop):
+    def test_runs_of_one_task_id_are_found_and_explained_one_by_one(self, shop: Shop):
         shop.end(starts(shop, call("1")))
         assert shop.ledger.find_ids("a", False, 4, 10, 10) == []
         starts(shop, call("2"))
@@ -227,7 +227,7 @@ class TestEpochs:
         assert shop.turn(ends={"a": "succeeded", "a~2": "succeeded"}).outcomes == ["ok", "ok"]
         assert not left_over(shop)
 
-    def test_one_that_came_before_the_claim_gets_an_id_of_its_own(self, shop: Shop):
+    def test_a_run_that_came_before_the_claim_gets_an_id_of_its_own(self, shop: Shop):
         """The ledger had forgotten the run that a worker has, and gave its id to the next publication."""
         starts(shop, call("0", id="other"))
         assert answer(shop, call("2")).what == "wait"
@@ -243,7 +243,7 @@ class TestEpochs:
         shop.end("a~2")
         assert not left_over(shop)
 
-    def test_one_that_the_worker_had_before_goes_back(self, shop: Shop):
+    def test_a_run_that_the_worker_had_before_goes_back(self, shop: Shop):
         """The ledger had forgotten that it ended, and that the next publication got its id."""
         starts(shop, call("1"))
         epoch = shop.register("w1").epoch

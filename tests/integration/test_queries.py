@@ -144,7 +144,7 @@ def test_looking_asks_no_more_of_the_ledger_when_more_runs_wait(crowd, client, l
     assert not {"KEYS", "SCAN"} & {command.split()[0] for command in after}
 
 
-def test_what_is_told_does_not_grow_either(crowd):
+def test_the_answer_does_not_grow_when_more_runs_wait(crowd):
     crowd.arrive(150)
     before = len(json.dumps(crowd.ledger.read_status(1000, 100))), len(json.dumps(crowd.ledger.read_graph()))
     crowd.arrive(450)

@@ -98,7 +98,7 @@ def test_a_message_that_came_to_a_worker_without_its_job_goes_to_one_that_has_it
     assert rollout.end("a") == ["b"]
 
 
-def test_it_is_given_out_again_if_it_was_not_taken_in(rollout: Rollout):
+def test_a_stray_message_is_given_out_again_if_it_was_not_taken_in(rollout: Rollout):
     rollout.roll_out({"new": {}}, {"both": {}})
     rollout.stray("a", "new")
     assert rollout.sweep("w1").strays == [b"a"]
@@ -117,7 +117,7 @@ def test_very_many_that_nobody_can_take_do_not_keep_others_from_being_given_out(
     assert b"mine" in [*rollout.sweep("w1").strays, *rollout.sweep("w1").strays]
 
 
-def test_it_can_be_cancelled_and_expires_meanwhile(rollout: Rollout):
+def test_a_stray_message_can_be_cancelled_and_expires(rollout: Rollout):
     rollout.roll_out({"new": {}}, {"both": {}})
     rollout.stray("a", "new")
     rollout.stray("b", "new", expires_ms=1)

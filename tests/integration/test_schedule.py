@@ -66,7 +66,7 @@ def diary(request: pytest.FixtureRequest, redis_factory: Callable[..., RedisServ
 # -- the verb schedule
 
 
-def test_what_is_added_is_there_and_begins_then(diary):
+def test_an_added_entry_exists_and_begins_then(diary):
     before = diary.now()
     assert diary.people("add") == "ok"
     found = diary.entry()
@@ -80,7 +80,7 @@ def test_what_is_added_is_there_and_begins_then(diary):
     assert diary.audited() == [("me", "add entry", "hourly", "")]
 
 
-def test_what_is_there_is_not_added_again(diary):
+def test_an_existing_entry_is_not_added_again(diary):
     diary.people("add")
     before = diary.entry()
     assert diary.people("add", task="two") == "exists"
@@ -93,7 +93,7 @@ def test_a_task_that_is_no_job_has_no_job(diary):
     assert "job" not in diary.entry("plain")
 
 
-def test_what_is_changed_is_of_another_generation_and_begins_anew(diary):
+def test_a_changed_entry_gets_another_generation_and_begins_anew(diary):
     diary.people("add")
     diary.adopt()
     diary.ledger.record_next_due(diary.term, [("hourly", 5)])
@@ -107,7 +107,7 @@ def test_what_is_changed_is_of_another_generation_and_begins_anew(diary):
     assert diary.audited()[0] == ("me", "update entry", "hourly", "")
 
 
-def test_of_two_who_change_it_the_second_has_to_look_again(diary):
+def test_of_two_people_who_change_an_entry_the_second_has_to_read_it_again(diary):
     """Also one whose reply was lost."""
     diary.people("add")
     gen = diary.entry()["generation"]
@@ -117,7 +117,7 @@ def test_of_two_who_change_it_the_second_has_to_look_again(diary):
     assert diary.entry() == changed
 
 
-def test_what_is_removed_leaves_nothing_but_the_change(diary):
+def test_a_removed_entry_leaves_nothing_but_its_change(diary):
     diary.people("add")
     assert diary.people("remove") == "ok"
     assert diary.ledger.read_entry("hourly") is None
@@ -128,7 +128,7 @@ def test_what_is_removed_leaves_nothing_but_the_change(diary):
 
 
 @pytest.mark.parametrize("what", ["update", "remove", "pause", "resume"])
-def test_what_is_not_there_cannot_be_changed(diary, what):
+def test_a_missing_entry_cannot_be_changed(diary, what):
     assert diary.people(what) == "none"
     assert diary.ledger.read_changes(None).number == 0
     assert diary.audited() == []
@@ -159,7 +159,7 @@ def test_a_paused_entry_does_not_fire_and_what_was_due_is_not_made_up_for(diary)
     assert diary.fire(diary.adopt().last_ms + 1) == "fired"
 
 
-def test_to_resume_what_is_not_paused_moves_no_due_time(diary):
+def test_resuming_an_entry_that_is_not_paused_moves_no_due_time(diary):
     diary.people("add")
     before = diary.entry()
     assert diary.people("resume") == "ok"
@@ -253,7 +253,7 @@ def test_an_entry_whose_record_vanished_is_listed_until_it_is_removed_or_added_a
     assert diary.people("add") == "ok"
 
 
-def test_what_is_no_text_is_read_as_far_as_it_can(diary):
+def test_bytes_that_are_no_text_are_read_as_far_as_possible(diary):
     diary.people("add")
     diary.redis.hset(key_of(PREFIX, "entry", "hourly"), mapping={"written": b"\xff\x00", "name": b"\xfe"})
     [(_, fields)] = diary.ledger.read_entries(0, 10)
@@ -264,7 +264,7 @@ def test_what_is_no_text_is_read_as_far_as_it_can(diary):
 # -- the verb changes
 
 
-def test_who_knows_of_some_changes_hears_of_those_since(diary):
+def test_a_scheduler_that_knows_some_changes_gets_the_later_ones(diary):
     diary.adopt("nightly", "code")
     assert (diary.ledger.read_changes(None).number, diary.changed(None)) == (0, [])
     diary.people("add", "a")
@@ -278,7 +278,7 @@ def test_who_knows_of_some_changes_hears_of_those_since(diary):
     assert diary.changed(2) == [("nightly", True), ("a", False)], "each once, with what it came to"
 
 
-def test_who_knows_of_none_hears_of_all_that_people_added(diary):
+def test_a_scheduler_that_knows_no_change_gets_all_entries_that_people_added(diary):
     diary.adopt("nightly", "code")
     diary.people("pause", "nightly")
     for name in "abc":
@@ -289,7 +289,7 @@ def test_who_knows_of_none_hears_of_all_that_people_added(diary):
     assert sorted(found.entries) == [("a", True, '{"name": "a"}'), ("c", True, '{"name": "c"}')]
 
 
-def test_who_missed_too_many_changes_has_to_ask_for_all(diary):
+def test_a_scheduler_that_missed_too_many_changes_has_to_ask_for_all_entries(diary):
     for number in range(1001):
         diary.people("add", f"e{number}")
     assert not diary.ledger.read_changes(0).complete
@@ -408,7 +408,7 @@ def test_a_task_may_be_given_itself(client, app):
     assert client.schedule.add("x", app.tasks["shop.fetch"], timedelta(seconds=5)).task == "shop.fetch"
 
 
-def test_what_fires_is_seen(client, shop):
+def test_fires_of_an_entry_are_shown(client, shop):
     client.schedule.add("often", "shop.fetch", 1)
     due = shop.adopt("often").last_ms + 1
     shop.ledger.record_next_due(shop.term, [("often", due)])
@@ -457,7 +457,7 @@ def test_errors_say_what_to_do(client, shop):
     assert len(client.audit()) == 1
 
 
-def test_who_changes_another_part_meanwhile_loses_nothing(client, app, monkeypatch):
+def test_a_simultaneous_change_of_another_part_loses_nothing(client, app, monkeypatch):
     client.schedule.add("mails", "shop.mail", 60, ["a"])
     another = Orchestration(app)
     read = client.schedule._read
@@ -507,14 +507,14 @@ def test_an_entry_of_the_code_whose_task_is_elsewhere_is_no_problem(client, shop
     assert (found.problem, found.is_job, found.source) == (None, False, "code")
 
 
-def test_a_continuous_entry_is_one(client, shop):
+def test_a_continuous_entry_is_shown_as_continuous(client, shop):
     one = Adoption("shop.poll", "shop.poll", "shop.poll", "shop.poll", "continuously", "code", None, 0, b"x", "q")
     shop.ledger.adopt_entries(shop.term, shop.now(), [one])
     [found] = client.schedule.list()
     assert (found.continuous, found.is_job, found.every) == (True, True, "continuously")
 
 
-def test_more_entries_than_are_read_at_a_time(client, shop):
+def test_all_entries_are_read_though_one_call_reads_a_part(client, shop):
     for number in range(450):
         shop.ledger.change_schedule("me", "add", f"e{number:03}", "", ("shop.mail", "", "every 1 s", "{}", ""))
     assert [entry.name for entry in client.schedule.list()] == [f"e{number:03}" for number in range(450)]
@@ -562,7 +562,7 @@ def test_status_tells_who_leads_and_who_stands_by(client, shop):
     assert not [problem for problem in status.problems if "scheduler" in problem]
 
 
-def test_a_term_that_is_over_is_nobodys(client, shop):
+def test_a_term_that_is_over_has_no_leader(client, shop):
     member(shop, "s1")
     shop.redis.hset(key_of(PREFIX, "leader"), "until", shop.now() - 1)
     status = client.status()
@@ -629,7 +629,7 @@ def test_history_tells_entry_and_due_time_and_counts_fires_that_made_no_run(clie
     assert ended.due == at(begin + 1)
 
 
-def test_what_nothing_would_fire_is_not_added(client, app):
+def test_an_entry_that_nothing_would_fire_is_not_added(client, app):
     app.conf.beat_scheduler = "celery.beat:PersistentScheduler"
     with pytest.raises(BadCall, match="nothing would fire it: this app's beat_scheduler is ") as found:
         client.schedule.add("x", "shop.fetch", 5)

@@ -25,7 +25,7 @@ class TestContinuousJobs:
         beat.run(grant)
         return grant.id
 
-    def test_that_are_not_continuous_any_more_end_with_their_run(self, beat: Beat):
+    def test_a_job_that_is_no_longer_continuous_ends_with_its_run(self, beat: Beat):
         """A new release leads, which has no such entry."""
         id = self.start(beat)
         beat.ledger.resign("s1", beat.term)
@@ -35,7 +35,7 @@ class TestContinuousJobs:
         assert beat.end(id) == []
         assert beat.runs() == {}
 
-    def test_whose_run_goes_back_to_the_broker_have_one_run(self, beat: Beat):
+    def test_a_continuous_job_whose_run_goes_back_to_the_broker_has_one_run(self, beat: Beat):
         id = self.start(beat)
         beat.turn(ends={id: "requeued"})
         for _ in range(3):
@@ -44,7 +44,7 @@ class TestContinuousJobs:
         [following] = beat.end(id)
         assert following != id
 
-    def test_go_on_at_once_when_redis_s_clock_was_set_back(self, beat: Beat):
+    def test_a_continuous_job_goes_on_at_once_when_the_clock_of_redis_was_set_back(self, beat: Beat):
         id = self.start(beat, gap_ms=1000)
         beat.redis.hset(key_of(PREFIX, "entry", "e"), "last", beat.now() + HOUR_MS)
         beat.end(id)
@@ -55,7 +55,7 @@ class TestContinuousJobs:
 class TestRunsThatGoBackToTheBroker:
     """Reject(requeue=True)"""
 
-    def test_have_not_ended(self, beat: Beat):
+    def test_a_run_that_goes_back_to_the_broker_has_not_ended(self, beat: Beat):
         beat.begin({"one": {}})
         beat.adopt()
         id = beat.starts()

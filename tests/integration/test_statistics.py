@@ -277,8 +277,8 @@ def test_thousand_jobs_are_read_in_parts_that_keep_redis_busy_for_less_than_20_m
     assert len(found.jobs) == 1000
     found = statistics.read(shop.ledger, names[:20], "minute")
     assert {1400 < len(one.counts) <= 1441 for one in found.jobs} == {True}
-    # A busy machine may slow any one script, but hardly the same one five times.
-    rounds = [scripts_of(shop, lambda: read_all(shop, names)) for _ in range(5)]
+    # A busy machine may slow any one script, but hardly the same one three times.
+    rounds = [scripts_of(shop, lambda: read_all(shop, names)) for _ in range(3)]
     assert len({len(one) for one in rounds}) == 1
     assert max(min(times) for times in zip(*rounds, strict=True)) < 20_000
 
@@ -317,6 +317,6 @@ return { cmsgpack.pack(sum), cmsgpack.pack(29000000, sum) }
 
 
 @given(data=st.binary(max_size=40))
-def test_what_is_no_sum_is_none(data: bytes):
+def test_any_bytes_are_read_as_a_sum_without_an_error(data: bytes):
     assert isinstance(packed.unpack_sum(data), dict)
     assert packed.unpack_open(data) is None or isinstance(packed.unpack_open(data), tuple)

@@ -20,7 +20,8 @@ Stages, each with everything that one kind of test needs:
 - ``ledger``: a ledger, and one method for each thing that workers and operators do to it.
 - ``dispatching``: the same for schedulers.
 - ``gates``: the gate of one worker, without a broker and without Redis.
-- ``model``: a second, simple implementation of the ledger, which the real one is compared with.
+- ``model``: a second, simple implementation of the ledger, which the real one is compared with; ``gate_model`` answers
+  the questions of the gate's rules about it.
 
 What tests look at:
 

@@ -69,7 +69,7 @@ def refusal(**conf: Any) -> str:
         ({"broker_url": "sentinel://s:1", "result_backend": "redis://r"}, "sentinel://s:1", "broker_url"),
     ],
 )
-def test_the_setting_then_the_broker_then_the_backend(conf, url, source):
+def test_the_ledger_is_where_the_setting_says_else_the_broker_else_the_backend(conf, url, source):
     address = found(**conf)
     assert (address.url, address.source) == (url, source)
 
@@ -121,7 +121,7 @@ def test_finding_and_connecting_ask_no_server():
         ("redis://h?virtual_host=3", {"db": 3}),
     ],
 )
-def test_host_database_and_password(url, expected):
+def test_the_address_gives_host_database_and_password(url, expected):
     kwargs = kwargs_of(broker_url=url)
     assert {key: kwargs.get(key) for key in expected} == expected
     assert pool_of(broker_url=url).connection_class is Connection
@@ -138,7 +138,7 @@ def test_host_database_and_password(url, expected):
         (":s%40cret@/tmp/redis.sock", {"path": "/tmp/redis.sock", "password": "s@cret"}),
     ],
 )
-def test_a_unix_socket(scheme, rest, expected):
+def test_the_address_may_be_a_unix_socket(scheme, rest, expected):
     pool = pool_of(orchestration_redis_url=f"{scheme}://{rest}")
     assert pool.connection_class is UnixDomainSocketConnection
     assert {key: pool.connection_kwargs.get(key) for key in expected} == expected
@@ -188,7 +188,7 @@ def test_tls_options_are_taken_over(conf, reqs, ca):
     assert connection.ca_certs == ca
 
 
-def test_tls_options_of_something_else_are_not():
+def test_tls_options_of_another_server_are_ignored():
     """A RabbitMQ with TLS, and a Redis without."""
     conf = {"broker_use_ssl": {"ca_certs": "/ca.pem"}, "result_backend": "redis://h"}
     assert pool_of(**conf).connection_class is Connection
@@ -196,13 +196,13 @@ def test_tls_options_of_something_else_are_not():
     pool_of(broker_url="redis+socket:///tmp/s", broker_use_ssl={"ssl_ca_certs": "/ca.pem"})
 
 
-def test_options_of_a_brokers_address_that_are_kombus_are_left_to_kombu():
+def test_options_of_kombu_in_the_broker_address_are_ignored():
     options = kwargs_of(broker_url="redis://h/1?heartbeat=10&health_check_interval=7")
     assert "heartbeat" not in options
     assert options["health_check_interval"] == 7
 
 
-def test_what_the_ledger_relies_on_is_not_for_an_address_to_change():
+def test_an_address_cannot_change_options_that_the_ledger_relies_on():
     kwargs = kwargs_of(result_backend="redis://h?decode_responses=True&retry_on_timeout=True&socket_timeout=9")
     assert (kwargs["decode_responses"], kwargs["retry_on_timeout"], kwargs["socket_timeout"]) == (False, False, 9)
 
@@ -251,13 +251,13 @@ def test_sentinel_options_of_the_backend_are_taken_over():
         {"broker_url": "sentinel://s1?ssl_cert_reqs=CERT_NONE"},
     ],
 )
-def test_sentinel_with_tls(conf):
+def test_a_sentinel_may_use_tls(conf):
     pool = pool_of(**conf, broker_transport_options={"master_name": "m"})
     assert pool.connection_class is SentinelManagedSSLConnection
     assert pool.connection_class(**pool.connection_kwargs).cert_reqs in NONE
 
 
-def test_what_else_is_in_a_list_of_sentinels_is_none():
+def test_other_addresses_in_a_list_of_sentinels_are_ignored():
     pool = pool_of(broker_url="sentinel://s1;redis://h;", broker_transport_options={"master_name": "m"})
     assert [s.connection_pool.connection_kwargs["host"] for s in pool.sentinel_manager.sentinels] == ["s1"]
 
@@ -275,12 +275,12 @@ def test_keys_start_with_the_namespace():
     assert prefix(broker_url="redis://b", orchestration_namespace="mine") == "{mine}:"
 
 
-def test_a_global_keyprefix_is_kept_to():
+def test_a_global_keyprefix_comes_before_every_key():
     assert prefix(broker_url="redis://b", broker_transport_options={"global_keyprefix": "team-"}) == "team-{shop}:"
 
 
 @pytest.mark.parametrize(("written", "as_celery_uses_it"), [("team-", "team-"), ("team", "team_"), ("", "")])
-def test_a_global_keyprefix_of_the_backend_is_kept_to(written, as_celery_uses_it):
+def test_a_global_keyprefix_of_the_backend_comes_before_every_key(written, as_celery_uses_it):
     conf = {"result_backend": "redis://r", "result_backend_transport_options": {"global_keyprefix": written}}
     assert prefix(**conf) == as_celery_uses_it + "{shop}:"
     assert prefix(**conf, broker_url="redis://b") == "{shop}:"
@@ -316,15 +316,15 @@ def test_a_bad_address_is_one_line_that_names_the_setting(url, says):
     assert "\n" not in message
 
 
-def test_a_bad_broker_address_is_the_brokers():
+def test_a_bad_broker_address_is_reported_as_the_broker_address():
     assert refusal(broker_url="redis://h/zero").startswith("broker_url 'redis://h/zero'")
 
 
-def test_a_sentinel_without_a_master_name_says_where_it_goes():
+def test_a_sentinel_without_a_master_name_is_refused_with_the_setting_to_use():
     assert "broker_transport_options = {'master_name': '…'}" in refusal(broker_url="sentinel://s1")
 
 
-def test_a_sentinel_of_the_backend_without_a_master_name_neither():
+def test_a_backend_sentinel_without_a_master_name_is_refused_with_the_setting_to_use():
     assert "result_backend_transport_options = {'master_name': '…'}" in refusal(result_backend="sentinel://s1")
 
 
@@ -390,7 +390,7 @@ def test_a_password_that_should_have_been_escaped_is_not_shown(scheme, password)
 
 
 @pytest.mark.parametrize("url", ["redis//:secret@h/0", ":secret@h", "secret@h", "redis://secret@h:port"])
-def test_a_password_in_what_is_no_address_is_not_shown(url):
+def test_a_password_in_an_invalid_address_is_not_shown(url):
     assert "secret" not in refusal(orchestration_redis_url=url)
 
 
@@ -399,7 +399,7 @@ def test_settings_do_not_show_the_address_when_printed():
 
 
 @pytest.mark.parametrize("url", ["redis://h", "rediss://h", "redis+socket:///run/redis.sock", "sentinel://h"])
-def test_how_long_a_reply_is_waited_for_does_not_depend_on_the_version_of_redis_py(url):
+def test_the_reply_timeout_is_the_same_with_every_version_of_redis_py(url):
     """Version 8 cuts what takes 5 s if nobody says otherwise. Our calls are scripts, which never block."""
     kwargs = kwargs_of(broker_url=url, broker_transport_options={"master_name": "m"})
     assert kwargs["socket_timeout"] == SOCKET_TIMEOUT

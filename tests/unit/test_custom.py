@@ -52,14 +52,14 @@ def job(app: Celery, base: type[Task], **options):
     return app.task(base=base, name="shop.job", shared=False, lazy=False, **options)(body)
 
 
-def test_a_job_without_has_ours_and_celerys(app):
+def test_a_job_without_a_custom_request_uses_our_request_and_celerys_strategy(app):
     task = job(app, OrchestratedTask)
     assert custom.request_class(task) is OrchestratedRequest
     assert custom._strategy_of(task) is default
 
 
 @pytest.mark.parametrize("base", [First, Last, NamedFirst])
-def test_both_are_combined_whatever_the_order_of_the_bases(app, base):
+def test_a_custom_request_is_combined_with_ours_in_any_order_of_bases(app, base):
     task = job(app, base)
     made = custom.request_class(task)
     assert made.__mro__.index(OrchestratedRequest) < made.__mro__.index(CompanyRequest)
@@ -67,12 +67,12 @@ def test_both_are_combined_whatever_the_order_of_the_bases(app, base):
     assert custom._strategy_of(task) is company_strategy
 
 
-def test_a_subclass_of_ours_is_used_as_it_is(app):
+def test_a_subclass_of_our_request_is_used_unchanged(app):
     assert custom.request_class(job(app, OrchestratedTask, Request=KnowingRequest)) is KnowingRequest
 
 
 @pytest.mark.parametrize("written", [Request, "celery.worker.request:Request"])
-def test_celerys_own_that_is_written_out_is_ours(app, written):
+def test_celerys_own_request_written_out_becomes_ours(app, written):
     assert custom.request_class(job(app, OrchestratedTask, Request=written)) is OrchestratedRequest
 
 
@@ -85,6 +85,6 @@ def test_celerys_own_that_is_written_out_is_ours(app, written):
         ({"Strategy": "no.such:strategy"}, "its Strategy 'no.such:strategy' cannot be loaded"),
     ],
 )
-def test_what_cannot_be_combined_is_said(app, options, says):
+def test_a_request_that_cannot_be_combined_is_refused(app, options, says):
     with pytest.raises(ConfigurationError, match=f"job shop.job: .*{says}"):
         custom.check(job(app, OrchestratedTask, **options))

@@ -44,13 +44,13 @@ def test_a_filter_has_fields_and_words() -> None:
     assert found.since(NOW) == NOW - timedelta(hours=2)
 
 
-def test_of_one_field_any_value_may_hold() -> None:
+def test_several_values_of_one_field_match_any_of_them() -> None:
     found = filters.parse("state:waiting state:running", ("state",))
     assert found.holds("state", "running")
     assert found.holds("state", "waiting")
 
 
-def test_what_is_not_understood_is_said() -> None:
+def test_a_filter_that_is_not_understood_says_so() -> None:
     assert "jib: is no field here" in filters.parse("jib:x", ("job",)).mistakes[0]
     assert "since:yesterday is no time" in filters.parse("since:yesterday", ("since",)).mistakes[0]
 
@@ -157,7 +157,7 @@ def test_after_five_failures_one_has_to_wait_a_minute() -> None:
     assert not attempts.begin(["a"])
 
 
-def test_success_wipes_the_slate_clean() -> None:
+def test_a_successful_login_resets_the_failed_attempts() -> None:
     attempts = Attempts(lambda: 0.0)
     for _ in range(20):
         assert not attempts.begin(["a"])
@@ -241,7 +241,7 @@ def test_a_job_that_failed_is_a_cause_only_where_something_waits_for_it() -> Non
     assert not note.wrong
 
 
-def test_who_fails_because_of_another_is_no_cause_of_its_own() -> None:
+def test_a_job_that_fails_because_of_another_is_not_a_cause() -> None:
     fetch = a_job("fetch", disabled=OFF, failures=5)
     status = a_status(fetch, a_job("process", waiting=1, failures=1, last_outcome="failed"), a_job("report", waiting=1))
     assert [one.job for one in find_root_causes(status, CHAIN).findings] == ["fetch"]
@@ -265,7 +265,7 @@ def test_a_pause_comes_first_and_holds_everything() -> None:
     assert len([one for one in find_root_causes(status, CHAIN).findings if "paused" in one.text]) == 1
 
 
-def test_circles_and_a_thousand_jobs_in_a_row_are_fine() -> None:
+def test_causes_are_found_in_cycles_and_in_chains_of_a_thousand_jobs() -> None:
     ring = a_picture(("a", "b"), ("b", "a"))
     assert (
         find_root_causes(a_status(a_job("a", disabled=OFF, waiting=1), a_job("b", waiting=1)), ring).findings[0].runs
@@ -281,7 +281,7 @@ def test_circles_and_a_thousand_jobs_in_a_row_are_fine() -> None:
 # -- words
 
 
-def test_names_lose_what_all_share_and_never_their_end() -> None:
+def test_names_are_shortened_by_their_common_beginning_only() -> None:
     assert formatting.common_prefix(["shop.tasks.a", "shop.tasks.b", "shop.tools.c"]) == "shop."
     assert formatting.common_prefix(["shop.a"]) == ""
     long = "shop." + "x" * 80 + ".the_end_of_it"
@@ -315,7 +315,7 @@ def an_end(at: float, seconds: float = 2, **values: Any) -> Ended:
     return Ended.model_validate({**fields, "waited_seconds": 1, "fires": 1, "made_run": True, **values})
 
 
-def test_what_cannot_be_told_apart_is_drawn_as_one_and_counted() -> None:
+def test_runs_that_cannot_be_told_apart_are_drawn_as_one_and_counted() -> None:
     window = Window(ago(3600), NOW)
     spans = [Span("succeeded", ago(at + 0.5), ago(at), "x", "run") for at in range(3600)]
     found = drawn.merged(spans, window, "runs")
@@ -371,7 +371,7 @@ def test_bands_have_round_axes_with_units() -> None:
     assert bands.nice(70) == 120
 
 
-def test_small_drawings_are_sound_and_empty_ones_nothing() -> None:
+def test_small_drawings_are_valid_and_empty_ones_draw_nothing() -> None:
     is_sound(spark.line([1, 5, 3], "depth"))
     is_sound(spark.ticks([an_end(at) for at in range(30)]))
     assert spark.line([1], "x") == ""
@@ -381,7 +381,7 @@ def test_small_drawings_are_sound_and_empty_ones_nothing() -> None:
 # -- pages
 
 
-def test_figures_are_of_all_runs() -> None:
+def test_figures_count_all_runs() -> None:
     found = job.figures([float(n) for n in range(1, 101)])
     assert found is not None
     assert (found.p50, found.p95, found.longest, found.count) == (50, 95, 100, 100)

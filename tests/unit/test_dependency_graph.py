@@ -113,7 +113,7 @@ def test_jobs_have_the_state_that_follows_from_what_they_do():
     assert {one.name: (one.running, one.waiting, one.failed) for one in found.jobs}["running"] == (2, 1, False)
 
 
-def test_conditions_that_are_not_the_usual_are_told():
+def test_unusual_conditions_are_shown():
     dep = {"job": "a", "on": "finish", "max_age_ms": 90_000, "fresh": True}
     found = drawn_from(told("a"), {**told("b"), "depends_on": [dep, {"job": "a", "on": "success", "fresh": False}]})
     assert found.conditions() == {("a", "b"): "finish, at most 90 s old, fresh"}
@@ -141,7 +141,7 @@ def test_names_are_shown_as_they_were_written():
     assert [(one.one, one.other) for one in found.conflicts] == [("a:b", "x y")]
 
 
-def test_of_one_job_what_it_has_to_do_with_is_left():
+def test_the_graph_of_one_job_keeps_only_related_jobs():
     whole = of({"b": ["a"], "c": ["b"], "d": ["c"], "side": ["a"], "far": ["other"]}, blocks=[("c", "x"), ("x", "y")])
     found = about(whole, "c")
     assert [one.name for one in found.jobs] == ["a", "b", "c", "d", "x"]
@@ -176,7 +176,7 @@ def test_a_line_is_below_the_job_that_it_hangs_on(whole, deepest):
         path.append(line.job)
 
 
-def test_what_depends_on_nothing_comes_first_and_what_depends_on_it_below():
+def test_jobs_without_dependencies_come_first_and_their_dependents_below():
     whole = of({"process": ["fetch"], "report": ["process", "fetch"], "alone": []})
     assert [("  " * len(line.lasts) + line.job, line.drawn) for line in tree(whole)] == [
         ("alone", "here"),
@@ -244,7 +244,7 @@ def test_the_picture_tells_states_conditions_and_what_never_runs_together():
     )
 
 
-def test_of_many_conflicts_the_first_are_named():
+def test_only_the_first_of_many_conflicts_are_named():
     whole = of({}, blocks=[("a", f"b{n}") for n in range(1000)])
     assert "a  ✕ b0, b1, b10 and 997 more" in shown(whole)
 
@@ -263,7 +263,7 @@ def test_a_job_that_the_ledger_does_not_know_yet_is_in_its_group():
     assert [(one.name, one.jobs) for one in whole.groups] == [("reports", ["new", "old"])]
 
 
-def test_without_jobs_that_is_said():
+def test_a_graph_without_jobs_says_so():
     assert shown(drawn_from()) == "there are no jobs\n"
 
 

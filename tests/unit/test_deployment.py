@@ -170,7 +170,7 @@ def test_a_pod_has_time_to_drain(app: Any, pools: dict[str, Pool]) -> None:
         assert pod(all_documents("Deployment")[f"pool-{name}"])["terminationGracePeriodSeconds"] > needed
 
 
-def test_two_schedulers_of_which_one_is_always_there() -> None:
+def test_two_schedulers_run_and_a_disruption_leaves_one() -> None:
     assert all_documents("Deployment")["scheduler"]["spec"]["replicas"] == 2
     assert all_documents("PodDisruptionBudget")["scheduler"]["spec"]["minAvailable"] == 1
 
@@ -229,7 +229,7 @@ def test_compose_has_redis_two_schedulers_and_the_pools(compose: Document) -> No
     assert services["pools"]["command"] == f"celery -A {APP} orchestration pools --state /tmp/orchestration"
 
 
-def test_compose_checks_the_health_of_what_goes_on(compose: Document) -> None:
+def test_compose_checks_the_health_of_every_long_running_service(compose: Document) -> None:
     checks = {name: one["healthcheck"]["test"] for name, one in compose["services"].items() if "healthcheck" in one}
     assert checks == {
         "redis": "redis-cli ping",

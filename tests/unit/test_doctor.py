@@ -86,7 +86,7 @@ def one(check: Any, **more: Any) -> Check:
     return found
 
 
-def test_nothing_is_a_problem_where_nothing_is_wrong():
+def test_a_healthy_system_has_no_problem():
     found = examine(SOUND)
     assert {check.state for check in found} == {"fine"}
     assert len(found) == len(CHECKS)
@@ -124,7 +124,7 @@ def test_redis_is_new_enough_and_takes_writes(version, role, state):
         ("allkeys-random", "problem", True),
     ],
 )
-def test_eviction(policy, state, has_fix):
+def test_an_eviction_policy_that_loses_keys_is_a_problem(policy, state, has_fix):
     found = one(redis.eviction, info={**INFO, "maxmemory_policy": policy})
     assert (found.state, found.fix is not None) == (state, has_fix)
     assert policy in found.found
@@ -141,7 +141,7 @@ def test_eviction(policy, state, has_fix):
         ({"aof_enabled": "0", "rdb_last_bgsave_status": "err"}, "60 1", "problem", "rdb_last_bgsave_status"),
     ],
 )
-def test_persistence(info, save, state, words):
+def test_the_persistence_check_judges_how_redis_writes_to_disk(info, save, state, words):
     found = one(redis.persistence, info={**INFO, **info}, save=save)
     assert (found.state, words in found.found) == (state, True)
 
@@ -149,12 +149,12 @@ def test_persistence(info, save, state, words):
 @pytest.mark.parametrize(
     ("used", "most", "state"), [(1 << 30, 0, "fine"), (80, 100, "fine"), (91, 100, "problem"), (120, 100, "problem")]
 )
-def test_memory(used, most, state):
+def test_the_memory_check_judges_how_full_redis_is(used, most, state):
     assert one(redis.memory, info={**INFO, "used_memory": str(used), "maxmemory": str(most)}).state == state
 
 
 @pytest.mark.parametrize(("there", "fix"), [(100, "maxmemory 20971520"), (28, "redis_url"), (0, "redis_url")])
-def test_redis_is_not_given_more_memory_than_there_is(there, fix):
+def test_the_suggested_maxmemory_fits_the_machine(there, fix):
     info = {**INFO, "used_memory": "10485760", "maxmemory": "10485760", "total_system_memory": str(there << 20)}
     assert fix in one(redis.memory, info=info).fix
 
@@ -175,7 +175,7 @@ def test_redis_is_not_given_more_memory_than_there_is(there, fix):
         ("redis://$(reboot):1", "-h '$(reboot)' -p 1"),
     ],
 )
-def test_lines_to_type_are_for_the_redis_that_it_is_about(address, where):
+def test_suggested_commands_address_the_redis_in_question(address, where):
     """And not for whichever happens to run where one types."""
     assert redis_cli(address, "PING") == f"redis-cli {where} PING"
     found = one(redis.eviction, address=address, info={**INFO, "maxmemory_policy": "allkeys-lru"})
@@ -235,7 +235,7 @@ def test_releases_that_differ_for_long_are_a_problem_those_that_agree_are_not():
     assert live(one_job, more, timedelta(hours=2)).state == "fine"
 
 
-def test_live_workers_in_different_modes():
+def test_live_workers_in_different_modes_are_a_problem():
     mixed = Members("r1", 0, [member("w1@h"), member("w2@h", mode="observe")])
     assert one(code.modes, members=mixed).found.endswith("different modes: enforce: w1@h; observe: w2@h")
     assert one(code.modes, members=mixed).state == "problem"
@@ -246,7 +246,7 @@ def test_live_workers_in_different_modes():
 # -- workers and the broker
 
 
-def test_queues_nobody_serves_come_with_the_worker_to_start():
+def test_a_queue_without_a_worker_comes_with_the_command_that_starts_one():
     sentence = "no live worker serves queue images.low, where resize is sent"
     found = one(workers.queues, status=status(problems=[sentence]))
     assert (found.state, found.found) == ("problem", sentence)
@@ -263,14 +263,14 @@ def test_strangers_are_a_problem_and_a_silent_broker_leaves_them_unknown():
     assert one(workers.broker, broker_problem="the broker …").state == "problem"
 
 
-def test_of_very_many_the_first_are_told_and_how_many_more_there_are():
+def test_a_long_list_shows_the_first_and_counts_the_rest():
     crowd = [Stranger(f"w{n}@h", ("celery",)) for n in range(25)]
     found = list(workers.strangers(facts(strangers=crowd)))
     assert [check.found for check in found][-1] == "15 more workers"
     assert len(found) == 11
 
 
-def test_what_is_copied_into_a_shell_is_quoted():
+def test_names_in_suggested_commands_are_quoted_for_the_shell():
     name = "w; rm -rf $HOME@h"
     assert f"-d '{name}'" in str(one(workers.strangers, strangers=[Stranger(name, ("celery",))]).fix)
 
@@ -287,7 +287,7 @@ def test_what_is_copied_into_a_shell_is_quoted():
         (4, False, {"timeout_seconds": 3600}, "fine", "worker_prefetch_multiplier = 1"),
     ],
 )
-def test_prefetch(multiplier, strict, options, state, fix):
+def test_the_prefetch_check_judges_multiplier_and_strict_priority(multiplier, strict, options, state, fix):
     found = one(
         fetch.prefetch,
         prefetch=multiplier,
@@ -328,12 +328,12 @@ def test_on_rabbitmq_prefetching_is_bounded_unless_a_worker_says_otherwise():
         ({"visibility": 9000.0, "members": Members("r1", 7_200_000, [member("w1@h")])}, "problem", "runs again"),
     ],
 )
-def test_visibility_timeout(more, state, words):
+def test_the_visibility_timeout_check_compares_leases_limits_and_delays(more, state, words):
     found = one(fetch.visibility, **{"settings": Settings(fetch="celery"), **more})
     assert (found.state, words in found.found) == (state, True)
 
 
-def test_with_reliable_fetch_prefetch_and_visibility_timeout_are_nothing_to_see_to():
+def test_reliable_fetch_needs_no_change_of_prefetch_or_visibility_timeout():
     assert "within 1 s" in one(fetch.prefetch, prefetch=0).found
     assert one(fetch.visibility, visibility=1.0).state == "fine"
 
@@ -354,7 +354,7 @@ def test_with_reliable_fetch_prefetch_and_visibility_timeout_are_nothing_to_see_
         ),
     ],
 )
-def test_fetch(more, state, words):
+def test_the_fetch_check_says_how_messages_are_fetched(more, state, words):
     found = one(fetch.fetch, **more)
     assert (found.state, words in found.found) == (state, True)
 
@@ -369,12 +369,12 @@ def test_fetch(more, state, words):
         ([], Kept(problem="no answer"), "unknown", "does not answer"),
     ],
 )
-def test_messages_of_workers_that_are_gone(crew, kept, state, words):
+def test_messages_kept_by_workers_that_are_gone_are_found(crew, kept, state, words):
     found = one(fetch.stores, status=status(workers=[worker(name) for name in crew]), kept=kept)
     assert (found.state, words in found.found) == (state, True)
 
 
-def test_clocks_of_this_machine_and_of_workers():
+def test_clocks_that_differ_from_redis_are_found():
     crew = status(workers=[worker("w1@h"), worker("w2@h"), worker("w3@h", "dead")])
     told = {"w1@h": {"clock_ahead_seconds": 0.1}, "w2@h": {"clock_ahead_seconds": -90.0}}
     assert one(workers.clocks, ahead=7.0).found == "the clock of this machine is 7 s ahead of Redis's"
@@ -389,7 +389,7 @@ def test_clocks_of_this_machine_and_of_workers():
 # -- what happened
 
 
-def test_jobs_disabled_by_failures_and_not_those_that_people_disabled():
+def test_jobs_that_failures_disabled_are_a_problem_and_jobs_that_people_disabled_are_not():
     def off(by: str, failures: str | None = None) -> JobStatus:
         return JobStatus.model_construct(
             name="shop.fetch", disabled=Disabled(by=by, why="5 failures in a row", at=NOW, failures=failures)
@@ -403,13 +403,13 @@ def test_jobs_disabled_by_failures_and_not_those_that_people_disabled():
     assert (both.state, "9 in a row" in both.found) == ("problem", True)
 
 
-def test_deaths_of_the_last_hour():
+def test_workers_that_died_within_the_last_hour_are_named():
     died = [Death(name=f"w{n}@h", at=NOW - timedelta(minutes=50 * n), runs=n) for n in (1, 2)]
     found = one(events.deaths, status=status(died=died))
     assert found.found == "worker w1@h died at 2026-01-02 02:14:05 UTC, with 1 run"
 
 
-def test_entries_that_are_not_fired():
+def test_entries_that_cannot_fire_are_named():
     entry = EntryStatus(name="nightly", task="x", is_job=True, every="…", source="people", continuous=False)
     assert one(events.entries, entries=[entry]).state == "fine"
     found = one(events.entries, entries=[entry, entry.model_copy(update={"problem": "its record is corrupt"})])
@@ -454,7 +454,7 @@ def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do(
     assert {check.name for check in examine(facts(status=none)) if check.found == "no worker is alive"} == {"queues"}
 
 
-def test_what_status_will_say_one_day_is_not_lost():
+def test_an_unknown_problem_of_status_is_still_shown():
     told = examine(facts(status=status(problems=["the moon is full"])))
     [found] = [check for check in told if check.state == "problem"]
     assert (found.name, found.found) == ("status", "the moon is full")
@@ -463,7 +463,7 @@ def test_what_status_will_say_one_day_is_not_lost():
 # -- as it is shown
 
 
-def test_what_is_shown_harms_no_terminal(tmp_path):
+def test_hostile_text_does_not_reach_the_terminal(tmp_path):
     text = "".join(TEXTS.values())
     checks = [Check(name="queues", state="problem", found=text, why=text, fix=text)]
     with (tmp_path / "out").open("w+") as file:
@@ -518,7 +518,7 @@ HELD = {**FOUND, "worker": {"left": 20_000, "silent": 1000, "lease": 30_000}}
         ({**FOUND, "lead": None}, (None, True), "no scheduler leads"),
     ],
 )
-def test_health(found, asked, line):
+def test_the_health_line_says_what_is_wrong(found, asked, line):
     said = health(found, "redis://there", "shop", *asked)
     assert line in health_line(said)
     assert said.ok == health_line(said).startswith("ok: ")

@@ -53,7 +53,7 @@ class TestFromOptions:
         assert (entry.times, entry.late_ms, entry.gap_ms) == (Every(90_000), 60_000, None)
         assert entry.policy is jobs_of(app)["shop.job"]
 
-    def test_so_has_one_with_a_schedule(self, app):
+    def test_a_job_with_a_schedule_has_an_entry_of_its_name(self, app):
         job(app, schedule=crontab("*/5", "4"), catch_up="none")
         entry = entries_of(app)["shop.job"]
         assert isinstance(entry.times, Calendar)
@@ -63,12 +63,14 @@ class TestFromOptions:
         ("options", "pause", "every"),
         [({}, 0, "continuously"), ({"interval_seconds": 2.5}, 2500, "continuously, 2.5 s after the last")],
     )
-    def test_a_continuous_one_has_no_due_times(self, app, options: dict[str, Any], pause: int, every: str):
+    def test_a_continuous_job_has_an_entry_without_due_times(
+        self, app, options: dict[str, Any], pause: int, every: str
+    ):
         job(app, mode="continuous", **options)
         entry = entries_of(app)["shop.job"]
         assert (entry.times, entry.gap_ms, entry.every) == (None, pause, every)
 
-    def test_a_triggered_one_has_none(self, app):
+    def test_a_triggered_job_has_no_entry(self, app):
         job(app, mode="triggered")
         job(app, "shop.plain", max_running=1)
         assert entries_of(app) == {}
@@ -94,12 +96,12 @@ class TestFromBeatSchedule:
             (crontab({0, 30}, "*/2", "mon,fri", "1-7", [6, 12]), "cron 0,30 */2 1-7 6,12 mon,fri", Calendar),
         ],
     )
-    def test_any_schedule_of_celerys_is_one(self, app, when: Any, every: str, kind: type):
+    def test_any_schedule_of_celery_makes_an_entry(self, app, when: Any, every: str, kind: type):
         app.conf.beat_schedule = {"one": {"task": "plain", "schedule": when}}
         entry = entries_of(app)["one"]
         assert (entry.every, type(entry.times)) == (every, kind)
 
-    def test_one_of_the_users_own_is_asked(self, app):
+    def test_a_schedule_class_of_the_user_is_asked_for_its_due_times(self, app):
         class Own(BaseSchedule):
             """Its repr is another one in each process."""
 
@@ -108,7 +110,7 @@ class TestFromBeatSchedule:
         assert isinstance(entry.times, Asked)
         assert entry.every.endswith(".Own")
 
-    def test_relative_is_kept(self, app):
+    def test_a_relative_interval_stays_relative(self, app):
         app.conf.beat_schedule = {"one": {"task": "plain", "schedule": 3600, "relative": True}}
         assert isinstance(entries_of(app)["one"].times, Calendar)
 
@@ -118,7 +120,7 @@ class TestFromBeatSchedule:
         assert entry.policy is None
         assert entry.late_ms > 1000 * 365 * 24 * HOUR
 
-    def test_unless_a_crontab_has_a_deadline(self, app):
+    def test_a_crontab_of_a_plain_task_keeps_the_deadline_of_celerys_setting(self, app):
         app.conf.beat_cron_starting_deadline = 60
         when = {"cron": crontab(), "interval": 5}
         app.conf.beat_schedule = {name: {"task": "elsewhere", "schedule": one} for name, one in when.items()}
@@ -126,20 +128,20 @@ class TestFromBeatSchedule:
         assert late["cron"] == 60_000
         assert late["interval"] > 1000 * 365 * 24 * HOUR
 
-    def test_one_that_has_the_name_of_a_job_takes_its_place(self, app):
+    def test_an_entry_with_the_name_of_a_job_replaces_the_jobs_own(self, app):
         job(app, interval_seconds=90)
         app.conf.beat_schedule = {"shop.job": {"task": "shop.job", "schedule": 5, "args": (1,)}}
         [entry] = entries_of(app).values()
         assert (entry.times, entry.call.args) == (Every(5000), (1,))
 
-    def test_not_that_of_a_continuous_one(self, app):
+    def test_an_entry_cannot_replace_that_of_a_continuous_job(self, app):
         job(app, mode="continuous")
         app.conf.beat_schedule = {"shop.job": {"task": "plain", "schedule": 5}}
         found, problems = from_code(app, jobs_of(app), {})
         assert found["shop.job"].gap_ms == 0
         assert problems == ["entry 'shop.job' of beat_schedule: the job of this name is continuous"]
 
-    def test_defaults_of_celerys_are_among_them(self, app):
+    def test_default_entries_of_celery_are_included(self, app):
         cleanup = {"task": "celery.backend_cleanup", "schedule": crontab("0", "4"), "options": {"expires": 43_200}}
         found = entries_of(app, **{"celery.backend_cleanup": cleanup})
         assert found["celery.backend_cleanup"].call.options == {"expires": 43_200}
@@ -158,7 +160,7 @@ class TestFromBeatSchedule:
             None,
         ],
     )
-    def test_a_broken_one_is_named_and_the_others_are_kept(self, app, broken: Any):
+    def test_a_broken_entry_is_named_and_the_others_are_kept(self, app, broken: Any):
         job(app, interval_seconds=90)
         app.conf.beat_schedule = {"bad": broken, "good": {"task": "plain", "schedule": 5}}
         found, [problem] = from_code(app, jobs_of(app), {})
@@ -167,7 +169,7 @@ class TestFromBeatSchedule:
 
 
 class TestRunIds:
-    def test_follow_from_entry_generation_and_due_time(self, app):
+    def test_run_ids_follow_from_entry_generation_and_due_time(self, app):
         def entry(name: str, generation: str) -> Entry:
             return Entry(name, Call("t", (), {}, {}), "", None, generation=generation)
 
@@ -196,7 +198,7 @@ class TestDocuments:
         ],
         ids=str,
     )
-    def test_say_all_that_was_written(self, app, when: Any):
+    def test_a_document_keeps_everything_that_was_written(self, app, when: Any):
         job(app)
         text = document(app, "one", "shop.job", when, (1, "a"), {"b": None}, {"priority": "high"})
         found = from_document(app, "one", text, jobs_of(app))
@@ -209,12 +211,12 @@ class TestDocuments:
         assert found.times.next(start, start) == expected.next(start, start)
 
     @pytest.mark.parametrize("when", [0, -1, True, None, "soon", "* * *", "61 * * * *", float("nan"), schedule(0), []])
-    def test_refuse_what_is_no_schedule(self, app, when: Any):
+    def test_a_document_without_a_valid_schedule_is_refused(self, app, when: Any):
         job(app)
         with pytest.raises(ConfigurationError):
             document(app, "one", "shop.job", when, (), {}, {})
 
-    def test_refuse_what_cannot_be_called_or_kept(self, app):
+    def test_a_document_with_arguments_that_do_not_fit_is_refused(self, app):
         @app.task(base=OrchestratedTask, name="shop.one", shared=False, lazy=False)
         def one(a: int) -> None: ...
 
@@ -225,12 +227,12 @@ class TestDocuments:
             document(app, "one", "shop.two", 5, (), {}, {})
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "one", "task": "shop.job"}'])
-    def test_that_are_corrupt_are_said_to_be(self, app, text: str):
+    def test_a_corrupt_document_is_reported(self, app, text: str):
         job(app)
         with pytest.raises(ConfigurationError, match=r"entry 'one': .* cannot be read"):
             from_document(app, "one", text, jobs_of(app))
 
-    def test_of_tasks_that_are_gone_are_said_to_be(self, app):
+    def test_a_document_of_a_missing_task_is_reported(self, app):
         job(app)
         text = document(app, "one", "shop.job", 5, (), {}, {})
         with pytest.raises(ConfigurationError, match=r"entry 'one': this app has no task 'shop.job'"):
@@ -337,7 +339,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 class TestMessages:
     @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-    def test_are_those_of_celerys_beat(self, shop: Shop, options: dict[str, Any]):
+    def test_messages_equal_those_of_celery_beat(self, shop: Shop, options: dict[str, Any]):
         one = call(1, "ä", a={"b": [None]}, options=options)
         stock = everything(shop.by_stock_beat(one, options.get("queue")))
         ours = everything(shop.by_us(one))
@@ -346,23 +348,23 @@ class TestMessages:
         assert ours == stock
         assert ours["headers"]["celery_beat_task"] is True
 
-    def test_of_a_task_with_settings_of_its_own_too(self, shop: Shop):
+    def test_messages_of_a_task_with_its_own_settings_equal_those_of_celery_beat(self, shop: Shop):
         own = {"serializer": "pickle", "compression": "gzip", "expires": 60, "priority": "high", "time_limit": 5}
         job(shop.app, "shop.own", **own)
         one = Call("shop.own", (1,), {}, {})
         assert shop.made(one).queue == "default.high"
         assert everything(shop.by_us(one)) == everything(shop.by_stock_beat(one, "default.high"))
 
-    def test_go_to_the_queue_that_a_priority_says(self, shop: Shop):
+    def test_messages_go_to_the_queue_of_their_priority(self, shop: Shop):
         one = call(options={"priority": "critical"})
         assert shop.made(one).queue == "default.critical"
         assert everything(shop.by_us(one)) == everything(shop.by_stock_beat(one, "default.critical"))
 
-    def test_go_where_the_users_routes_say(self, shop: Shop):
+    def test_messages_follow_the_users_routes(self, shop: Shop):
         shop.app.conf.task_routes = {"shop.*": {"queue": "routed"}}
         assert shop.made(call()).queue == "routed"
 
-    def test_go_to_a_queue_of_the_users_own_exchange(self, shop: Shop):
+    def test_messages_may_go_to_a_queue_of_the_users_exchange(self, shop: Shop):
         shop.app.conf.task_queues = [Queue("bound", Exchange("topics", "topic"), routing_key="a.b")]
         made = shop.made(call(options={"queue": "bound"}))
         assert (made.queue, made.envelope.exchange, made.envelope.routing_key) == ("bound", "topics", "a.b")
@@ -379,7 +381,7 @@ class TestMessages:
         ],
         ids=str,
     )
-    def test_that_go_to_no_queue_by_name_are_not_ours_to_hand_over(self, shop: Shop, options: dict[str, Any]):
+    def test_messages_that_name_no_queue_are_not_handed_over(self, shop: Shop, options: dict[str, Any]):
         shop.app.conf.task_queues = [
             Queue("bound", Exchange("topics", "topic"), routing_key="a.b"),
             Queue("all", Exchange("all", "fanout")),
@@ -388,20 +390,20 @@ class TestMessages:
         with pytest.raises(Unroutable):
             shop.made(call(options=options))
 
-    def test_are_the_tasks_whatever_event_is_sent_with_them(self, shop: Shop):
+    def test_a_task_sent_event_does_not_replace_the_message(self, shop: Shop):
         shop.app.conf.task_send_sent_event = True
         made = shop.made(call(1))
         assert (made.queue, made.envelope.headers["id"]) == (shop.queue, ID)
         assert made.envelope.body.startswith(b"[[1], {}")
 
-    def test_evaluate_lazy_arguments_each_time(self, shop: Shop):
+    def test_lazy_arguments_are_evaluated_for_each_message(self, shop: Shop):
         counted = iter(range(10))
         one = call(BeatLazyFunc(lambda: next(counted)), a=BeatLazyFunc(lambda x: x + next(counted), 10))
         assert [shop.made(one).args for _ in range(2)] == [[0], [2]]
         assert shop.made(one).kwargs == {"a": 15}
         assert everything(shop.by_us(one))["decoded"][:2] == [[6], {"a": 17}]
 
-    def test_need_no_broker_and_no_backend(
+    def test_making_a_message_needs_no_broker_and_no_backend(
         self, new_app: Callable[..., Celery], no_network: None, monkeypatch: pytest.MonkeyPatch
     ):
         """And nobody subscribes to their results."""
@@ -414,13 +416,13 @@ class TestMessages:
         job(amqp)
         assert make(amqp, call(1), ID).queue == "celery"
 
-    def test_leave_what_users_wrote_as_it_is(self, shop: Shop):
+    def test_making_a_message_does_not_change_what_users_wrote(self, shop: Shop):
         options = {"headers": {"a": 1}, "priority": "high"}
         one = Call("shop.job", [1], {"b": 2}, options)
         shop.made(one)
         assert one == Call("shop.job", [1], {"b": 2}, {"headers": {"a": 1}, "priority": "high"})
 
-    def test_of_a_task_that_publishes_nothing_are_an_error(self, shop: Shop):
+    def test_a_task_that_publishes_nothing_is_an_error(self, shop: Shop):
         class Silent(OrchestratedTask):
             abstract = True
 
@@ -446,7 +448,7 @@ class TestReceivers:
         for signal, receiver in connected:
             signal.disconnect(receiver)
 
-    def test_change_headers_properties_and_body(self, shop: Shop, connect: Callable[..., None]):
+    def test_receivers_may_change_headers_properties_and_body(self, shop: Shop, connect: Callable[..., None]):
         seen = []
 
         def change(sender: str, headers: dict[str, Any], properties: dict[str, Any], body: Any, **_: Any) -> None:
@@ -462,7 +464,7 @@ class TestReceivers:
         assert message.decode()[1] == {"added": True}
 
     @pytest.mark.parametrize("signal", [signals.before_task_publish, signals.after_task_publish])
-    def test_see_each_one(self, shop: Shop, connect: Callable[..., None], signal: Any):
+    def test_connected_receivers_see_every_message(self, shop: Shop, connect: Callable[..., None], signal: Any):
         assert is_constant(shop.app, call())
         connect(signal, lambda **_: None)
         assert not is_constant(shop.app, call())
@@ -473,12 +475,12 @@ class TestWhatIsMadeOnce:
         return make(shop.app, one, id).envelope.pack()
 
     @pytest.mark.parametrize("options", [{}, {"priority": 5}, {"headers": {"a": 1}}, {"compression": "gzip"}])
-    def test_differs_by_nothing_but_the_id(self, shop: Shop, options: dict[str, Any]):
+    def test_a_constant_message_differs_by_nothing_but_its_id(self, shop: Shop, options: dict[str, Any]):
         one = call(1, a=2, options=options)
         assert is_constant(shop.app, one)
         assert self.made(shop, one, MARK).replace(MARK.encode(), ID.encode()) == self.made(shop, one, ID)
 
-    def test_has_no_id_in_its_body(self, shop: Shop):
+    def test_a_constant_message_has_no_id_in_its_body(self, shop: Shop):
         assert MARK.encode() not in make(shop.app, call(1), MARK).envelope.body
 
     @pytest.mark.parametrize(
@@ -490,15 +492,15 @@ class TestWhatIsMadeOnce:
         ],
         ids=["a lazy argument", "a lazy keyword", "countdown", "eta", "expires"],
     )
-    def test_is_not_what_depends_on_the_time(self, shop: Shop, one: Call):
+    def test_a_call_that_depends_on_the_time_is_not_constant(self, shop: Shop, one: Call):
         assert not is_constant(shop.app, one)
 
-    def test_nor_that_of_a_task_whose_runs_expire(self, shop: Shop):
+    def test_a_call_of_a_task_whose_runs_expire_is_not_constant(self, shop: Shop):
         """The time is counted from each fire, not from the first."""
         job(shop.app, "shop.expires", expires=60)
         assert not is_constant(shop.app, Call("shop.expires", (), {}, {}))
 
-    def test_nor_that_of_a_task_with_a_way_of_its_own_to_be_called(self, shop: Shop):
+    def test_a_call_of_a_task_with_its_own_apply_async_is_not_constant(self, shop: Shop):
         class Own(OrchestratedTask):
             abstract = True
 
@@ -509,22 +511,22 @@ class TestWhatIsMadeOnce:
         assert not is_constant(shop.app, Call("shop.own", (), {}, {}))
 
     @pytest.mark.parametrize("routes", [{"shop.*": "there"}, ([("shop.job", {"queue": "there"})],)])
-    def test_is_what_a_table_routes(self, shop: Shop, routes: Any):
+    def test_a_call_that_a_table_routes_is_constant(self, shop: Shop, routes: Any):
         shop.app.conf.task_routes = routes
         assert is_constant(shop.app, call())
 
-    def test_but_not_what_a_function_routes(self, shop: Shop):
+    def test_a_call_that_a_function_routes_is_not_constant(self, shop: Shop):
         shop.app.conf.task_routes = lambda *args, **_: {"queue": "there"}
         assert not is_constant(shop.app, call())
 
-    def test_nor_what_has_arguments_of_unknown_types(self, shop: Shop):
+    def test_a_call_with_arguments_of_unknown_types_is_not_constant(self, shop: Shop):
         class Written:
             def __json__(self) -> float: ...
 
         assert is_constant(shop.app, call([1, {"a": None}], a=(datetime(2026, 1, 1), "b")))
         assert not is_constant(shop.app, call(a=[Written()]))
 
-    def test_nor_what_a_wrapper_sends_that_goes_by_the_name_of_what_it_wraps(self, shop: Shop, monkeypatch):
+    def test_a_call_through_a_wrapped_apply_async_is_not_constant(self, shop: Shop, monkeypatch):
         monkeypatch.setattr(Task, "apply_async", wraps(Task.apply_async)(lambda *args, **options: None))
         assert not is_constant(shop.app, call())
 

@@ -65,13 +65,13 @@ def test_a_line_to_copy_is_whole(tmp_path):
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines if "->" not in line)
 
 
-def test_what_holds_instead_is_said():
+def test_a_value_in_force_that_differs_from_the_written_one_is_shown():
     option = OptionValue(name="max_running", value="2", source="written", in_force="1")
     lines = text_of(explanation(options=[option]))
     assert lines[-2:] == ["options written: max_running 2", "in force: max_running 1, as several releases are live"]
 
 
-def test_one_of_something_is_one():
+def test_counts_of_one_are_singular():
     assert "queue    celery: 1 message, 1 slot of live workers" in text_of(explanation())
 
 
@@ -92,7 +92,7 @@ def step(job: str, *words: str) -> Step:
         ([step("a"), step("b"), step("c")], "c is off", "a waits for b, which waits for c: c is off"),
     ],
 )
-def test_the_summary(chain, text, said):
+def test_the_summary_is_one_sentence(chain, text, said):
     assert summary("a", chain, Cause(code="running", job="a", text=text)) == said
 
 
@@ -116,9 +116,9 @@ def test_a_retry_that_is_not_due_says_what_it_comes_after():
     ("seconds", "said"),
     [(0.4, "0 s"), (119.4, "119 s"), (119.6, "2 min"), (3599, "60 min"), (7200, "2.0 h"), (10**5, "1.2 d")],
 )
-def test_how_long(seconds, said):
+def test_durations_are_shown_in_the_largest_fitting_unit(seconds, said):
     assert lasting(seconds) == said
 
 
-def test_how_long_a_run_took():
+def test_the_duration_of_a_run_is_shown_in_seconds():
     assert [took(seconds) for seconds in (0.04, 1.5, 9.96, 60.2, 10_800)] == ["0.0 s", "1.5 s", "10 s", "60 s", "3.0 h"]

@@ -34,11 +34,11 @@ def ask(**known):
         ({"running": [0.0] * 4}, 0),  # what takes long is not read ahead, however soon a slot is free
     ],
 )
-def test_amount(known, wanted):
+def test_the_number_of_messages_to_fetch_follows_from_slots_and_durations(known, wanted):
     assert ask(**known) == wanted
 
 
-def test_what_has_not_run_yet_counts_as_long():
+def test_a_job_that_has_not_run_yet_counts_as_long():
     durations = Durations(unknown=1.0)
     assert durations.typical("a") == durations.mixed == 1.0
 

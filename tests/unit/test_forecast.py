@@ -87,7 +87,7 @@ def test_overlap_decides_what_becomes_of_a_fire_while_the_run_before_it_goes_on(
     assert [start for start in starts(found, "a") if start is not None and start <= 360][: len(expected)] == expected
 
 
-def test_a_disabled_job_never_starts_and_so_does_what_needs_it():
+def test_neither_a_disabled_job_nor_its_dependents_start():
     jobs = {"fetch": job(), "process": job(deps=[{"job": "fetch"}])}
     found = look(jobs, every("fetch", 600), every("process", 900), disabled={"fetch": "5 failures"}, hours=1)
     by_name = {one.job: one for one in found.jobs}
@@ -96,7 +96,7 @@ def test_a_disabled_job_never_starts_and_so_does_what_needs_it():
     assert by_name["process"].next_start is None
 
 
-def test_what_runs_and_waits_now_is_taken_into_account():
+def test_current_runs_and_waits_are_taken_into_account():
     jobs = {"a": job(100)}
     present = [Present("a", since_ms=NOW - 40_000), Present("a")]
     found = look(jobs, present=present)
@@ -150,7 +150,7 @@ def test_a_schedule_that_cannot_be_asked_is_named():
     assert (found.runs, found.unpredictable) == ([], ["own"])
 
 
-def test_very_many_runs_end_it_early(monkeypatch: pytest.MonkeyPatch):
+def test_a_forecast_with_very_many_runs_ends_early(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(simulation, "MOST_RUNS", 100)
     found = look({"a": job(0)}, every("a", 1), hours=1)
     assert (len(found.runs), found.complete) == (100, False)

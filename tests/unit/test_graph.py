@@ -181,7 +181,7 @@ class TestDependencies:
 
 
 class TestConflicts:
-    def test_hold_in_either_direction(self):
+    def test_conflicts_hold_in_either_direction(self):
         graph = build({"shop.a": {"blocks": ["shop.b", "shop.c"]}, "shop.b": {}, "shop.c": {}, "shop.d": {}})
         assert graph.conflicts == {
             "shop.a": ("shop.b", "shop.c"),
@@ -191,7 +191,7 @@ class TestConflicts:
         }
 
     @given(EDGES)
-    def test_are_symmetric_and_no_more_than_was_written(self, blocks):
+    def test_conflicts_are_symmetric_and_nothing_is_added(self, blocks):
         closed = conflicts(blocks)
         assert all(one in closed[other] for one, others in closed.items() for other in others)
         assert all(set(names) <= set(closed[name]) for name, names in blocks.items())
@@ -285,7 +285,7 @@ class TestMerge:
                     assert document["keyed"] or not held["keyed"]
 
     @given(st.lists(RELEASES, min_size=1, max_size=4))
-    def test_everything_else_is_the_newest_releases(self, releases):
+    def test_all_other_options_come_from_the_newest_release(self, releases):
         for name, held in merge(releases).items():
             newest = [release[name] for release in releases if name in release][-1]
             assert {**newest, **strict({name: held})[name]} == held
@@ -294,7 +294,7 @@ class TestMerge:
         free, keyed = (job("shop.a", **options).document() for options in ({"max_running": None}, {"key": "{0}"}))
         assert merge([{"shop.a": free}, {"shop.a": keyed}])["shop.a"]["keyed"]
 
-    def test_what_one_release_would_not_run_again_after_a_crash_is_not_run_again(self):
+    def test_a_run_that_one_release_would_not_repeat_after_a_crash_is_not_repeated(self):
         again, never = ({"shop.a": job("shop.a", on_crash=written).document()} for written in ("requeue", "fail"))
         assert [merge(order)["shop.a"]["on_crash"] for order in ([again, never], [never, again])] == ["fail", "fail"]
         assert merge([again, again])["shop.a"]["on_crash"] == "requeue"

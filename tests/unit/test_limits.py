@@ -14,7 +14,7 @@ RUN = ("id", "7")
 def ignored(limit: float) -> None: ...
 
 
-def test_who_comes_first_decides() -> None:
+def test_the_first_of_end_and_limit_decides() -> None:
     clocks = Clocks()
     ends = clocks.start(RUN, 1, ignored)
     assert clocks.ring(ends - 0.01) == []
@@ -31,7 +31,7 @@ def test_who_comes_first_decides() -> None:
     assert not clocks.is_over(("id", "8"))
 
 
-def test_a_run_that_is_gone_leaves_nothing() -> None:
+def test_a_forgotten_run_leaves_no_clock_behind() -> None:
     clocks = Clocks()
     for over in (False, True):
         clocks.start(RUN, 0 if over else 60, ignored)
@@ -63,7 +63,7 @@ def test_the_next_end_is_the_earliest() -> None:
         ("gevent", {"a": (1, 1), "b": (1, None)}, {"p": (1, 1)}, []),
     ],
 )
-def test_limits_that_are_not_kept_are_said(kind: str, jobs: dict, plain: dict, words: list[str]) -> None:
+def test_limits_that_a_pool_cannot_enforce_are_reported(kind: str, jobs: dict, plain: dict, words: list[str]) -> None:
     said = sentences(kind, jobs, plain)
     assert len(said) == len(words)
     assert all(word in sentence for word, sentence in zip(words, said, strict=True))

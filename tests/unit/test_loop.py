@@ -44,7 +44,7 @@ def test_a_call_that_is_due_later_survives_the_loss_of_the_timers(timing):
     stays(both, 0.1)
 
 
-def test_what_is_to_be_called_soon_survives_an_error_of_somebody_else_in_the_hub():
+def test_a_call_that_is_due_soon_survives_a_foreign_error_in_the_hub():
     hub = Hub()
     loop, called = HubLoop(hub), []
     hub.call_soon(_lose_the_connection)
@@ -63,7 +63,7 @@ def _lose_the_connection() -> None:
     raise ConnectionError
 
 
-def test_what_a_timer_wants_called_soon_is_not_slept_over(timing):
+def test_a_call_that_a_timer_asks_for_is_made_before_the_loop_sleeps(timing):
     loop, _, go_on = timing
     called = []
     loop.later(0.01, lambda: loop.soon(lambda: called.append("soon")))

@@ -50,7 +50,7 @@ def value(facts: Measured | None, metric: str, /, **labels: str) -> float | None
     return series(facts).get((metric, frozenset(labels.items())))
 
 
-def test_without_the_ledger_it_says_that_it_is_down():
+def test_metrics_without_a_ledger_say_that_it_is_down():
     assert series(None) == {("celery_orchestration_up", frozenset()): 0.0}
 
 
@@ -86,14 +86,14 @@ def test_queue_wait_gate_wait_requested_delay_and_hand_over_are_separate():
     assert value(facts, "celery_orchestration_gate_wait_seconds_count", reason="blocked") is None
 
 
-def test_what_deleted_jobs_did_stays_in_the_sums_of_all_so_that_no_counter_falls():
+def test_counters_do_not_fall_when_a_job_is_deleted():
     waits = {"gate": {"room": {"sum": 5, "1": 3}}, "waited": 3, "succeeded": 7}
     facts = measured(sums={"a": waits, "": waits})
     assert value(facts, "celery_orchestration_gate_wait_seconds_count", reason="room") == 6
     assert value(facts, "celery_task_succeeded_total", name="") is None
 
 
-def test_the_state_of_a_job():
+def test_metrics_tell_the_state_of_a_job():
     off = json.dumps({"by": "failures", "why": "5 failures in a row", "at": NOW})
     facts = measured(
         [job("a", running=2, waiting=41, later=3, failures=5, letters=6, disabled=off, succeeded_at=NOW - 5000)]
@@ -118,7 +118,7 @@ def test_a_job_that_is_overdue_says_so():
     assert value(facts, "celery_orchestration_overdue", name="b") == 0
 
 
-def test_workers_by_state_pools_queues_and_schedulers():
+def test_metrics_count_workers_pools_queues_and_schedulers():
     workers = [
         member("w1"),
         member("w2", running=1, queues=["celery"]),

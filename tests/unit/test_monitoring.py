@@ -69,7 +69,7 @@ def test_prometheus_takes_the_metrics():
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_only_metrics_that_there_are_are_used(file: str):
+def test_alerts_and_panels_use_only_metrics_that_exist(file: str):
     known = {spec.name + suffix for spec in metrics.METRICS.values() for suffix in SUFFIXES[spec.kind]}
     text = (MONITORING / file).read_text()
     used = set(re.findall(r"\bcelery_[a-z_]+(?=[{\[\s)=,])", text)) - {"celery_orchestration"}

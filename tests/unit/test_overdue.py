@@ -39,7 +39,7 @@ def fired(last: int, gap: int = MINUTE, **fields: object) -> dict[str, object]:
         pytest.param(entry(), 99 * MINUTE, None, None, False, id="corrupt"),
     ],
 )
-def test_overdue(found, now, succeeded, took, late):
+def test_an_entry_is_overdue_when_its_run_should_have_succeeded(found, now, succeeded, took, late):
     found = {key: value for key, value in found.items() if value is not None}
     assert is_overdue(now, [found], succeeded, took) is late
 

@@ -61,7 +61,7 @@ class TestOnCrash:
             ({"reject_on_worker_lost": False, "retry_on_worker_lost": True}, {}, "requeue", "retry_on_worker_lost"),
         ],
     )
-    def test_is_requeue_where_somebody_asked_for_more_than_celery(self, celery, options, value, source):
+    def test_on_crash_follows_what_was_written_else_celerys_options(self, celery, options, value, source):
         found = policy(celery, **options)
         assert (found.on_crash, found.sources["on_crash"]) == (value, source)
         assert found.document()["on_crash"] == value
@@ -73,11 +73,11 @@ class TestPriority:
         assert Priority.parse(written) is Priority.HIGH
 
     @pytest.mark.parametrize("written", [2, 0, True, 1.0, None, "", "9"])
-    def test_nothing_else_is_taken_for_one(self, written):
+    def test_other_values_are_no_priority(self, written):
         with pytest.raises(ValueError, match="low, normal, high, critical"):
             Priority.parse(written)
 
-    def test_a_misspelt_one_is_named_with_the_right_one(self):
+    def test_a_misspelt_priority_is_refused_with_the_right_one(self):
         with pytest.raises(ValueError, match="not 'hihg', did you mean 'high'"):
             Priority.parse("hihg")
 
@@ -130,7 +130,7 @@ class TestDependency:
             ({"fresh": "yes"}, "fresh should be a valid boolean, not 'yes'"),
         ],
     )
-    def test_what_is_wrong_is_said_in_one_line(self, written, message):
+    def test_a_wrong_dependency_is_refused_in_one_line(self, written, message):
         with pytest.raises(ConfigurationError) as caught:
             Dependency("shop.fetch", **written)
         assert str(caught.value) == f"Dependency on 'shop.fetch': {message}"
@@ -219,7 +219,7 @@ class TestOptions:
         assert not undone.routed
         assert (undone.pool, undone.mode) == ("default", "triggered")
 
-    def test_the_text_of_a_crontab_is_one(self):
+    def test_a_crontab_may_be_written_as_text(self):
         assert policy(schedule="*/5 3 * 6 mon").schedule == crontab("*/5", "3", "mon", "*", "6")
 
     def test_a_recurring_job_may_cool_down(self):
@@ -348,7 +348,7 @@ class TestOptions:
         recurring = policy(interval_seconds=60)
         assert (recurring.overlap, recurring.catch_up, recurring.catch_up_seconds) == ("skip", "latest", 3600)
 
-    def test_what_this_version_cannot_do_is_refused_and_never_ignored(self, monkeypatch):
+    def test_unsupported_options_are_refused_and_never_ignored(self, monkeypatch):
         monkeypatch.setitem(NOT_AVAILABLE, "overlap", ())
         monkeypatch.setitem(NOT_AVAILABLE, "mode", ("continuous",))
         assert refusal(overlap="skip", interval_seconds=60) == (
@@ -558,7 +558,7 @@ class TestDocument:
 class TestRecurringDefaults:
     """``orchestration_recurring_defaults``."""
 
-    def test_say_where_values_come_from(self):
+    def test_recurring_defaults_say_where_values_come_from(self):
         found = policy({"recurring_defaults": {"timeout_seconds": None, "max_retries": 9}}, interval_seconds=60)
         assert found.sources["timeout_seconds"] == "orchestration_recurring_defaults"
         assert found.sources["max_running"] == "recurring default"
@@ -568,18 +568,18 @@ class TestRecurringDefaults:
         written = policy({"recurring_defaults": {"timeout_seconds": None}}, interval_seconds=60, timeout_seconds=5)
         assert (written.timeout_seconds, written.sources["timeout_seconds"]) == (5, "written")
 
-    def test_of_on_crash_win_over_that_of_all_jobs(self):
+    def test_a_recurring_default_of_on_crash_wins_over_the_default_of_all_jobs(self):
         app = {"on_crash": "requeue", "recurring_defaults": {"on_crash": "fail"}}
         assert policy(app, interval_seconds=60).on_crash == "fail"
         assert policy(app, interval_seconds=60).sources["on_crash"] == "orchestration_recurring_defaults"
         assert policy(app).on_crash == "requeue"
         assert policy(app, interval_seconds=60, on_crash="requeue").on_crash == "requeue"
 
-    def test_must_go_with_what_is_written(self):
+    def test_recurring_defaults_must_fit_the_written_options(self):
         with pytest.raises(ConfigurationError, match=r"job 'shop.job': key needs max_running"):
             policy({"recurring_defaults": {"max_running": None}}, interval_seconds=60, key="{0}")
 
-    def test_in_force_are_those_that_nobody_wrote(self):
+    def test_defaults_in_force_are_the_options_that_nobody_wrote(self):
         assert policy(interval_seconds=60).defaults_in_force() == {
             "timeout_seconds": 60,
             "max_running": 1,
@@ -609,14 +609,14 @@ class TestRecurringDefaults:
             ({"max_retries": "3"}, "is wrong: max_retries should be a valid integer, not '3'"),
         ],
     )
-    def test_that_are_wrong_are_refused(self, value, problem):
+    def test_wrong_recurring_defaults_are_refused(self, value, problem):
         with pytest.raises(ConfigurationError) as caught:
             Settings.read({"orchestration_recurring_defaults": value}, {}, "shop")
         assert str(caught.value).startswith(f"orchestration_recurring_defaults {problem}")
 
 
 class TestSettings:
-    def test_have_defaults(self):
+    def test_settings_have_defaults(self):
         settings = Settings.read({"broker_url": "redis://", "task_routes": {}}, {}, "shop")
         assert settings == Settings(namespace="shop")
         assert (settings.mode, settings.lease_seconds, settings.sweep_seconds) == ("enforce", 30, 5)
@@ -644,7 +644,7 @@ class TestSettings:
         assert (settings.mode, settings.redis_url) == ("off", "redis://env")
         assert Settings.read(conf, {"CELERY_ORCHESTRATION_MODE": ""}, "shop").mode == "observe"
 
-    def test_are_read_from_an_apps_own_configuration(self):
+    def test_settings_are_read_from_the_apps_configuration(self):
         app = Celery("shop", set_as_current=False)
         app.conf.orchestration_mode = "observe"
         app.conf.orchestration_max_running = None
@@ -687,7 +687,7 @@ class TestSettings:
             ("pools", {"a": {"min": 3, "max": 2}}, "orchestration_pools of pool 'a': min=3 is more than max=2"),
         ],
     )
-    def test_a_bad_one_is_refused_by_its_full_name(self, name, value, message):
+    def test_a_bad_setting_is_refused_by_its_full_name(self, name, value, message):
         with pytest.raises(ConfigurationError) as caught:
             Settings.read({f"orchestration_{name}": value}, {}, "shop")
         assert str(caught.value).startswith(message)
@@ -698,7 +698,7 @@ class TestSettings:
         with pytest.raises(ConfigurationError, match=r"^CELERY_ORCHESTRATION_DRAIN_SECONDS should be a valid number"):
             Settings.read({}, {"CELERY_ORCHESTRATION_DRAIN_SECONDS": "long"}, "shop")
 
-    def test_a_bad_value_of_the_environment_is_laid_at_its_door(self):
+    def test_a_bad_value_of_the_environment_is_refused_by_the_variables_name(self):
         with pytest.raises(ConfigurationError, match=r"^CELERY_ORCHESTRATION_MODE should be"):
             Settings.read({}, {"CELERY_ORCHESTRATION_MODE": "of"}, "shop")
 

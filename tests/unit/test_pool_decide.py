@@ -81,14 +81,14 @@ class Run:
 
 class TestAlways:
     @given(figures)
-    def test_it_is_between_min_and_max_and_says_why(self, given):
+    def test_the_size_is_between_min_and_max_and_has_a_reason(self, given):
         found = decide(given)
         assert given.pool.min <= found.wanted <= given.pool.max
         assert found.reason
         assert given.pool.min <= found.needed <= given.pool.max
 
     @given(figures)
-    def test_it_goes_down_by_one_at_most(self, given):
+    def test_a_pool_shrinks_by_one_worker_at_a_time(self, given):
         if given.wanted is not None:
             assert decide(given).wanted >= min(given.wanted, given.pool.max) - 1
 
@@ -117,7 +117,7 @@ class TestAlways:
         assert run.sizes[5:].count(settled) == len(run.sizes[5:])
 
     @given(pools)
-    def test_without_work_it_is_back_at_min_and_one_worker_at_a_time(self, pool):
+    def test_a_pool_without_work_shrinks_to_min_one_worker_at_a_time(self, pool):
         run = Run(pool).seconds(1, ready=[Ready("a", 10**6, 10.0)])
         assert run.size == pool.max
         steps = pool.max - pool.min
@@ -135,13 +135,13 @@ class TestAlways:
 class TestWhatOthersGetWrong:
     pool = Pool(min=1, max=8, concurrency=2)
 
-    def test_flapping_when_nobody_waits(self):
+    def test_a_pool_does_not_flap_while_nobody_waits(self):
         run = Run(self.pool, wanted=3)
         for second in range(300):
             run.seconds(1, busy_slots=(0, 3, 6, 2)[second % 4])
         assert set(run.sizes) == {3}
 
-    def test_no_runtime_data_and_never_leaving_zero(self):
+    def test_a_run_of_unknown_duration_starts_the_first_worker(self):
         found = decide(Figures(Pool(min=0, max=4), 0.0, wanted=0, ready=[Ready("new", 1, None)]))
         assert found.wanted == 1
         assert "1 ready run of unknown duration" in found.reason
@@ -150,63 +150,63 @@ class TestWhatOthersGetWrong:
         assert decide(Figures(Pool(min=0, max=4), 0.0, wanted=0, ready=[Ready("quick", 1, 0.0)])).wanted == 1
 
     @pytest.mark.parametrize("held_back", [{"paused": True}, {"closed": True}, {"unknown": "the broker is silent"}])
-    def test_growing_for_work_that_cannot_start(self, held_back):
+    def test_a_pool_does_not_grow_for_work_that_cannot_start(self, held_back):
         waits = Figures(self.pool, 0.0, wanted=2, ready=[Ready("a", 1000, 10.0)])
         assert (decide(waits).wanted, decide(replace(waits, **held_back)).wanted) == (8, 2)
 
     @pytest.mark.parametrize("held_back", [{"paused": True}, {"closed": True}, {"unknown": "the broker is silent"}])
-    def test_shrinking_while_nobody_knows_what_comes(self, held_back):
+    def test_a_pool_does_not_shrink_while_its_work_is_unknown(self, held_back):
         idle = Figures(self.pool, 1e6, wanted=2, needed_at=0.0, changed_at=0.0)
         assert (decide(idle).wanted, decide(replace(idle, **held_back)).wanted) == (1, 2)
 
-    def test_no_runtime_data_scales_by_depth(self):
+    def test_a_pool_without_durations_scales_by_queue_depth(self):
         wanted = [
             decide(Figures(self.pool, 0.0, wanted=1, ready=[Ready("new", runs, None)])).wanted
             for runs in (1, 20, 60, 1000)
         ]
         assert wanted == [1, 1, 3, 8]
 
-    def test_starting_at_max(self):
+    def test_a_new_pool_starts_at_min(self):
         assert decide(Figures(self.pool, 0.0)).wanted == 1
 
-    def test_one_job_forcing_max(self):
+    def test_one_long_or_limited_job_does_not_force_max(self):
         long = Ready("nightly", 1, 3600.0)
         assert decide(Figures(self.pool, 0.0, wanted=1, ready=[long])).wanted == 1
         limited = Ready("one_at_a_time", 10_000, 60.0, room=1)
         assert decide(Figures(self.pool, 0.0, wanted=1, ready=[limited])).wanted == 1
 
-    def test_long_jobs_preventing_scale_down(self):
+    def test_long_jobs_do_not_prevent_scale_down(self):
         run = Run(self.pool, wanted=4).seconds(120, busy_slots=4)  # one in each worker
         assert run.size == 2
 
-    def test_min_ignored(self):
+    def test_a_pool_never_has_fewer_workers_than_min(self):
         run = Run(Pool(min=3, max=4), wanted=0).seconds(1)
         assert run.size == 3
         assert run.seconds(500).size == 3
 
-    def test_too_slow(self):
+    def test_a_large_backlog_gets_max_workers_at_once(self):
         found = decide(Figures(self.pool, 0.0, wanted=1, ready=[Ready("a", 50_000, 0.005)]))
         assert found.wanted == 8  # at once
 
-    def test_a_job_that_became_slower_than_it_was(self):
+    def test_a_pool_grows_when_a_job_became_slower(self):
         """Durations say that two workers are enough; the oldest run says that they are not."""
         run = Run(self.pool, wanted=2)
         run.seconds(25, ready=[Ready("a", 10, 0.1)], busy_slots=4, oldest_wait_seconds=30.0)
         assert 3 <= run.size <= 5
 
-    def test_max_in_total_not_per_host(self):
+    def test_max_counts_the_workers_of_all_hosts_together(self):
         many = Figures(Pool(min=1, max=4), 0.0, wanted=4, workers=4, ready=[Ready("a", 10**6, 1.0)])
         assert decide(many).wanted == 4
 
     @pytest.mark.parametrize(("depth", "workers"), [(0, 1), (1, 1), (100, 1), (101, 2), (5000, 8)])
-    def test_people_who_think_in_queue_depth(self, depth, workers):
+    def test_a_pool_may_scale_by_queue_depth_alone(self, depth, workers):
         pool = Pool(min=1, max=8, scale_up_at=100, scale_down_at=10)
         assert decide(Figures(pool, 0.0, wanted=1, ready=[Ready("a", depth, 99.0)])).wanted == workers
 
-    def test_by_depth_workers_stay_until_little_is_left(self):
+    def test_a_pool_that_scales_by_depth_shrinks_when_little_is_left(self):
         pool = Pool(min=1, max=8, scale_up_at=100, scale_down_at=10, quiet_seconds=5)
         assert Run(pool, wanted=4).seconds(60, ready=[Ready("a", 40, None)]).size == 4
         assert Run(pool, wanted=4).seconds(6, ready=[Ready("a", 20, None)]).size == 3
 
-    def test_a_narrower_table_holds_at_once(self):
+    def test_a_lower_max_applies_at_once(self):
         assert decide(Figures(Pool(min=1, max=2), 0.0, wanted=6, paused=True)).wanted == 2

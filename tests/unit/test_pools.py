@@ -40,7 +40,7 @@ class TestTable:
         assert "mine" in queues_of(app, "default")
         assert "images.high" not in queues_of(app, "default")
 
-    def test_of_two_lines_what_asks_for_fewer_workers_applies(self):
+    def test_of_two_lines_the_one_with_fewer_workers_applies(self):
         own = Pool(min=1, max=8, concurrency=4, target_wait_seconds=10)
         other = shared(Pool(min=3, max=5, concurrency=2, target_wait_seconds=30))
         found = strictest(own, [other])
@@ -107,13 +107,13 @@ class TestMachine:
         (proc / "meminfo").write_text("MemTotal:       16000000 kB\n")
         assert machine(tmp_path / "cgroup", proc) == Machine(0.5, 512.0)
 
-    def test_without_one_it_is_the_machines(self, tmp_path: Path):
+    def test_a_process_without_a_control_group_has_the_machines_limits(self, tmp_path: Path):
         (tmp_path / "meminfo").write_text("MemTotal:       2048 kB\n")
         found = machine(tmp_path / "none", tmp_path)
         assert found.memory_mb == 2.0
         assert found.cpus >= 1
 
-    def test_it_says_what_is_missing(self):
+    def test_a_machine_without_room_for_a_worker_says_what_it_lacks(self):
         here = Machine(cpus=4, memory_mb=1000)
         assert here.lacks(1, 100, used_cpus=3, used_mb=900) == ""
         assert here.lacks(1, None, used_cpus=4) == "a worker takes 1 cpu, and 0 of 4 are left"
@@ -143,7 +143,7 @@ def test_the_name_of_a_variable_that_a_script_sets_and_workers_read_is_the_same(
 
 
 class TestIdentity:
-    def test_it_is_the_same_after_a_restart_and_another_beside_it(self, tmp_path: Path):
+    def test_an_identity_survives_a_restart_and_is_not_shared(self, tmp_path: Path):
         first = identity(None, tmp_path, "shop")
         second = identity(None, tmp_path, "shop")
         assert first.name != second.name
@@ -156,7 +156,7 @@ class TestIdentity:
     def test_a_given_name_is_taken_as_it_is(self, tmp_path: Path):
         assert identity("pod-7", tmp_path, "shop").name == "pod-7"
 
-    def test_without_a_directory_it_lasts_as_long_as_the_process(self, tmp_path: Path):
+    def test_an_identity_without_a_directory_lasts_as_long_as_its_process(self, tmp_path: Path):
         (tmp_path / "file").touch()
         assert not identity(None, tmp_path / "file" / "below", "shop").lasting
 
@@ -171,7 +171,7 @@ class TestServe:
             ("[::1]:2", ("::1", 2)),
         ],
     )
-    def test_loopback_unless_a_host_is_named(self, text, address):
+    def test_figures_are_served_on_loopback_unless_a_host_is_named(self, text, address):
         assert address_of(text) == address
 
     @pytest.mark.parametrize("text", ["", "host", "host:", "host:http", "1:70000"])
@@ -179,7 +179,7 @@ class TestServe:
         with pytest.raises(BadCall, match="--serve takes HOST:PORT"):
             address_of(text)
 
-    def test_without_figures_it_says_why(self):
+    def test_a_server_without_figures_says_why(self):
         class Client:
             def desired(self):
                 raise RuntimeError("the ledger does not answer")

@@ -29,13 +29,13 @@ def test_numbers_are_told_as_they_are(done: Any, total: Any) -> None:
 
 
 @pytest.mark.parametrize("done", ["3", None, True, 1j, Decimal(1), [1]])
-def test_what_is_not_a_number_is_refused(done: Any) -> None:
+def test_progress_that_is_not_a_number_is_refused(done: Any) -> None:
     with pytest.raises(TypeError, match="progress: done should be a number, not "):
         as_json(done, 10)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -1, -0.5, -(10**400), 10**400])
-def test_numbers_that_are_none_are_refused(number: Any) -> None:
+def test_infinite_and_negative_progress_is_refused(number: Any) -> None:
     with pytest.raises(ValueError, match="progress: done should be at least 0 and finite, not "):
         as_json(number, 10)
     with pytest.raises(ValueError, match="progress: total should be"):
@@ -52,7 +52,9 @@ def test_a_note_is_a_string_of_bounded_length() -> None:
 
 
 @pytest.mark.parametrize("always_eager", [True, False])
-def test_outside_a_worker_nothing_happens(app: Any, monkeypatch: pytest.MonkeyPatch, always_eager: bool) -> None:
+def test_progress_outside_of_a_worker_does_nothing(
+    app: Any, monkeypatch: pytest.MonkeyPatch, always_eager: bool
+) -> None:
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("connects"))
     monkeypatch.setattr(progress, "reporter", lambda *_: pytest.fail("a reporter"))
     app.conf.task_always_eager = always_eager
@@ -98,7 +100,7 @@ def test_the_latest_of_each_run_is_told() -> None:
     assert ledger.told == [("a", "1", "9"), ("b", "2", "9")]
 
 
-def test_what_could_not_be_told_is_told_later_unless_there_is_something_newer() -> None:
+def test_unsent_progress_is_sent_later_unless_there_is_newer_progress() -> None:
     one, ledger = reporter(LedgerUnavailable("away"), LedgerUnavailable("away"))
     one.report(("a", "1"), "old")
     one.report(("b", "1"), "kept")
@@ -122,7 +124,7 @@ def test_patience_and_memory_are_bounded_while_the_ledger_is_away() -> None:
 
 
 @pytest.mark.parametrize("error", [LedgerError("no"), RuntimeError("a bug")])
-def test_what_the_ledger_refuses_is_dropped(error: Exception) -> None:
+def test_progress_that_the_ledger_refuses_is_dropped(error: Exception) -> None:
     one, ledger = reporter(error)
     one.report(("a", "1"), "x")
     one._tell()
@@ -144,5 +146,5 @@ def test_what_the_ledger_refuses_is_dropped(error: Exception) -> None:
         (1, 2, "z" * 100, f"1/2 {'z' * 60}…"),
     ],
 )
-def test_how_it_is_shown(done: Any, total: Any, note: str, text: str) -> None:
+def test_progress_is_shown_with_its_share_and_note(done: Any, total: Any, note: str, text: str) -> None:
     assert _progress(Progress(done=done, total=total, note=note, at="2030-01-01T00:00:00Z")) == text

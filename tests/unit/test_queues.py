@@ -98,13 +98,13 @@ def test_the_users_routes_come_before_ours(new_app, routes):
     assert destination(job(app, priority="high").delay) == "mine"
 
 
-def test_what_the_users_routes_leave_out_is_ours(new_app):
+def test_jobs_without_a_route_of_the_user_take_ours(new_app):
     app = new_app(task_routes={"shop.other": "mine"})
     assert destination(job(app, priority="high").delay) == "default.high"
     assert destination(job(app, name="shop.other", priority="high").delay) == "mine"
 
 
-def test_a_router_that_only_adds_options_is_the_users_word_too(new_app):
+def test_a_router_that_only_adds_options_counts_as_a_route_of_the_user(new_app):
     """Celery takes the first route that is one: what it leaves open is the default queue, as ever."""
     app = new_app(task_routes={"shop.job": {"priority": 3}})
     assert destination(job(app, pool="images").delay) == "celery"
@@ -117,7 +117,7 @@ def test_task_queue_comes_before_all_routes(new_app):
 
 
 @pytest.mark.filterwarnings(r"ignore:\s*The 'queue' task attribute")
-def test_the_call_comes_first(new_app):
+def test_the_queue_of_a_call_comes_before_all_routes(new_app):
     task = job(new_app(task_routes={"shop.*": "mine"}), queue="of_the_task", priority="high")
     assert destination(lambda: task.apply_async(queue="of_the_call")) == "of_the_call"
     assert destination(lambda: task.apply_async(queue="of_the_call", priority="low")) == "of_the_call"
@@ -248,7 +248,7 @@ def test_every_priority_has_a_queue_the_highest_first():
     ("came_through", "handed_over"),
     [("celery", "default.granted"), ("default.low", "default.granted"), ("images.high", "images.granted"), ("own", "")],
 )
-def test_where_a_run_is_handed_over(came_through, handed_over):
+def test_a_run_is_handed_over_through_the_granted_queue_of_its_pool(came_through, handed_over):
     assert granted_queue_for(came_through, default_queue="celery") == handed_over
 
 

@@ -71,7 +71,7 @@ def test_an_update_that_leaves_the_schedule_writes_the_same(shop, when):
     assert written(shop, entry_documents.written("hourly", text).when(shop)) == text
 
 
-def test_what_is_called_is_read_as_it_was_written(shop):
+def test_task_and_arguments_are_read_as_they_were_written(shop):
     call = {"args": ("a@b",), "kwargs": {"subject": "\u202e {0} \x00 ü"}, "options": {"queue": "mails", "expires": 30}}
     entry = read(shop, written(shop, task="shop.mail", **call))
     assert (entry.call.task, entry.call.args) == ("shop.mail", ["a@b"])
@@ -114,7 +114,7 @@ class Own(schedule):
         *(schedule(0), Own(5), schedule(5, nowfun=lambda: None), crontab(nowfun=lambda: None), lambda: 5),
     ],
 )
-def test_what_is_no_schedule_is_refused(shop, when):
+def test_an_invalid_schedule_is_refused(shop, when):
     with pytest.raises(ConfigurationError, match=r"crontab"):
         written(shop, when)
 
@@ -155,7 +155,7 @@ def test_a_crontab_that_is_never_due_is_refused(shop):
         ({"options": {"countdown": [1]}}, "option countdown"),
     ],
 )
-def test_what_could_not_be_fired_is_refused_when_it_is_written(shop, more, words):
+def test_an_entry_that_could_not_fire_is_refused_when_it_is_written(shop, more, words):
     with pytest.raises(ConfigurationError, match=words):
         written(shop, **more)
 
@@ -193,7 +193,7 @@ def test_an_entry_whose_task_is_gone_says_so(shop):
         from_document(shop, "hourly", text, {})
 
 
-def test_one_of_another_version_that_says_more_is_read(shop):
+def test_a_document_of_another_version_with_more_fields_is_read(shop):
     text = json.dumps({**json.loads(written(shop)), "colour": "blue"})
     assert read(shop, text).every == "every 60 s"
 
@@ -208,7 +208,7 @@ def test_one_of_another_version_that_says_more_is_read(shop):
         *({"schedule": {"solar": value}} for value in (5, [], ["sunrise"], ["sunrise", "x", "y"])),
     ],
 )
-def test_what_is_broken_is_one_error_in_words(shop, change):
+def test_a_broken_document_is_one_error_in_words(shop, change):
     text = json.dumps({**json.loads(written(shop)), **change})
     with pytest.raises(ConfigurationError, match=r"^entry 'hourly': "):
         read(shop, text)
@@ -217,6 +217,6 @@ def test_what_is_broken_is_one_error_in_words(shop, change):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "5", "null", "\x00", "[" * 100_000, '{"name": "hourly"}'], ids=range(8)
 )
-def test_what_is_no_document_is_one_error_in_words(shop, text):
+def test_a_text_that_is_no_document_is_one_error_in_words(shop, text):
     with pytest.raises(ConfigurationError, match=r"^entry 'hourly': its document in the ledger cannot be read$"):
         read(shop, text)

@@ -61,7 +61,7 @@ def test_an_entry_tells_what_when_and_what_came_of_it(shown):
     assert re.search(r"\n +1 missed *\n", text), text
 
 
-def test_one_that_never_fired_and_one_of_a_job_of_the_same_name(shown):
+def test_an_entry_that_never_fired_and_an_entry_of_a_job_are_shown(shown):
     text = table(
         shown,
         entry(last_fire=None, last_outcome=None, next_fire=None, fires=0),
@@ -73,14 +73,14 @@ def test_one_that_never_fired_and_one_of_a_job_of_the_same_name(shown):
     assert "5 min late" in text
 
 
-def test_what_never_fired_takes_one_line(shown):
+def test_an_entry_that_never_fired_takes_one_line(shown):
     never = {"last_fire": None, "last_outcome": None, "fires": 0, "source": "code"}
     lines = table(shown, *(entry(name, task=name, **never) for name in ("one", "two"))).splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith(" one "))
     assert lines[first + 1].startswith(" two ")
 
 
-def test_paused_ones_and_those_that_cannot_be_fired_say_why(shown):
+def test_entries_that_are_paused_or_cannot_fire_say_why(shown):
     text = table(
         shown,
         entry("a", paused=Paused(by="me@host", why="holidays", at=NOW), next_fire=None),
@@ -252,7 +252,7 @@ def test_a_run_that_never_started_says_so(shown):
     assert shown(print_history, [run]).endswith("  revoked\n    not started  waited 90 s\n")
 
 
-def test_no_run_is_said(shown):
+def test_an_empty_history_says_that_no_run_has_ended(shown):
     assert shown(print_history, []) == "no such run has ended yet\n"
 
 

@@ -35,10 +35,10 @@ class TestEntriesThatAreDueTogether:
         due = [(entry("last", 3), 1), (entry("middle", 2), 2), (entry("first", 0), 3)]
         assert self.order(queue, *due) == ["first", "middle", "last"]
 
-    def test_then_those_of_a_higher_priority(self, queue: DueQueue):
+    def test_higher_priorities_go_before_lower_ones(self, queue: DueQueue):
         assert self.order(queue, (entry("first", 0), 1), (entry("other", 2), 2)) == ["other", "first"]
 
-    def test_then_those_that_were_due_first(self, queue: DueQueue):
+    def test_earlier_due_times_go_before_later_ones(self, queue: DueQueue):
         assert self.order(queue, (entry("first"), 2), (entry("other"), 1)) == ["other", "first"]
 
 
@@ -93,7 +93,9 @@ class TestTerm:
         ledger: Any = SimpleNamespace(lead=lead, resign=lambda _, term: self.resigned.append(term), address="there")
         return Term(ledger, "s1", "s1@host", self.SECONDS, lambda: None, lambda: self.silent)
 
-    def test_is_trusted_from_before_it_was_asked_for_and_less_than_the_ledger_grants(self, term: Term, clock: Clock):
+    def test_a_term_is_trusted_from_before_the_question_and_for_less_than_the_ledger_grants(
+        self, term: Term, clock: Clock
+    ):
         asked = clock.now
         term._ask()
         assert term.number == "17"
@@ -102,20 +104,20 @@ class TestTerm:
         clock.now = asked + self.SECONDS * (1 - MARGIN)
         assert term.number == ""
 
-    def test_is_over_at_once_when_the_ledger_says_so(self, term: Term):
+    def test_a_term_is_over_at_once_when_the_ledger_says_so(self, term: Term):
         term._ask()
         term.lost("16")
         assert term.number == "17"
         term.lost("17")
         assert term.number == ""
 
-    def test_goes_to_another_whose_answer_it_is(self, term: Term):
+    def test_a_term_is_over_when_another_scheduler_leads(self, term: Term):
         term._ask()
         self.answer = ""
         term._ask()
         assert (term.number, term.others_led) == ("", True)
 
-    def test_is_resigned_when_who_dispatches_is_stuck(self, term: Term):
+    def test_a_leader_whose_dispatcher_is_stuck_resigns(self, term: Term):
         term._ask()
         self.silent = self.SECONDS
         term._ask()

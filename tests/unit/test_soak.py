@@ -95,34 +95,34 @@ def test_a_good_story_has_no_violation(tale):
 # -- I1
 
 
-def test_more_runs_than_may_be(tale):
+def test_more_runs_of_a_job_than_allowed_are_found(tale):
     tale.ran("a", "two", 1, 3)
     tale.ran("b", "two", 1.5, 3)
     tale.ran("c", "two", 2, 3)
     tale.finds("I1 3 runs of two together, 2 may")
 
 
-def test_more_runs_of_a_key_than_may_be(tale):
+def test_more_runs_of_a_key_than_allowed_are_found(tale):
     tale.ran("a", "keyed", 1, 3, note="x")
     tale.ran("b", "keyed", 2, 3, note="x")
     tale.finds("I1 2 runs of keyed with key x together, 1 may")
 
 
 @pytest.mark.parametrize(("first", "second"), [("red", "blue"), ("blue", "red")])
-def test_jobs_together_that_block_each_other(tale, first, second):
+def test_jobs_that_block_each_other_and_ran_together_are_found(tale, first, second):
     tale.ran("a", first, 1, 3)
     tale.ran("b", second, 2, 3)
     tale.finds("I1 " + f"{second} and {first} together")
 
 
-def test_more_runs_of_all_jobs_than_may_be():
+def test_more_runs_of_all_jobs_than_allowed_are_found():
     tale = Tale(max_running=1)
     tale.ran("a", "free", 1, 3)
     tale.ran("b", "blue", 2, 3)
     tale.finds("I1 2 runs together, 1 may")
 
 
-def test_a_run_twice_at_once(tale):
+def test_a_run_that_was_executed_twice_at_once_is_found(tale):
     tale.sent("a", "free", 1)
     tale.executed("a", "free", 1, 3)
     tale.settled("a", tale.executed("a", "free", 2, 4, worker="w2"), 4)
@@ -163,7 +163,7 @@ def test_a_void_execution_may_overlap_but_its_outcome_may_not_be_accepted(tale):
     assert any(f"accepted with fence {old}, a later one started" in one for one in found)
 
 
-def test_no_lease_is_lost_by_a_short_stop(tale):
+def test_a_short_stop_does_not_excuse_a_second_execution(tale):
     tale.sent("a", "one", 1)
     tale.executed("a", "one", 1, 4)
     stopped(tale, "w1", 1.5, 1.5 + LEASE / 3)
@@ -171,7 +171,7 @@ def test_no_lease_is_lost_by_a_short_stop(tale):
     assert any("executed twice at once" in one for one in tale.found())
 
 
-def test_a_machine_that_stood_still_is_not_held_against_anybody(tale):
+def test_a_stall_of_the_machine_excuses_a_second_execution(tale):
     tale.sent("a", "free", 1)
     tale.executed("a", "free", 1, 9)
     tale.note("stall", 5.0, since=2.0)
@@ -179,7 +179,7 @@ def test_a_machine_that_stood_still_is_not_held_against_anybody(tale):
     tale.finds()
 
 
-def test_a_fence_that_does_not_rise(tale):
+def test_a_fence_that_does_not_rise_is_found(tale):
     tale.sent("a", "free", 1)
     tale.executed("a", "free", 1, 2, fence=5, attempt=0)
     tale.settled("a", 5, 2, outcome="retry")
@@ -187,13 +187,13 @@ def test_a_fence_that_does_not_rise(tale):
     tale.finds("I1 the fence of run a does not rise")
 
 
-def test_a_result_of_an_execution_that_was_not_accepted(tale):
+def test_a_result_of_an_execution_that_was_not_accepted_is_found(tale):
     tale.ran("a", "free", 1, 2)
     tale.rest["results"] = {"a": 77}
     tale.finds("I1 the result of run a is of fence 77")
 
 
-def test_a_result_that_a_void_execution_stored(tale):
+def test_a_result_that_a_void_execution_stored_is_found(tale):
     tale.sent("a", "free", 1)
     old = tale.executed("a", "free", 1, 1.5)
     stopped(tale, "w1", 1.2, 9)
@@ -208,7 +208,7 @@ def test_a_result_that_a_void_execution_stored(tale):
 # -- I2
 
 
-def test_a_run_that_vanished(tale):
+def test_a_run_that_vanished_is_found(tale):
     tale.sent("a", "free", 1, state=None)
     tale.note("received", 2, run="a", retries=0, worker="w1")
     tale.finds("I2 run a of free is PENDING and nowhere to be found")
@@ -226,14 +226,14 @@ def test_a_result_that_a_zombie_wrote_over_is_allowed_for_only_if_it_stood_still
 @pytest.mark.parametrize("topology", ["apart", "together", "rabbitmq"])
 @pytest.mark.parametrize("what", ["cut_broker", "kill_worker", "kill_ledger"])
 @pytest.mark.parametrize("job", ["free", "plain"])
-def test_no_message_may_be_lost_whatever_broke(topology, what, job):
+def test_a_lost_message_is_found_whatever_broke(topology, what, job):
     tale = Tale(topology)
     tale.sent("a", job, 1, state=None)
     tale.note("fault", 1, what=what)
     tale.finds(f"I2 run a of {job} is PENDING")
 
 
-def test_a_lost_retry(tale):
+def test_a_lost_retry_is_found(tale):
     """The ledger sends it again."""
     tale.sent("a", "free", 1, state="RETRY")
     tale.note("fault", 3, what="cut_broker")
@@ -243,18 +243,18 @@ def test_a_lost_retry(tale):
     assert len(tale.found()) == 3
 
 
-def test_an_end_that_may_not_be(tale):
+def test_an_end_that_contradicts_the_outcome_is_found(tale):
     tale.ran("a", "free", 1, 2)
     tale.states["a"] = "FAILURE"
     tale.finds("I2 run a of free ended as FAILURE")
 
 
-def test_a_success_without_an_execution(tale):
+def test_a_success_without_an_execution_is_found(tale):
     tale.sent("a", "free", 1)
     tale.finds("I2 run a of free succeeded and was never executed")
 
 
-def test_a_run_that_had_ended_and_is_executed_again(tale):
+def test_a_run_that_was_executed_again_after_its_end_is_found(tale):
     tale.sent("a", "free", 1)
     tale.executed("a", "free", 1, 2, pid=5)
     tale.settled("a", tale.executed("a", "free", 8, 9, worker="w2"), 9)
@@ -273,7 +273,7 @@ def test_a_run_that_begins_void_after_it_has_ended(tale):
     tale.finds("I2 run a of free had ended (returned) and was executed again")
 
 
-def test_a_chord_that_lacks_a_result(tale):
+def test_a_chord_that_lacks_a_result_is_found(tale):
     tale.sent("a", "gather", 1, kwargs={"expected": 3})
     tale.settled("a", tale.executed("a", "gather", 1, 2, note=2), 2)
     tale.finds("I2 the chord's body a got 2 results of 3")
@@ -282,7 +282,7 @@ def test_a_chord_that_lacks_a_result(tale):
 # -- I3, I4, I5
 
 
-def test_two_runs_of_one_fire(tale):
+def test_two_runs_of_one_fire_are_found(tale):
     tale.note("fire", 1, entry="e", due=5.0, run="a")
     tale.note("fire", 1, entry="e", due=6.0, run="b")
     tale.finds()
@@ -290,20 +290,20 @@ def test_two_runs_of_one_fire(tale):
     tale.finds("I3 2 runs of e, due at 5.0")
 
 
-def test_a_run_that_is_stuck(tale):
+def test_a_stuck_run_is_found(tale):
     tale.sent("a", "free", 1, state=None)
     tale.rest["listed"] = {"a": "waiting: for a free slot"}
     tale.finds("I4 run a of free has not ended: waiting: for a free slot")
 
 
-def test_a_message_that_nobody_takes():
+def test_a_message_that_no_worker_takes_is_found():
     tale = Tale("apart")
     tale.sent("a", "free", 1, state=None)
     tale.rest["queued"] = {"a"}
     tale.finds("I4 run a of free has not ended: in the broker")
 
 
-def test_a_run_that_waited_for_nobody(tale):
+def test_a_run_that_waited_for_no_reason_is_found(tale):
     tale.sent("a", "one", 1)
     tale.settled("a", tale.executed("a", "one", 1, 20), 20)
     tale.sent("b", "one", 2)
@@ -316,7 +316,7 @@ def test_a_run_that_waited_for_nobody(tale):
     tale.finds()
 
 
-def test_a_killed_run_that_goes_again_too_late(tale):
+def test_a_killed_run_that_is_recovered_too_late_is_found(tale):
     tale.sent("a", "free", 1)
     tale.executed("a", "free", 1, None, pid=7)
     tale.note("death", 2.0, pid=7)
@@ -328,12 +328,12 @@ def test_a_killed_run_that_goes_again_too_late(tale):
     tale.finds()
 
 
-def test_what_is_left_in_the_ledger(tale):
+def test_leftovers_in_the_ledger_are_found(tale):
     tale.rest["leftovers"] = {"{soak}:r:x": "hash"}
     tale.finds("I5 left in the ledger: {soak}:r:x: hash")
 
 
-def test_a_worker_that_ends_by_itself_and_one_that_does_not_end(tale):
+def test_workers_that_end_by_themselves_or_do_not_end_are_found(tale):
     tale.note("ended_by_itself", 3, worker="w1", code=1)
     tale.note("did_not_end", 9, worker="w2")
     tale.finds("I4 worker w1 ended by itself: 1", "I4 worker w2 was told to end and did not")
@@ -357,7 +357,7 @@ def test_a_longer_soak_begins_like_a_shorter_one():
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_plan_is_of_everything(topology):
+def test_a_plan_has_every_kind_of_call_act_and_fault(topology):
     plan = make("7", 600, topology)
     runs = [run for _, run in plan.runs()]
     assert len({run.id for run in runs}) == len(runs)

@@ -102,7 +102,7 @@ def text_of(view: View, columns: int = 80) -> str:
 # -- is everything all right?
 
 
-def test_where_nothing_is_wrong_that_is_said():
+def test_a_healthy_status_says_so():
     found = status(jobs=[job("a"), job("b", "running")], running=1, max_running=10, later=2, dead_letters=1)
     head = "shop: 1 running, 0 waiting, 2 not due yet, 1 dead letter, at most 10 at once"
     assert text_of(View(found), 120).splitlines()[0] == f"{head}; everything is all right"
@@ -117,7 +117,7 @@ def test_where_nothing_is_wrong_that_is_said():
         (status(jobs=[job(n, overdue=True) for n in "abcde"]), "overdue: a, b, c and 2 more"),
     ],
 )
-def test_what_is_wrong_is_said_first(found, problem):
+def test_problems_come_first(found, problem):
     assert problems_of(found) == [problem]
     head, first, *_ = text_of(View(found)).splitlines()
     assert "all right" not in head
@@ -139,7 +139,7 @@ def test_a_job_that_a_person_disabled_is_not_wrong_and_one_that_fails_is_not_rig
 # -- jobs
 
 
-def test_what_needs_attention_comes_first():
+def test_jobs_that_need_attention_come_first():
     jobs = [
         job("f idle"), job("e waiting", "waiting"), job("d running", "running"), job("c failing", failures=1),
         job("b overdue", overdue=True), job("a disabled", "disabled"), job("a disabled too", "disabled", overdue=True),
@@ -165,7 +165,7 @@ BUSY = job(
 )
 
 
-def test_a_job_is_told_in_a_row_and_what_is_wrong_with_it_below():
+def test_a_job_takes_one_row_and_its_problems_are_below():
     lines = text_of(View(status(jobs=[BUSY])), 120).splitlines()[2:4]
     assert [re.split(r"\s{2,}", line) for line in lines] == [
         ["job", "state", "prio", "running", "waiting", "fails", "last run", "took", "next"],
@@ -174,12 +174,12 @@ def test_a_job_is_told_in_a_row_and_what_is_wrong_with_it_below():
     assert "\n    last error: ConnectionError: nobody listens" in text_of(View(status(jobs=[BUSY])), 120)
 
 
-def test_eighty_columns_do_for_that():
+def test_a_status_fits_eighty_columns():
     [line] = [line for line in text_of(View(status(jobs=[BUSY]))).splitlines() if line.startswith("shop.f")]
     assert all(word in line for word in ("running", "1/1", "4 (12 min)", "2/5", "3 min ago", "in 45 s"))
 
 
-def test_of_a_long_name_the_end_is_kept():
+def test_a_long_name_keeps_its_end():
     long = BUSY.model_copy(update={"name": "a.very.long.module.of.the.shop.tasks.fetch_data"})
     assert re.search(r"^…[\w.]*fetch_data  running", text_of(View(status(jobs=[long]))), re.M)
     assert "a.very.long.module.of.the.shop.tasks.fetch_data" in text_of(View(status(jobs=[long])), 200)
@@ -231,7 +231,7 @@ def test_runs_tell_their_progress_and_why_they_wait():
         (0.5, 1.0, " 50 % " + "█" * 10 + "░" * 10),
     ],
 )
-def test_bars_of_odd_progress(done, total, bar):
+def test_odd_progress_has_a_valid_bar(done, total, bar):
     found = status(runs=[run("a", progress=Progress(done=done, total=total, note="", at=NOW))])
     assert text_of(View(found, live=True), 120).endswith(f"  {bar}")
 
@@ -271,7 +271,7 @@ def test_workers_are_counted_first_and_the_dead_are_shown_first():
 
 @pytest.mark.parametrize("height", [24, 40, 60, 200])
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_a_crowd_fits_into_the_window(columns, height):
+def test_very_many_jobs_and_workers_fit_into_the_window(columns, height):
     lines = text_of(View(crowd(), height=height, live=True), columns).splitlines()
     assert height - 3 <= len(lines) <= height
     assert sum(line.startswith("… ") and line.endswith(" more") for line in lines) >= (2 if height == 24 else 4)
@@ -292,7 +292,7 @@ def small() -> Status:
     )  # fmt: skip
 
 
-def test_what_is_wrong_does_not_scroll_out_of_a_small_window():
+def test_problems_do_not_scroll_out_of_a_small_window():
     lines = text_of(View(small(), height=23)).splitlines()
     assert len(lines) <= 23
     assert "queues: 6, all served; messages: 15" in lines
@@ -300,7 +300,7 @@ def test_what_is_wrong_does_not_scroll_out_of_a_small_window():
     assert any(line.startswith("w ") for line in text_of(View(small(), height=40)).splitlines())
 
 
-def test_lines_that_are_left_go_to_jobs_before_queues():
+def test_spare_lines_go_to_jobs_before_queues():
     queues = [QueueStatus(name=f"q{n}", depth=0, slots=2, under_way=0, waiting=0) for n in range(6)]
     found = status(jobs=[job(name) for name in "abc"], queues=queues, workers=[worker("w")])
     lines = text_of(View(found, height=14)).splitlines()
@@ -315,7 +315,7 @@ def test_without_a_window_a_page_of_each_is_shown_and_the_rest_counted():
     assert "… 25 more died within the hour" in text
 
 
-def test_all_of_it_is_shown_if_asked_for(monkeypatch):
+def test_the_whole_status_is_shown_on_request(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     file = StringIO()
     print_status(crowd(), file, everything=True)
@@ -324,7 +324,7 @@ def test_all_of_it_is_shown_if_asked_for(monkeypatch):
     assert re.findall(r"^… (\d+) more$", file.getvalue(), re.M) == ["99907"], "the ledger lists so many waiting runs"
 
 
-def test_colour_is_for_terminals():
+def test_only_terminals_get_colour():
     for terminal, env, coloured in (
         (True, {"TERM": "xterm"}, True),
         (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
@@ -423,7 +423,7 @@ def test_a_status_is_narrowed_to_what_concerns_some_jobs(asked, expected):
     assert (found.problems, found.namespace) == (["a problem"], "shop")
 
 
-def test_counts_are_of_those_jobs_alone():
+def test_a_narrowed_status_counts_only_its_jobs():
     found = narrowed(mixed(), jobs=["shop"])
     assert (found.running, found.waiting, found.later, found.dead_letters) == (2, 2, 1, 1)
     whole = narrowed(mixed())
@@ -448,7 +448,7 @@ def test_a_name_that_looks_like_a_pattern_is_found():
         ({"states": ["runing"]}, BadCall, "unknown state 'runing', did you mean 'running'?"),
     ],
 )
-def test_what_nothing_is_like_is_said(asked, error, words):
+def test_a_pattern_that_matches_nothing_says_so(asked, error, words):
     with pytest.raises(error) as caught:
         narrowed(mixed(), **asked)
     assert words in str(caught.value)
@@ -465,7 +465,7 @@ def test_the_command_offers_what_there_is():
         (["observe", "enforce"], "observe mode on 1 of 2 workers: everything starts at once"),
     ],
 )
-def test_that_nothing_is_held_back_is_said_under_the_head(modes, said):
+def test_a_status_that_holds_nothing_back_says_so_below_its_head(modes, said):
     found = status(workers=[worker(f"w{n}@host", mode=mode) for n, mode in enumerate(modes)])
     assert text_of(View(found)).splitlines()[1].startswith(said)
     dead = [worker("w0@host", "dead", mode="observe"), worker("w1@host")]

@@ -351,7 +351,7 @@ def test_a_call_with_a_bad_priority_is_refused(app, sent, written):
 # -- the first rule: inheriting changes nothing that was not written
 
 
-def test_a_job_of_which_nothing_was_written_is_a_plain_task(new_app):
+def test_a_job_without_options_behaves_like_a_plain_task(new_app):
     plain = plain_task(new_app())
     ours = job(new_app())
     names = visible(plain).keys()
@@ -432,7 +432,7 @@ def test_a_recurring_job_is_retried_three_times_on_any_exception(recurring):
 
 
 @pytest.mark.parametrize("error", [Reject, Ignore, SoftTimeLimitExceeded])
-def test_what_has_a_meaning_of_its_own_is_not_retried(recurring, error):
+def test_exceptions_with_a_meaning_in_celery_are_not_retried(recurring, error):
     body = failing(error)
     recurring(body).apply(throw=False)
     assert body.calls == 1
@@ -483,7 +483,7 @@ def test_an_app_may_have_other_defaults_for_recurring_jobs(app, recurring):
     assert jobs_of(app)["shop.job"].timeout_seconds is None
 
 
-def test_they_may_retry_more(app, recurring):
+def test_defaults_for_recurring_jobs_may_change_retries(app, recurring):
     app.conf.orchestration_recurring_defaults = {"autoretry_for": [KeyError], "max_retries": 1}
     bodies = failing(ValueError), failing(KeyError)
     recurring(bodies[0]).apply(throw=False)
@@ -504,7 +504,7 @@ def test_what_is_written_on_a_job_wins_over_the_apps_defaults(app, recurring):
     assert body.calls == 3
 
 
-def test_they_are_nothing_to_a_job_that_is_not_recurring(app):
+def test_defaults_for_recurring_jobs_do_not_apply_to_other_jobs(app):
     app.conf.orchestration_recurring_defaults = {"timeout_seconds": 5, "autoretry_for": (Exception,)}
     body = failing(ValueError)
     task = job(app, body=body, max_running=1)
@@ -512,7 +512,7 @@ def test_they_are_nothing_to_a_job_that_is_not_recurring(app):
     assert (body.calls, task.time_limit) == (1, None)
 
 
-def test_defaults_that_are_wrong_are_said_when_something_starts(app):
+def test_wrong_defaults_are_reported_when_something_starts(app):
     app.conf.orchestration_recurring_defaults = {"timeout_second": 5}
     assert job(app, interval_seconds=60).orchestration.timeout_seconds == 60
     with pytest.raises(ConfigurationError, match="did you mean 'timeout_seconds'"):
@@ -542,12 +542,12 @@ def test_a_run_ended_by_a_limit_that_nobody_wrote_says_so_and_names_the_option(a
 
 
 @pytest.mark.parametrize("options", [{"timeout_seconds": 60}, {"time_limit": 70}, {"soft_time_limit": 60}])
-def test_one_ended_by_a_written_limit_does_not(app, options):
+def test_a_run_ended_by_a_written_limit_does_not_mention_a_default(app, options):
     task = job(app, body=failing(SoftTimeLimitExceeded), interval_seconds=60, **options)
     assert "default" not in over_the_soft_limit(task)
 
 
-def test_nor_one_ended_by_a_limit_of_its_call_or_of_the_app(app):
+def test_a_run_ended_by_a_limit_of_its_call_or_app_does_not_mention_a_default(app):
     task = job(app, body=failing(SoftTimeLimitExceeded), interval_seconds=60)
     assert "default" not in over_the_soft_limit(task, timelimit=[None, 5])
     assert not default_limit(task, [5, 60])
@@ -682,7 +682,7 @@ def test_a_key_of_arguments_that_the_task_takes_is_good(app, key, body, bind):
     assert job(app, body, key=key, max_running=1, bind=bind).mistake is None
 
 
-def test_so_is_that_of_a_class(app):
+def test_a_key_of_arguments_that_a_class_based_task_takes_is_good(app):
     assert app.register_task(ByClass()).mistake is None
 
 

@@ -58,12 +58,12 @@ def reason(app: Celery, job: Any, **situation: Any) -> str | None:
 # -- rules
 
 
-def test_on_a_good_day_everything_starts(app):
+def test_every_job_starts_when_nothing_holds_it_back(app):
     jobs = ["fetch", "process", "cleanup", "report", "look", "bill", "import"]
     assert [decide(app, job=f"shop.{name}") for name in jobs] == [Decision(starts=True)] * 7
 
 
-def test_the_first_example_of_the_docs(app):
+def test_the_first_example_of_the_docs_holds(app):
     decision = decide(app, running=["shop.cleanup"], job="shop.process")
     assert decision == Decision(
         starts=False, reason="waiting for shop.cleanup: running", rule="blocked", waits_for="shop.cleanup"
@@ -77,14 +77,14 @@ def test_blocks_hold_in_either_direction(app):
     assert reason(app, "shop.process", running=["shop.cleanup"]) == "waiting for shop.cleanup: running"
 
 
-def test_paused_and_disabled(app):
+def test_a_paused_system_and_a_disabled_job_start_nothing(app):
     assert reason(app, "shop.fetch", paused=True) == "everything is paused"
     assert reason(app, "shop.fetch", disabled=["shop.fetch"]) == "the job is disabled: by hand"
     assert reason(app, "shop.fetch", disabled={"shop.fetch": "5 failures"}) == "the job is disabled: 5 failures"
     assert reason(app, "shop.fetch", disabled=["shop.cleanup"]) is None
 
 
-def test_room(app, new_app):
+def test_a_job_waits_while_its_caps_are_reached(app, new_app):
     full = "waiting for room: as many runs of shop.process as allowed: running"
     assert reason(app, "shop.process", running=["shop.process"]) is None
     assert reason(app, "shop.process", running=["shop.process"] * 2) == full
@@ -128,7 +128,7 @@ def test_a_dependency_of_another_service_is_known_by_its_name(app):
         decide(app, job="bank.rates")
 
 
-def test_age_and_freshness(app):
+def test_a_dependency_may_be_too_old_or_not_fresh(app):
     def with_ages(ended: float, started: float | None = None) -> str | None:
         return reason(
             app,
@@ -143,7 +143,7 @@ def test_age_and_freshness(app):
     assert with_ages(10, started=10) == "waiting for shop.fetch: it has not ended since this job's last start"
 
 
-def test_nobody_barges_in(app):
+def test_a_new_run_does_not_pass_a_waiting_one(app):
     behind = "waiting behind a run of shop.{} that came first".format
     assert reason(app, "shop.process", waiting=["shop.process"]) == behind("process")
     assert reason(app, "shop.cleanup", waiting=["shop.process"]) == behind("process")
@@ -151,7 +151,7 @@ def test_nobody_barges_in(app):
     assert reason(app, "shop.import", waiting=["shop.process"]) is None, "they have nothing to do with each other"
 
 
-def test_who_waits_for_something_else_bars_nobody(app):
+def test_a_run_that_waits_for_a_dependency_does_not_hold_others_back(app):
     assert reason(app, "shop.cleanup", waiting=["shop.process"], ended={"shop.fetch": "failed"}) is None
     assert reason(app, "shop.cleanup", waiting=["shop.process"], disabled=["shop.process"]) is None
 
@@ -194,7 +194,7 @@ def test_a_job_is_named_or_its_task_or_a_call(app):
     assert reason(app, process, disabled=[process]) is not None
 
 
-def test_a_lazy_task_is_one_too(new_app):
+def test_a_job_may_be_named_by_a_lazy_task(new_app):
     app = new_app()
 
     @app.task(base=OrchestratedTask, max_running=1, shared=False)
@@ -229,7 +229,7 @@ def test_mistakes_in_the_jobs_are_said(app):
         decide(app, job="shop.fetch")
 
 
-def test_modules_that_a_worker_would_import_are(new_app, tmp_path, monkeypatch):
+def test_modules_that_a_worker_would_import_are_imported(new_app, tmp_path, monkeypatch):
     app = new_app()
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "jobs_of_a_module.py").write_text(
@@ -257,7 +257,7 @@ def test_eager_calls_need_no_redis(new_app):
 
 
 @pytest.mark.slow
-def test_off_a_worker_needs_no_redis(new_app):
+def test_a_worker_in_mode_off_needs_no_redis(new_app):
     app = new_app(orchestration_mode="off", orchestration_redis_url=NOBODY)
 
     @app.task(base=OrchestratedTask, max_running=1, priority="high", shared=False)
@@ -268,7 +268,7 @@ def test_off_a_worker_needs_no_redis(new_app):
         assert double.delay(4).get(timeout=30) == 8
 
 
-def test_what_the_docs_say_is_so():
+def test_the_examples_of_the_docs_hold():
     text = (PROJECT / "docs" / "testing.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     assert len(blocks) == 6

@@ -153,7 +153,7 @@ def histories(draw: st.DrawFn) -> tuple[Times, int, list[int]]:
 class TestDueTimes:
     @examples()
     @given(histories())
-    def test_rise(self, history: tuple[Times, int, list[int]]):
+    def test_due_times_rise(self, history: tuple[Times, int, list[int]]):
         _, last, found = history
         assert all(a < b for a, b in pairwise([last, *found]))
 
@@ -183,7 +183,7 @@ class TestDueTimes:
 
     @examples()
     @given(histories(), st.data())
-    def test_do_not_depend_on_when_or_how_often_one_looks(
+    def test_due_times_do_not_depend_on_when_or_how_often_they_are_asked_for(
         self, history: tuple[Times, int, list[int]], data: st.DataObject
     ):
         """Looking often finds more of them, looking seldom merges some into one: there are no others."""
@@ -298,10 +298,12 @@ class TestCrontab:
             ),
         ],
     )
-    def test_month_ends_leap_years_and_year_ends(self, when: crontab, start: tuple[int, ...], found: list[str]):
+    def test_crontabs_are_right_at_month_ends_leap_years_and_year_ends(
+        self, when: crontab, start: tuple[int, ...], found: list[str]
+    ):
         assert shown(first_ones(times_of(when, APPS["UTC"]), ms(*start), len(found))) == found
 
-    def test_counts_no_more_than_so_many_that_were_missed(self):
+    def test_the_count_of_missed_due_times_is_bounded(self):
         times, start = times_of(crontab(), APPS["UTC"]), ms(2024, 1, 1)
         for passed in (MOST_MISSED, MOST_MISSED + 1, MOST_MISSED + 2, 500_000):
             at = start + passed * MINUTE
@@ -312,7 +314,7 @@ class TestCrontab:
         [found] = first_ones(times_of(crontab("30", "9"), APPS["America/New_York"]), ms(2024, 7, 1), 1)
         assert found == ms(2024, 7, 1, 13, 30)
 
-    def test_one_that_is_never_due_is_said_to_be_so(self):
+    def test_a_crontab_that_is_never_due_is_reported(self):
         class Never(crontab):
             def remaining_estimate(self, last_run_at: datetime, *args: object) -> timedelta:
                 return timedelta(days=-10)
@@ -337,7 +339,7 @@ class TestChangesOfClocks:
             ("Australia/Lord_Howe", 1, crontab("45", "1"), ["06 01:45", "07 01:45", "08 01:45"]),
         ],
     )
-    def test_a_daily_one_is_due_once_a_day(self, zone: str, change: int, when: crontab, found: list[str]):
+    def test_a_daily_crontab_is_due_once_a_day(self, zone: str, change: int, when: crontab, found: list[str]):
         day = ZONES[zone][change]
         start = ms(day.year, day.month, day.day, zone=zone) - DAY
         times = chain(times_of(when, APPS[zone]), start, start + 3 * DAY)
@@ -355,13 +357,13 @@ class TestChangesOfClocks:
 
     @examples(60)
     @given(crontabs(), st.sampled_from(sorted(ZONES)), moments())
-    def test_whatever_they_are(self, when: crontab, zone: str, start: int):
+    def test_any_crontab_is_due_when_stock_beat_fires_it(self, when: crontab, zone: str, start: int):
         end = start + 2 * DAY
         assert chain(times_of(when, APPS[zone]), start, end) == stock_beat(when, APPS[zone], start, end)
 
     @pytest.mark.parametrize(("zone", "day"), CHANGES)
     @pytest.mark.parametrize("seconds", [60, 600, 3600, 5400, 21_600, 86_400])
-    def test_so_are_relative_intervals(self, zone: str, day: date, seconds: int):
+    def test_relative_intervals_are_due_when_stock_beat_fires_them(self, zone: str, day: date, seconds: int):
         when = schedule(seconds, relative=True)
         start = ms(day.year, day.month, day.day, zone=zone) - 5 * HOUR - 7 * MINUTE
         end = start + 3 * DAY
@@ -452,7 +454,7 @@ class TestOwnSchedules:
         [OwnCrontab("0", "0"), EvenMinutes(), crontab(nowfun=Clock(0)), schedule(5, nowfun=Clock(0))],
         ids=["a kind of crontab", "one of its own", "a clock of its own", "an interval with a clock of its own"],
     )
-    def test_are_asked(self, when: BaseSchedule):
+    def test_a_schedule_of_the_user_is_asked_for_its_due_times(self, when: BaseSchedule):
         assert isinstance(times_of(when, APPS["UTC"]), Asked)
 
     @pytest.fixture
@@ -470,7 +472,7 @@ class TestOwnSchedules:
         assert times.due(last, clock.at) == Due(clock.at, 0, clock.at + MINUTE)
         assert times.due(clock.at, clock.at) is None
 
-    def test_what_they_missed_is_one_fire(self, even: tuple[Times, Clock]):
+    def test_all_missed_due_times_of_a_users_schedule_make_one_fire(self, even: tuple[Times, Clock]):
         times, clock = even
         last, clock.at = clock.at, clock.at + DAY + MINUTE
         due = times.due(last, clock.at)
@@ -538,6 +540,6 @@ class TestUsersObjects:
         ("none", 3600, ON_TIME_MS),
     ],
 )
-def test_how_late_a_fire_may_be(catch_up: str, seconds: float, late: int):
+def test_a_fire_may_be_as_late_as_catch_up_allows(catch_up: str, seconds: float, late: int):
     """A takeover takes some seconds: a fire within that time is not late."""
     assert latest_is_late(catch_up, seconds, 10) == late
