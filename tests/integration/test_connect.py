@@ -141,7 +141,9 @@ def test_the_address_may_ask_for_tls(
     end_to_end(server, f"{url}/0?{options}", f"{url}/1?{options}", server.client())
 
 
-def test_the_settings_may_ask_for_tls(tls: tuple[RedisServer, int], certificates: dict[str, str], end_to_end: EndToEnd) -> None:
+def test_the_settings_may_ask_for_tls(
+    tls: tuple[RedisServer, int], certificates: dict[str, str], end_to_end: EndToEnd
+) -> None:
     server, port = tls
     options = {"ssl_cert_reqs": "required", "ssl_ca_certs": certificates["ca"]}
     url = f"rediss://localhost:{port}"
