@@ -45,7 +45,7 @@ def prefix_of(app: Celery) -> str:
 def status_of(app: Celery) -> Status:
     ledger = Orchestration(app)
     try:
-        return ledger.read_status(depths=False)
+        return ledger.status(depths=False)
     finally:
         ledger.close()
 
