@@ -132,7 +132,7 @@ STRICT = Deployment.release(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strict", "pairs"),
-    [(STRICT, PAIRS), (Deployment.release(cap=1), {"max_running": "ab"})],
+    [(STRICT, PAIRS), (Deployment.release(cap=1), {"cap": "ab"})],
     ids=["jobs", "global cap"],
 )
 def test_while_two_releases_are_live_the_stricter_holds(
