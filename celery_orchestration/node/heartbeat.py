@@ -209,7 +209,7 @@ class Heartbeat(threading.Thread, ABC):
             for name in swept.dead_workers:
                 logger.warning("%s is dead, its lease expired: its runs are recovered", name)
             if swept.recovered:
-                logger.warning("%d runs of dead workers go back to their queues", swept.recovered)
+                logger.warning("Runs of dead workers go back to their queues: %d", swept.recovered)
             self._publisher.publish(swept.grants)
             self._publisher.end(swept.endings)
             self._publisher.retry(swept.retries)

@@ -103,7 +103,7 @@ def protocol_2(task: Any, body: Any = None, **headers: Any) -> dict[str, Any]:
 HOSTILE: list[Any] = [None, 7, -1, 1e300, "", "x", "\ud800", [], [1], {}, {"a": {"b": 1}}, True]
 FIELDS = (
     *("id", "eta", "expires", "retries", "timelimit", "replaced_task_nesting", "shadow", "argsrepr", "root_id"),
-    *("ignore_result", "stamps", "redelivered", "orchestration", "orchestration_priority", "orchestration_force"),
+    *("ignore_result", "stamps", "stamped_headers", "redelivered", "orchestration", "orchestration_priority", "orchestration_force"),
 )
 GRANTS: list[Any] = [
     {"grant": grant, "exchange": where, "routing_key": where} for grant in ("1", "x", 5, None, {}, "9" * 400)
@@ -114,6 +114,7 @@ GRANTS: list[Any] = [
 def messages(task: str) -> list[dict[str, Any]]:
     found = [protocol_2(task, **{field: value}) for field in FIELDS for value in HOSTILE]
     found += [protocol_2(task, orchestration=grant) for grant in GRANTS]
+    found += [protocol_2(task, stamped_headers=["a"], stamps=value) for value in HOSTILE]
     found += [protocol_2(task, body=json.dumps(body)) for body in ([], [1], [[], {}], {}, 5, [5, 5, 5], [[], [], {}])]
     found += [protocol_2(task, company="breaks"), protocol_2(task, eta="0001-01-01T00:00:00+23:59")]
     found += [protocol_2(task, eta="9999-12-31T23:59:59-23:59"), protocol_2(task, eta="tomorrow")]

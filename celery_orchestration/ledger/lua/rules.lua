@@ -154,7 +154,7 @@ end
 
 -- ------------------------------------------------------------------------------------------------ rules
 -- Each takes a job and a run of it (id, key, rank, deps_checked), and returns nil, or what the run waits for: a list of words
--- that operate/reasons.py turns into a sentence.
+-- that job/reasons.py turns into a sentence.
 local RULE = {}
 
 -- In a new epoch nothing starts until every worker could claim what it runs.

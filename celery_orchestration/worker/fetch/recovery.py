@@ -80,7 +80,7 @@ class Recovery(threading.Thread):
         moved = stores.end(store.id)
         acknowledged.pop(store.id, None)
         if moved and store.worker != self._node.worker:
-            logger.warning("%d messages that %s had fetched and not begun go back to their queues", moved, store.name)
+            logger.warning("Messages that %s had fetched and not begun go back to their queues: %d", store.name, moved)
 
     def _connected(self) -> Stores:
         if self._stores is None:

@@ -150,7 +150,7 @@ def contain_errors(consumer: Any, failed: Callable[[Any, Exception], None]) -> N
 
         def on_task_received(message: Any) -> Any:
             try:
-                check_time_limits(message.headers)
+                check_headers(message.headers)
                 return handle(message)
             except _OF_CODE as exc:
                 return failed(message, exc)
@@ -164,13 +164,18 @@ def contain_errors(consumer: Any, failed: Callable[[Any, Exception], None]) -> N
     consumer.create_task_handler = create_task_handler
 
 
-def check_time_limits(headers: Any) -> None:
-    """Raises if a message has time limits that would make the execution pool fail, in the event loop."""
-    limits = headers.get("timelimit") if isinstance(headers, dict) else None
-    if not limits:
+def check_headers(headers: Any) -> None:
+    """Raises if a message has time limits or stamps on which Celery would fail later, in the event loop."""
+    if not isinstance(headers, dict):
         return
+    limits = headers.get("timelimit") or (None, None)
     if not isinstance(limits, list | tuple) or len(limits) != 2 or not all(map(_is_time_limit, limits)):
         raise InvalidTaskError(f"invalid time limits {limits!r}")
+    stamped, stamps = headers.get("stamped_headers") or [], headers.get("stamps") or {}
+    if not isinstance(stamped, list | tuple) or not all(isinstance(name, str) for name in stamped):
+        raise InvalidTaskError(f"invalid stamped headers {stamped!r}")
+    if stamped and not isinstance(stamps, dict):
+        raise InvalidTaskError(f"invalid stamps {stamps!r}")
 
 
 def _is_time_limit(value: Any) -> bool:
