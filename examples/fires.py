@@ -7,10 +7,11 @@ last. Those that were missed passed while no scheduler led; the first fire after
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from celery_orchestration.ledger import HistoryLine
 
 SKIPPED, MISSED = "skipped", "missed"
 
@@ -32,10 +33,10 @@ class Record:
 
     @classmethod
     def read(cls, text: str) -> Record:
-        id, _, outcome, arrived, started, ended, _, _, recoveries, _, _, _, entry, due, *count = json.loads(text)
-        return cls(
-            id, outcome, arrived, started or None, ended, recoveries, due if entry else None, count[0] if count else 1
-        )
+        line = HistoryLine.read(text)
+        due = line.due if line.entry else None
+        count = 1 if line.fires is None else line.fires
+        return cls(line.id, line.outcome, line.arrived, line.started, line.ended, line.recoveries, due, count)
 
     @property
     def is_run(self) -> bool:

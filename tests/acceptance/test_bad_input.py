@@ -309,7 +309,7 @@ def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
     client = Orchestration(jobs.app)
     assert [letter.job for letter in client.dead_letters()] == ["no.such.task"]
     client.purge(everything=True)
-    after = {key: value for key, value in ledger_of(broker).items() if not key.endswith((b":d:bad", b":audit"))}
+    after = {key: value for key, value in ledger_of(broker).items() if not key.endswith((b":done:bad", b":audit"))}
     assert after == before
     assert jobs.exclusive.delay(note=3).get(timeout=30) == 3
 
@@ -317,7 +317,7 @@ def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
 def _steady(broker: Broker) -> dict[str, Any] | None:
     """What is in the ledger, once it knows that no run is left."""
     found = ledger_of(broker)
-    return None if any(b":r:" in key for key in found) else found
+    return None if any(b":run:" in key for key in found) else found
 
 
 def test_an_unknown_task_fails_as_ever(redis_broker: Broker, worker: StartWorker, load_app: LoadApp) -> None:

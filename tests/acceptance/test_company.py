@@ -103,7 +103,8 @@ def protocol_2(task: Any, body: Any = None, **headers: Any) -> dict[str, Any]:
 HOSTILE: list[Any] = [None, 7, -1, 1e300, "", "x", "\ud800", [], [1], {}, {"a": {"b": 1}}, True]
 FIELDS = (
     *("id", "eta", "expires", "retries", "timelimit", "replaced_task_nesting", "shadow", "argsrepr", "root_id"),
-    *("ignore_result", "stamps", "stamped_headers", "redelivered", "orchestration", "orchestration_priority", "orchestration_force"),
+    *("ignore_result", "stamps", "stamped_headers", "redelivered", "orchestration", "orchestration_priority"),
+    "orchestration_force",
 )
 GRANTS: list[Any] = [
     {"grant": grant, "exchange": where, "routing_key": where} for grant in ("1", "x", 5, None, {}, "9" * 400)

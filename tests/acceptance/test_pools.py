@@ -555,7 +555,7 @@ class TestSeeing:
             stage.module, "orchestration", "pools", "--serve", f"127.0.0.1:{port}", broker=stage.broker, env=stage.env
         )
         assert taken.returncode == 2
-        assert f"127.0.0.1:{port} cannot be listened on" in taken.stderr
+        assert f"127.0.0.1:{port} is not available" in taken.stderr
         assert server.stop() == 0
 
 

@@ -43,7 +43,7 @@ def run_ids(stage: Stage, job: str) -> list[str]:
     """Of the runs that have ended, the latest first."""
     ledger = Orchestration(stage.app)
     try:
-        return [run.id for run in ledger.read_history(job)]
+        return [run.id for run in ledger.history(job)]
     finally:
         ledger.close()
 
