@@ -281,6 +281,7 @@ class WorkerRuntime(Node):
         internals.consumer.before_cold_shutdown(controller, self._cold_shutdown)
         internals.pool.guard_flush(pool, gate.settlement.in_pool, self._pool_flushed)
         internals.pool.watch_exits(pool)
+        internals.pool.keep_partial_reads(pool)
         internals.pool.before_begin(controller, self.consuming.may_begin)
         internals.redis.silence_returned_warnings(queues.is_granted)
         # These hooks are one for the whole process, which may have several workers (in tests).

@@ -441,6 +441,22 @@ MUTANTS = [
         (SCRIPTS,),
     ),
     Mutant(
+        "partly-read-result-is-forgotten",
+        "worker/internals/pool.py",
+        "if its is not child or inspect.getgeneratorstate(reader) != inspect.GEN_SUSPENDED:",
+        "if True:",
+        "A run whose result was read in part when the broker connection was lost stays running.",
+        ("unit/test_worker_pool.py",),
+    ),
+    Mutant(
+        "new-child-continues-a-dead-ones-message",
+        "worker/internals/pool.py",
+        "if its is not child or inspect.getgeneratorstate",
+        "if its is None or inspect.getgeneratorstate",
+        "The results of a child are not heard whose pipe got the number of a dead child's pipe.",
+        ("unit/test_worker_pool.py",),
+    ),
+    Mutant(
         "envelope-drops-a-property",
         "job/envelope.py",
         '"message_id", "timestamp", "type", "app_id")',

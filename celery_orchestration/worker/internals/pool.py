@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -191,3 +192,30 @@ def watch_exits(pool: Any) -> None:
     partly_read, inner.on_partial_read = inner.on_partial_read, on_partial_read
     event_process_exit.watching = True  # type: ignore[attr-defined]
     inner._event_process_exit = event_process_exit
+
+
+def keep_partial_reads(pool: Any) -> None:
+    """A message of a child that was read in part when the broker connection was lost is read on.
+
+    A child writes a long message (an error with its traceback, say) in several pieces, and the pool reads it with a
+    generator that only the hub knows. Celery resets the hub when the connection is lost. Without the generator, the
+    pool would take the rest of the message for the length of another one: it would never hear of this child again, and
+    the child's run would never end.
+    """
+    handler = getattr(pool._pool, "_result_handler", None)
+    receive = getattr(handler, "_recv_message", None)
+    if handler is None or receive is None or hasattr(receive, "keeping"):
+        return
+    #: By file number: the child whose message is read, and the generator that reads it.
+    reading: dict[int, tuple[Any, Any]] = {}
+
+    def recv_message(add_reader: Any, fd: int, callback: Any) -> Any:
+        child = handler.fileno_to_outq[fd]
+        its, reader = reading.get(fd, (None, None))
+        if its is not child or inspect.getgeneratorstate(reader) != inspect.GEN_SUSPENDED:
+            reader = receive(add_reader, fd, callback)
+            reading[fd] = child, reader
+        return reader
+
+    recv_message.keeping = True  # type: ignore[attr-defined]
+    handler._recv_message = recv_message

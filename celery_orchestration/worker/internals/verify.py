@@ -11,7 +11,7 @@ import billiard.pool
 import celery
 from celery.app.amqp import Queues
 from celery.apps.worker import on_cold_shutdown
-from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.asynpool import AsynPool, ResultHandler
 from celery.concurrency.base import BasePool
 from celery.worker import control, request
 from celery.worker.consumer import Consumer
@@ -78,6 +78,9 @@ def _expectations() -> Iterator[tuple[str, bool]]:
     yield "no QoS.callback", "self.callback" in _source(QoS)
     yield "AsynPool does not watch its children", "self._event_process_exit" in _source(AsynPool)
     yield "AsynPool has no on_partial_read", "if not job._accepted" in _source(AsynPool.on_partial_read)
+    reading = _source(ResultHandler._make_process_result)
+    parts = ("recv_message = self._recv_message", "it = recv_message(add_reader, fileno, on_state_change)")
+    yield "AsynPool reads results in another way", all(part in reading for part in parts)
     job = inspect.signature(billiard.pool.ApplyResult.__init__).parameters
     yield (
         "billiard's ApplyResult is another",
