@@ -3,32 +3,36 @@
 A **job** is one orchestrated task; a **run** is one execution of it. This is a run's life, and the modules in the
 order in which it meets them:
 
-1. A job is declared: ``task`` is its base class, ``policy`` checks and completes its options, ``graph`` looks at
-   how jobs depend on and block each other. ``queues`` routes its messages by pool and priority.
-2. A message arrives at a worker; on a Redis broker ``worker.fetch`` keeps it safe until it is acknowledged. Its
-   ``worker.request`` does not go to the execution pool at once: ``worker.admission`` gives it a slot, and
-   ``worker.turns`` asks the ledger (``ledger``, verb ``turn``) whether the run may start: the **gate**. If the worker's
-   code lacks the job, ``worker.strays`` leaves the message to a worker that has it.
-3. It may: it holds **room** under its worker's **lease** and a **fence**, and ``worker.execution`` gives it to the
-   execution pool. It may not: its whole message is kept in the ledger (``envelope``), the broker's copy is
-   acknowledged, and the run **waits**; ``worker.timers`` wakes the worker when a run is due.
-4. A run ends: ``worker.request`` hears it, ``worker.settlement`` keeps its outcome until the next turn has reported it,
-   and the room goes to the waiting runs that may start. They are **handed over**: started in the slot that just came
-   free, or published by ``node.publisher``; ``worker.sharing`` shares those that no slot is free for. While it runs it
-   may report its ``progress``. ``limits`` and ``worker.limits`` enforce time limits where the execution pool cannot.
-5. ``worker.heartbeat`` (``worker.watchdog`` replaces it if it hangs) renews the lease, and sweeps: runs of dead workers
-   go back to their queues, due runs go to the gate, lost messages are published again, expired runs end.
-   If it cannot renew, ``worker.deadline`` ends runs of ``on_lease_lost="stop"`` before the lease can expire.
-6. A worker stops: ``worker.drain`` tells the ledger, and after ``drain_seconds`` ends the runs that go on there; they
-   go back to their queues.
-7. Redis is emptied, restarted or fails over: ``worker.epoch`` claims this worker's runs, and nothing starts for one
-   lease. ``node.eviction`` refuses a Redis that would delete parts of the ledger.
-8. Runs also come from the schedule: ``scheduler`` is Celery's beat, any number of processes of which one leads. A fire
-   is dispatched in the ledger (verb ``dispatch``), where it is granted, or waits without ever having been a message.
+1. A job is declared. ``job.task`` is its base class, ``job.options`` reads its options, ``job.policy`` fills in the
+   defaults, and ``job.graph`` checks how jobs depend on and block each other. ``job.queues`` routes its messages by
+   pool and priority.
+2. A message arrives at a worker. On a Redis broker ``worker.fetch`` keeps it safe until it is acknowledged. If the
+   worker's code lacks the job, ``worker.strays`` leaves the message to a worker that has it. ``worker.request`` sends
+   the run to the gate instead of the execution pool: ``worker.admission`` gives it a slot, and ``worker.turns`` asks
+   the ledger (``ledger``, verb ``turn``) whether it may start. That decision is the **gate**.
+3. If it may start, it holds **room** under its worker's **lease** with a **fence**, and ``worker.execution`` gives it
+   to the execution pool. If it may not, the ledger keeps its whole message (``job.envelope``), the broker's copy is
+   acknowledged, and the run **waits**. ``worker.timers`` wakes the worker when a run is due.
+4. While it runs, it may report its progress (``job.progress``). ``job.limits`` and ``worker.limits`` enforce time
+   limits where the execution pool cannot.
+5. The run ends. ``worker.request`` is told, ``worker.settlement`` keeps the outcome until a turn has reported it, and
+   the ledger gives the room to waiting runs that may start. They are **handed over**: they start in the slot that
+   became free, or ``node.publisher`` publishes them. ``worker.sharing`` shares those for which no slot is free.
 
-``pools`` runs groups of workers of the right size, on any number of machines; ``worker.supervised`` is their side.
+Beside this path:
 
-``operate`` shows all this to people and their scripts, ``cli`` on the terminal.
+- ``worker.heartbeat`` renews the lease, and sweeps: runs of dead workers go back to their queues, due runs go to the
+  gate, lost messages are published again, expired runs end. ``worker.watchdog`` replaces a heartbeat that hangs. If
+  the lease cannot be renewed, ``worker.deadline`` ends runs of ``on_lease_lost="stop"`` before it can expire.
+- ``worker.drain`` stops a worker: after ``drain_seconds`` it ends the runs that are left, which go back to their
+  queues.
+- ``worker.epoch`` claims this worker's runs after Redis was emptied, restarted or replaced; nothing starts for one
+  lease. ``node.eviction`` refuses a Redis that would delete parts of the ledger.
+- ``scheduler`` is Celery's beat. Any number of processes may run it, and one leads. A fire is dispatched in the ledger
+  (verb ``dispatch``), where its run is granted, or waits without ever having been a message.
+- ``pools`` runs groups of workers of the right size, on any number of machines; ``worker.supervised`` is the part in
+  the worker.
+- ``operate`` shows all this to people and their scripts, ``cli`` on the terminal, ``web`` in the browser.
 """
 
 from importlib import import_module
