@@ -100,7 +100,10 @@ def test_while_redis_is_away_workers_stay_as_they_are(stage: PoolStage):
     assert supervisor.log().count("does not answer") < 5
 
 
-@pytest.mark.parametrize("verb", ["pools", "renew_places", "claim_place", "holds_place", "scale_pool", "leave_place"])
+VERBS = ["read_pools", "renew_places", "claim_place", "holds_place", "scale_pool", "leave_place"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_lost_reply_changes_nothing(stage: PoolStage, proxy: DroppingProxy, verb: str):
     """Of the first three calls of each verb: the pool has its workers, grows, shrinks, and leaves nothing behind."""
     client = stage.broker.redis.client()

@@ -147,7 +147,7 @@ def test_a_leader_that_was_stopped_between_looking_and_dispatching_fires_nothing
     assert fire.due == due["job"]
     until(lambda: int(stage.entry("plain")["last"]) == due["plain"])
     first.resume()
-    first.wait_for_log("leads no more")
+    first.wait_for_log("no longer leads")
     assert stage.leader() is second
     # It is a standby like any other.
     assert second.stop() == 0
@@ -164,14 +164,14 @@ def test_a_leader_that_was_stopped_between_looking_and_dispatching_fires_nothing
 #: What it does to others, in this order, from becoming the leader on: it dies after each.
 STEPS = [
     f"{LEDGER}.lead after",
-    f"{LEDGER}.adopt after",
-    f"{LEDGER}.retire after",
+    f"{LEDGER}.adopt_entries after",
+    f"{LEDGER}.retire_entries after",
     f"{LEDGER}.dispatch before",
     f"{LEDGER}.dispatch after",
     f"{SENDER}._put after",  # the plain task is in the broker
-    f"{LEDGER}.fired after",
+    f"{LEDGER}.confirm_sent after",
     f"{PUBLISHER}._send after",  # the run is in the broker
-    f"{LEDGER}.published after",
+    f"{LEDGER}.confirm_published after",
 ]
 
 
@@ -258,7 +258,7 @@ def test_without_the_ledger_a_scheduler_stands_by_and_goes_on(apart: Scheduled, 
     """When it starts, and later for longer than a term; the latest fire that was missed is made."""
     ledger = redis_factory(name="ledger", appendonly=True)
     stage = apart(ledger, jobs={"tick": EVERY_SECOND, "hourly": HOURLY})
-    goes, comes = (ledger.pause_or_resume, ledger.resume) if hangs else (ledger.kill, ledger.start)
+    goes, comes = (ledger.pause, ledger.resume) if hangs else (ledger.kill, ledger.start)
     goes()
     first = stage.beat(settled=False)
     first.wait_for_log("Standing by for", 30)
