@@ -179,7 +179,7 @@ def test_drain_a_worker(living: Shop, page: Page) -> None:
     worker = living.worker(name="second", concurrency=1)
     opened(page, f"{living.address}/workers")
     page.locator("tr", has_text="second").get_by_role("button", name="Drain").click()
-    confirm(page, "Drain worker", "takes no more runs")
+    confirm(page, "Drain worker", "takes no new runs")
     done(page, "drains")
     until(lambda: not worker.running, 30, "it has stopped")
     expect(page.locator("tr[data-key^='worker second']")).to_have_count(0, timeout=5000)

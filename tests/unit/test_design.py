@@ -12,7 +12,7 @@ PACKAGE = PROJECT / "celery_orchestration"
 PAGE = (PROJECT / "docs" / "design.md").read_text()
 
 TESTS = sorted(set(re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", PAGE)))
-#: `ledger/lua/verbs/worker/turn.lua`, `worker/fetch/`, `tests/unit/test_design.py`: in the repository, or in the package.
+#: `ledger/lua/rules.lua`, `worker/fetch/`, `tests/unit/test_design.py`: in the repository, or in the package.
 FILES = sorted(name for name in set(re.findall(r"`([\w./]+(?:\.py|\.lua|/))`", PAGE)) if not name.startswith("test_"))
 
 

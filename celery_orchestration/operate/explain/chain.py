@@ -1,4 +1,4 @@
-"""The chain of waits (``ledger/lua/verbs/operator/explain.lua``): from the job or run in question down to the root cause. Pure."""
+"""The chain of waits (verb ``explain``): from the job or run in question down to the root cause. Pure."""
 
 from __future__ import annotations
 
