@@ -100,9 +100,11 @@ def test_whatever_became_of_fires_it_is_accounted_for_and_the_loss_of_a_run_is_f
 
 
 def test_records_are_read_as_the_ledger_writes_them() -> None:
-    run = ["id", 0, "succeeded", 5, 7, 9, "w@h", "12", 1, False, False, "", "shop.fetch", 4]
-    assert Record.read(json.dumps(run)) == Record("id", "succeeded", 5, 7, 9, 1, 4, 1)
-    run[12:] = [False, False]
+    run = {"id": "id", "attempt": 0, "outcome": "succeeded", "arrived": 5, "started": 7, "ended": 9, "worker": "w@h"}
+    run |= {"fence": "12", "recoveries": 1}
+    fired = {"entry": "shop.fetch", "due": 4}
+    assert Record.read(json.dumps({**run, **fired})) == Record("id", "succeeded", 5, 7, 9, 1, 4, 1)
     assert Record.read(json.dumps(run)).due is None
-    skips = ["id", 0, SKIPPED, 4, False, 9, False, False, 0, False, "why", "", "shop.fetch", 8, 3]
+    skips = {"id": "id", "attempt": 0, "outcome": SKIPPED, "arrived": 4, "ended": 9, "error": "why"}
+    skips |= {"entry": "shop.fetch", "due": 8, "fires": 3}
     assert Record.read(json.dumps(skips)) == Record("id", SKIPPED, 4, None, 9, 0, 8, 3)
