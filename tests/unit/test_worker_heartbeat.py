@@ -148,7 +148,8 @@ def test_a_sweep_whose_reply_was_lost_is_made_again_under_its_number(worker: Wor
     assert worker.round() == ["sweep 0"]
 
 
-def test_revoked_runs_that_could_not_be_cancelled_are_cancelled_later_under_the_same_number(worker: Worker):
+def revoke_while_the_first_call_fails(worker: Worker) -> list[tuple[int, list[str]]]:
+    """Revokes x, whose cancelling fails, and then y. Returns the calls to the ledger, as they come: number and ids."""
     calls: list[tuple[int, list[str]]] = []
 
     def cancel(worker: str, number: int, why: str, ids: list[str]) -> Any:
@@ -162,6 +163,11 @@ def test_revoked_runs_that_could_not_be_cancelled_are_cancelled_later_under_the_
     with pytest.raises(ConnectionError):
         worker.round()
     worker.notices.revoke(["y"])
+    return calls
+
+
+def test_revoked_runs_that_could_not_be_cancelled_are_cancelled_later_under_the_same_number(worker: Worker):
+    calls = revoke_while_the_first_call_fails(worker)
     worker.round()
     assert calls == [(0, ["x"]), (0, ["x"]), (1, ["y"])]
 
@@ -229,19 +235,7 @@ class TestNotices:
         assert calls == ["w1"]
 
     def test_a_heartbeat_that_takes_the_place_of_another_delivers_its_notices(self, worker: Worker):
-        calls: list[tuple[int, list[str]]] = []
-
-        def cancel(worker: str, number: int, why: str, ids: list[str]) -> Any:
-            calls.append((number, ids))
-            if len(calls) == 1:
-                raise ConnectionError
-            return [], []
-
-        worker.ledger.cancel = cancel  # type: ignore[attr-defined]
-        worker.notices.revoke(["x"])
-        with pytest.raises(ConnectionError):
-            worker.round()
-        worker.notices.revoke(["y"])
+        calls = revoke_while_the_first_call_fails(worker)
         worker.heartbeat = worker.new_heartbeat(replaces=worker.heartbeat)
         assert worker.round() == ["beat", "sweep 2"]
         assert calls == [(0, ["x"]), (1, ["x"]), (2, ["y"])]
