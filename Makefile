@@ -39,7 +39,7 @@ compat: .venv-oldest/.made .venv-newest/.made  ## Test it on the oldest and newe
 	ORCHESTRATION_TEST_REDIS=bundled .venv-oldest/bin/python -m pytest $(COMPAT_TESTS) -m "not slow and not promises" $(PYTEST_ARGS)
 	.venv-newest/bin/python -m pytest $(COMPAT_TESTS) -m "not slow and not promises" $(PYTEST_ARGS)
 
-adoption: $(VENV)/.with-test-adoption  ## Test it in whole projects, beside the other packages they use (Django, Flower, Sentry ...)
+adoption: $(VENV)/.with-test-adoption  ## Test it in whole projects: the examples, and others beside Django, Flower, Sentry ...
 	$(BIN)/python -m pytest tests/adoption $(ADOPTION_ARGS)
 
 browser: $(VENV)/.with-test-browser  ## Test the dashboard in real Chromium (Debian: apt install chromium)

@@ -145,7 +145,7 @@ class Book:
         arrival = _arrival(ended.job)
         turn = self.turn(1, [Outcome(ended.id, ended.fence, "succeeded")], [arrival])
         self.picks += len(turn.starts) + len(turn.grants)
-        if turn.outcomes != ["ok"] or turn.answers[0].what != "wait" or len(turn.starts) != 1:
+        if turn.settled != ["ok"] or turn.answers[0].what != "wait" or len(turn.starts) != 1:
             raise RuntimeError(f"not the turn that is to be measured: {turn}")
         start = turn.starts[0]
         self.waiting[arrival.id] = arrival.job

@@ -7,6 +7,8 @@
 - **kills**: two supervisors under load; a worker is killed every 3 s and a supervisor every 20 s (and started again).
   At the end one supervisor is killed for good, and the other one takes its places.
 - **idle**: a supervisor with ten pools of one worker each and nothing to do.
+
+This file is long because its measurements share a stage that takes long to build.
 """
 
 from __future__ import annotations

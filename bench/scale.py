@@ -52,7 +52,7 @@ class Simulation:
         self.longest: dict[str, float] = {}
         jobs = {f"job{n}": _document(1 if n % 2 else None) for n in range(crowd.jobs)}
         jobs[HUB] = _document(1)
-        needs = {"job": HUB, "on": "finish", "max_age_ms": None, "fresh": False}
+        needs = {"job": HUB, "on": "finish", "max_age_seconds": None, "fresh": False}
         for n in range(crowd.dependents):
             jobs[f"dependent{n}"] = {**_document(1), "depends_on": [needs]}
         self.document = json.dumps({"max_running": None, "jobs": jobs})
@@ -187,7 +187,7 @@ def measure(stage: Stage) -> dict[str, Any]:
 def _loads() -> Iterator[tuple[str, dict[str, Any], Callable[[int], tuple[str, str]]]]:
     yield "uncapped", {"a": _document(None)}, lambda n: ("a", "")
     yield "10,000 keys", {"a": {**_document(1), "keyed": True}}, lambda n: ("a", f"k{n % 10_000}")
-    needs = [{"job": "d0", "on": "idle", "max_age_ms": None, "fresh": False}]
+    needs = [{"job": "d0", "on": "idle", "max_age_seconds": None, "fresh": False}]
     jobs = {f"d{n}": {**_document(1), "depends_on": needs if n else []} for n in range(1001)}
     yield "1,000 dependent jobs", jobs, lambda n: (f"d{n % 1000 + 1}", "")
 

@@ -195,8 +195,8 @@ class Demo:
         self.say("Redis, scheduler and worker have ended, nothing is left behind")
 
     def young(self, job: str) -> Any:
-        """A run of fetch_data that has just begun; it takes 1.5 s."""
-        return next((run for run in self.runs(job, "running") if run.seconds < 0.7), None)
+        """A run of fetch_data that began a moment ago. It takes 1.5 s; at first it is only on its way to a process."""
+        return next((run for run in self.runs(job, "running") if 0.3 < run.seconds < 1), None)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 from pytest_celery import CeleryTestSetup, RabbitMQContainer, RedisContainer, RedisTestBackend
 
@@ -341,3 +342,27 @@ def celery_setup(celery_setup: CeleryTestSetup) -> Iterator[CeleryTestSetup]:
     celery_setup.app.set_current()
     yield celery_setup
     close_app(celery_setup.app)
+
+
+def _started_with(name: str, value: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(name, "").startswith(value) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@pytest.fixture
+def started_with() -> Callable[[str, str], list[psutil.Process]]:
+    """Living processes that have this in their environment, or something below it."""
+    return _started_with
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """Where an example keeps its files; by it all its processes are known, and ended should it not have done so."""
+    yield tmp_path
+    for process in _started_with("TMPDIR", str(tmp_path)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from celery_orchestration.errors import ConfigurationError
-from celery_orchestration.job.options import ordered
+from celery_orchestration.job.options import LEDGER_OPTIONS, ordered
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.text import show, suggest
 
@@ -126,8 +126,9 @@ def cycles(documents: Mapping[str, Document]) -> list[list[str]]:
 def merge(releases: Sequence[Mapping[str, Document]]) -> dict[str, Document]:
     """The policies that apply while several releases are live, oldest first: for each job the stricter one.
 
-    Blocks, groups and dependencies add up, the smaller cap applies, and a run that one release would not repeat after a
-    crash is not repeated, whatever the order of the releases. The newest release decides everything else.
+    Blocks, groups and dependencies add up. How other options are merged is part of their declaration
+    (``ledger_option.py``). The newest release that has it decides everything else, options that this version does not
+    know included.
     """
     merged: dict[str, Document] = {}
     for release in releases:
@@ -137,15 +138,13 @@ def merge(releases: Sequence[Mapping[str, Document]]) -> dict[str, Document]:
 
 
 def _stricter(older: Document, newer: Document) -> Document:
-    limits = [(doc["max_running"], doc["keyed"]) for doc in (older, newer) if doc["max_running"] is not None]
+    caps = [doc for doc in (older, newer) if doc.get("max_running") is not None]
+    options = {option: mark.merge(older.get(option), newer.get(option)) for option, mark in LEDGER_OPTIONS.items()}
     return {
+        **{name: value for name, value in older.items() if name not in LEDGER_OPTIONS},
         **newer,
-        "max_running": min((cap for cap, _ in limits), default=None),
-        "max_consecutive_failures": min(
-            (doc["max_consecutive_failures"] for doc in (older, newer) if doc["max_consecutive_failures"]), default=None
-        ),
-        "on_crash": "fail" if "fail" in (older["on_crash"], newer["on_crash"]) else newer["on_crash"],
-        "keyed": bool(limits) and all(keyed for _, keyed in limits),
+        **{option: value for option, value in options.items() if value is not None},
+        "keyed": bool(caps) and all(doc["keyed"] for doc in caps),
         "depends_on": ordered([*older["depends_on"], *newer["depends_on"]]),
         "blocks": sorted({*older["blocks"], *newer["blocks"]}),
         "exclusive": sorted({*older.get("exclusive", ()), *newer.get("exclusive", ())}),

@@ -1,7 +1,8 @@
 """The options that people write on a job: their names, accepted values, defaults, and how they are read. Pure.
 
 An option is declared once, as a field of :class:`JobOptions`; if recurring jobs have another default, that is in
-:class:`RecurringDefaults`. The policy, its sources, "did you mean" and ``explain`` follow from the fields.
+:class:`RecurringDefaults`. The policy, its sources, "did you mean" and ``explain`` follow from the fields. An option
+that the ledger reads is marked as :class:`~celery_orchestration.job.ledger_option.InLedger`.
 
 ``read_options`` checks the attributes of a task when it is bound. A job that names another job by its task object keeps
 that object unresolved: names are resolved once every module is imported (see ``graph``).
@@ -20,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from typing_extensions import Self
 
 from celery_orchestration.errors import ConfigurationError
+from celery_orchestration.job.ledger_option import InLedger, fail_first, ledger_options, smaller
 from celery_orchestration.job.text import is_lazy_task, show, suggest
 from celery_orchestration.job.validation import (
     LONGEST_SECONDS,
@@ -206,9 +208,7 @@ class Dependency(BaseModel):
         return job_name(self.job)
 
     def document(self) -> dict[str, Any]:
-        age = self.max_age_seconds
-        max_age_ms = None if age is None else max(1, round(age * 1000))
-        return {"job": self.name, "on": self.on, "max_age_ms": max_age_ms, "fresh": self.fresh}
+        return {"job": self.name, "on": self.on, "max_age_seconds": self.max_age_seconds, "fresh": self.fresh}
 
 
 def ordered(dependencies: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -234,17 +234,17 @@ class JobOptions(BaseModel):
     depends_on: Annotated[tuple[Dependency, ...], BeforeValidator(_dependencies)] = ()
     blocks: Annotated[tuple[Any, ...], BeforeValidator(_blocks)] = ()
     exclusive: Annotated[str | None, PlainValidator(_exclusive)] = None
-    max_running: Count | None = None
+    max_running: Annotated[Count | None, InLedger(smaller)] = None
     key: Annotated[str | Callable[..., object] | None, PlainValidator(_key)] = None
-    max_consecutive_failures: Count | None = None
-    cool_down_seconds: Seconds | None = None
-    when_disabled: Literal["hold", "drop"] = "hold"
+    max_consecutive_failures: Annotated[Count | None, InLedger(smaller)] = None
+    cool_down_seconds: Annotated[Seconds | None, InLedger()] = None
+    when_disabled: Annotated[Literal["hold", "drop"], InLedger()] = "hold"
     overlap: Literal["skip", "queue", "allow"] = "skip"
     catch_up: Literal["latest", "none"] = "latest"
     catch_up_seconds: Seconds = 3600
     on_lease_lost: Literal["continue", "stop"] = "continue"
-    on_crash: OnCrash = "fail"
-    max_recoveries: Annotated[int, Field(strict=True, ge=0)] = 2
+    on_crash: Annotated[OnCrash, InLedger(fail_first)] = "fail"
+    max_recoveries: Annotated[int, Field(strict=True, ge=0), InLedger()] = 2
 
     @property
     def recurring(self) -> bool:
@@ -277,6 +277,8 @@ class JobOptions(BaseModel):
 
 
 OPTIONS: tuple[str, ...] = tuple(JobOptions.model_fields)
+#: The options that the ledger reads.
+LEDGER_OPTIONS = ledger_options(JobOptions)
 
 
 def _exceptions(value: Any) -> tuple[type[BaseException], ...]:

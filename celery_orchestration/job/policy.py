@@ -10,6 +10,7 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from pydantic import ValidationError
 
 from celery_orchestration.job.options import (
+    LEDGER_OPTIONS,
     OPTIONS,
     External,
     JobOptions,
@@ -204,18 +205,17 @@ class Policy(JobOptions):
         return str(value)
 
     def document(self) -> dict[str, Any]:
-        """The policy for the ledger. Equal policies have equal documents, whatever the order of their lists."""
+        """The policy for the ledger. Equal policies have equal documents, whatever the order of their lists.
+
+        Options without a value are left out: a release with a new option has the same documents for jobs that do not
+        use it.
+        """
         return {
-            "max_running": self.max_running,
+            **{option: value for option in LEDGER_OPTIONS if (value := getattr(self, option)) is not None},
             "keyed": self.key is not None,
             "depends_on": ordered(dependency.document() for dependency in self.depends_on),
             "blocks": list(self.blocked),
             "exclusive": [] if self.exclusive is None else [self.exclusive],
-            "on_crash": self.on_crash,
-            "max_recoveries": self.max_recoveries,
-            "max_consecutive_failures": self.max_consecutive_failures,
-            "cool_down_ms": None if self.cool_down_seconds is None else max(1, round(self.cool_down_seconds * 1000)),
-            "when_disabled": self.when_disabled,
             "priority": int(self.priority),
             "pool": self.pool,
             "recurring": self.recurring,

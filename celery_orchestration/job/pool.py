@@ -61,7 +61,7 @@ class Pool(BaseModel):
         "half of scale_up_at if not given",
     )
     quiet_seconds: Seconds = Field(
-        default=60, description="a worker is stopped after no need for it was seen for this long"
+        default=60, description="a worker is stopped when it was not needed for this long"
     )
     stall_seconds: Seconds = Field(
         default=60,

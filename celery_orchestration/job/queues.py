@@ -31,8 +31,9 @@ logger = get_logger(__name__)
 DEFAULT_POOL = "default"
 #: Header of a call with its own priority: apply_async(priority="high").
 PRIORITY_HEADER = "orchestration_priority"
-#: Header of a forced call: it passes the gate's first rule, and ranks before all others.
+#: Header of a forced call: neither a pause nor a disabled job holds it back, and it ranks before all others.
 FORCE_HEADER = "orchestration_force"
+#: The priority of a forced call in the ledger: above critical (3).
 FORCED = 4
 
 STRICT = "celery_orchestration.job.queues:StrictCycle"

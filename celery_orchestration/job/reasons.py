@@ -1,7 +1,8 @@
 """The reasons why a run waits: one table for status, history, explain, observe mode, forecast, dashboard and metrics.
 
 The gate names a reason in words (``["depends", "shop.fetch", "failed"]``): the rule first, then its details. A new rule
-of the gate needs one entry in :data:`REASONS`, and everything that shows reasons to people can tell it.
+of the gate needs one entry in :data:`REASONS`, and everything that shows reasons to people can tell it. ``explain``
+says more about some of them: ``operate/explain/root_cause.py``.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class MissingCondition:
 
 _CONDITIONS = (
     MissingCondition("busy", "", "busy"),
-    MissingCondition("fires", "a run of it came first, and has not ended", "busy"),
+    MissingCondition("earlier", "a run of it came first, and has not ended", "busy"),
     MissingCondition("never", "it has never ended", "never_ran", "has never ended"),
     MissingCondition("failed", "its last run failed", "failed", "failed the last time it ran"),
     MissingCondition("old", "its last run is too long ago", "old", "ended too long ago for the jobs that depend on it"),

@@ -26,7 +26,7 @@ Rule = Literal["paused", "disabled", "room", "global", "blocked", "depends", "be
 class Dependency:
     job: str
     on: str = "success"
-    max_age_ms: int | None = None
+    max_age_seconds: float | None = None
     fresh: bool = False
 
 
@@ -44,7 +44,7 @@ class Job:
     @classmethod
     def of(cls, policy: Policy, never_beside: Collection[str]) -> Job:
         written = policy.document()["depends_on"]
-        needs = [Dependency(one["job"], one["on"], one["max_age_ms"], one["fresh"]) for one in written]
+        needs = [Dependency(**one) for one in written]
         return cls(policy.max_running, needs, never_beside)
 
 
@@ -95,7 +95,7 @@ class Gate(Protocol):
     paused: bool
 
     @property
-    def closed(self) -> bool:
+    def in_new_epoch(self) -> bool:
         """The ledger may have lost data: nothing starts until the workers have reported their runs."""
 
     @property
@@ -129,7 +129,7 @@ class Gate(Protocol):
 
 
 def epoch(gate: Gate, run: RunAtGate) -> list[str] | None:
-    return ["epoch"] if gate.closed else None
+    return ["epoch"] if gate.in_new_epoch else None
 
 
 def paused(gate: Gate, run: RunAtGate) -> list[str] | None:
@@ -172,14 +172,19 @@ def behind(gate: Gate, run: RunAtGate, ignoring: str | None = None) -> list[str]
     """
     job = gate.job(run.job)
     for one in gate.waiting_before(run, [run.job]):
-        if (not job.keyed or one.key == run.key) and holds_up_others(gate, one):
+        if (not job.keyed or one.key == run.key) and bars_others(gate, one):
             return ["behind", run.job]
     others = [name for name in job.never_beside if name not in (run.job, ignoring)]
     before = sorted(gate.waiting_before(run, others), key=lambda one: one.rank)
-    first = next((one for one in before if holds_up_others(gate, one)), None)
+    first = next((one for one in before if bars_others(gate, one)), None)
     return None if first is None else ["behind", first.job]
 
 
+#: A waiting run that one of these keeps does not hold up others.
+NOT_BARRING = (
+    disabled,
+    depends,
+)
 #: In the order in which the gate tries them: the first that keeps a run from starting is its reason.
 RULES: tuple[Callable[[Gate, RunAtGate], list[str] | None], ...] = (
     epoch,
@@ -198,9 +203,9 @@ def reason_to_wait(gate: Gate, run: RunAtGate) -> list[str] | None:
     return next((reason for rule in RULES if (reason := rule(gate, run)) is not None), None)
 
 
-def holds_up_others(gate: Gate, run: RunAtGate) -> bool:
+def bars_others(gate: Gate, run: RunAtGate) -> bool:
     """Whether a waiting run bars those that rank after it."""
-    return disabled(gate, run) is None and depends(gate, run) is None
+    return all(rule(gate, run) is None for rule in NOT_BARRING)
 
 
 def missing_condition(gate: Gate, run: RunAtGate, dependency: Dependency) -> str | None:
@@ -208,7 +213,7 @@ def missing_condition(gate: Gate, run: RunAtGate, dependency: Dependency) -> str
     if gate.is_busy(dependency.job):
         return "busy"
     if gate.has_earlier_run(dependency.job, run):
-        missing: str | None = "fires"
+        missing: str | None = "earlier"
     else:
         missing = None if dependency.on == "idle" else _unsatisfied(gate, run, dependency)
     return "disabled" if missing and gate.is_disabled(dependency.job) else missing
@@ -220,8 +225,8 @@ def _unsatisfied(gate: Gate, run: RunAtGate, dependency: Dependency) -> str | No
         return "never"
     if dependency.on == "success" and not last.succeeded:
         return "failed"
-    max_age_ms = dependency.max_age_ms
-    if max_age_ms is not None and gate.seconds_since_end(dependency.job) * 1000 > max_age_ms:
+    max_age = dependency.max_age_seconds
+    if max_age is not None and gate.seconds_since_end(dependency.job) > max_age:
         return "old"
     return "stale" if dependency.fresh and started is not None and last.at <= started else None
 
@@ -244,7 +249,7 @@ class Situation:
     #: When the last run of a job started, if one ever did.
     started: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
-    closed: bool = False
+    in_new_epoch: bool = False
 
     def __post_init__(self) -> None:
         self._room: Counter[tuple[str, str]] = Counter()
@@ -277,7 +282,7 @@ class Situation:
         return self.jobs.get(name, _UNKNOWN)
 
     def why_disabled(self, run: RunAtGate) -> str | None:
-        return self.disabled.get(run.job)
+        return None if run.forced else self.disabled.get(run.job)
 
     def is_disabled(self, job: str) -> bool:
         return job in self.disabled

@@ -38,7 +38,7 @@ class Wait:
     kind: str
     from_ms: int
     to_ms: int
-    #: Its reason, in the words of ``lua/lib/gate.lua``.
+    #: Its reason, in the words of ``lua/rules.lua``.
     why: tuple[str, ...] = ()
     run: str = ""
     fence: str = ""
@@ -67,7 +67,7 @@ class Wait:
 
 
 def read(document: str) -> list[Wait]:
-    """Read the waits of one run as ``lua/turn.lua`` returns them."""
+    """Read the waits of one run as ``turn.lua`` returns them."""
     return [_wait(one) for one in json.loads(document)]
 
 

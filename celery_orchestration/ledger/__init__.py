@@ -51,8 +51,8 @@ from celery_orchestration.ledger.replies import (
 BEAT = "beat"
 #: What may have been lost when a new epoch began, for people.
 FORGOTTEN = {
-    "emptied": "was emptied: runs that waited in it are lost, and history, dead letters and audit",
-    "moved": "was restarted or failed over: what it was told just before may be lost",
+    "emptied": "was emptied: waiting runs, history, dead letters and audit are lost",
+    "moved": "was restarted or failed over: its last writes may be lost",
 }
 
 

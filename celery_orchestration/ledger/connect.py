@@ -45,7 +45,7 @@ CONNECT_TIMEOUT = 3.0
 _TCP = {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_keepalive": True}
 #: Options of a broker's address that are not about Redis.
 _OF_KOMBU = frozenset({"heartbeat", "connect_timeout", "login_method", "failover_strategy", "uri_prefix", "insist"})
-#: What an address cannot change. Who calls tries again himself, and knows what it means to call twice.
+#: What an address cannot change. Retrying is up to the caller, who knows what calling twice means.
 _FIXED = {"retry": Retry(NoBackoff(), 0), "retry_on_timeout": False, "decode_responses": False}
 
 

@@ -17,7 +17,7 @@ OLDEST_SCHEMA = 1
 
 LONGEST_NAME = 200
 LONGEST_ROOM_KEY = 120
-#: Bytes; progress.lua knows it too.
+#: Bytes. ``record_progress.lua`` has the same number.
 LONGEST_PROGRESS = 2000
 LONGEST_NOTE = 1000
 #: Of an entry that people add; the schedule in the code may have longer ones.

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 Argument = bytes | str | int | float
 
@@ -20,7 +22,7 @@ Argument = bytes | str | int | float
 
 #: Keys of which there is one, with their types.
 KEY = {
-    "ledger": "hash", "jobs": "set", "installed": "hash", "groups": "hash", "disabled_jobs": "set", "cooling": "zset",
+    "ledger": "hash", "jobs": "set", "installed": "hash", "groups": "hash", "disabled_jobs": "set", "timers": "zset",
     "waiting_jobs": "set", "stale_jobs": "set", "unseen_jobs": "set", "held_back_jobs": "set", "bars": "zset",
     "open_sets": "set", "ready_sets": "set", "waiting": "zset", "later": "zset", "expiring": "zset",
     "released": "zset", "astray": "zset", "alone": "hash", "deadlines": "zset", "under_way": "hash",
@@ -32,7 +34,7 @@ KEY = {
 }  # fmt: skip
 #: Keys of which there is one for each job, run, worker and so on.
 KEYS_OF = {
-    "job": "hash", "room": "hash", "scheduled": "zset", "history": "list", "observed": "hash",
+    "job": "hash", "room": "hash", "unstarted": "zset", "history": "list", "observed": "hash",
     "job_dead_letters": "zset", "totals": "hash", "minutes": "hash", "hours": "hash", "lane": "zset",
     "lane_checked": "zset", "lane_heads": "zset", "lane_heads_checked": "zset", "group_bars": "zset",
     "group_holders": "set", "open": "zset", "run": "hash", "next_attempt": "hash", "done": "string",
@@ -276,10 +278,11 @@ def arguments(records: Iterable[Any]) -> list[Argument]:
     found: list[Argument] = []
     for record in records:
         read, converted = _reader(type(record))  # type: ignore[arg-type]
-        values = list(read(record))
-        for index, convert in converted:
-            values[index] = convert(values[index])
-        found += ("" if one is None or one is False else 1 if one is True else one for one in values)
+        raw = read(record)
+        values = ["" if one is None else one for one in raw]
+        for at, convert in converted:
+            values[at] = convert(raw[at])
+        found += values
     return found
 
 
@@ -287,16 +290,49 @@ def arguments(records: Iterable[Any]) -> list[Argument]:
 def _reader(of: Hashable) -> tuple[Callable[[Any], tuple[Any, ...]], list[tuple[int, Callable[[Any], Argument]]]]:
     """What reads all fields of a record, and how some of them are converted."""
     declared = fields(of)  # type: ignore[arg-type]
-    converted = [(at, one.metadata["convert"]) for at, one in enumerate(declared) if "convert" in one.metadata]
-    return attrgetter(*(one.name for one in declared)), converted
+    converters = {at: one.metadata["convert"] for at, one in enumerate(declared) if "convert" in one.metadata}
+    converters |= {at: _truth for at, one in enumerate(declared) if one.type == "bool"}
+    return attrgetter(*(one.name for one in declared)), list(converters.items())
+
+
+def _truth(value: bool) -> Argument:
+    return 1 if value else ""
 
 
 # -- what they tell
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryLine:
-    """A run that ended. Times in ms."""
+@dataclass(frozen=True)
+class Noun:
+    """How a figure is called: ``1 recovery``, ``2 recoveries``."""
+
+    one: str
+    many: str
+
+
+class Figures(BaseModel):
+    """What the ledger counts of each run. Everything that tells about a run has these fields."""
+
+    recoveries: Annotated[int, Noun("recovery", "recoveries")] = Field(
+        default=0, description="how often its process or worker died"
+    )
+
+    def figures(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in FIGURES}
+
+
+FIGURES: dict[str, Noun] = {
+    name: mark for name, field in Figures.model_fields.items() for mark in field.metadata if isinstance(mark, Noun)
+}
+
+
+def figures_of(record: Mapping[str, Any]) -> dict[str, int]:
+    """The figures of a run in a record of the ledger. One that is missing is 0."""
+    return {name: record.get(name, 0) for name in FIGURES}
+
+
+class HistoryLine(Figures):
+    """A run that ended. Times in ms. Fields that this version does not know are left out."""
 
     id: str = ""
     attempt: int = 0
@@ -306,7 +342,6 @@ class HistoryLine:
     ended: int = 0
     worker: str | None = None
     fence: str | None = None
-    recoveries: int = 0
     #: The words of the gate for what it waited for first.
     waited_for: str | None = None
     error: str | None = None
@@ -319,8 +354,7 @@ class HistoryLine:
 
     @classmethod
     def read(cls, text: str) -> HistoryLine:
-        found = json.loads(text)
-        return cls(**{one: found[one] for one in _HISTORY if one in found})
+        return cls.model_validate_json(text)
 
 
-_HISTORY = tuple(one.name for one in fields(HistoryLine))
+HISTORY = tuple(name for name in HistoryLine.model_fields if name not in FIGURES)

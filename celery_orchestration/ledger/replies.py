@@ -43,7 +43,8 @@ class Registered:
 
 @dataclass(slots=True)
 class Answer:
-    """What the gate says to an arrival: start (with a fence), wait, drop (why), unknown, full."""
+    """What the gate says to an arrival: start (with a fence), wait, drop (why), unknown (job), full (Redis), kept (this
+    worker is kept free for another run)."""
 
     what: str
     fence: str = ""
@@ -81,7 +82,8 @@ class Ending:
 class Turn:
     waiting: int
     more: bool
-    outcomes: list[str]
+    #: The ledger's answers to the outcomes.
+    settled: list[str]
     answers: list[Answer]
     grants: list[Grant]
     starts: list[Start]
@@ -90,7 +92,7 @@ class Turn:
     #: Seconds until something is due, or None.
     due: float | None
     #: Of runs that start, have waited and are traced: run id, and its waits as the verb turn tells them.
-    waits: dict[str, str] = field(default_factory=dict)
+    traces: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -1,19 +1,23 @@
 """The verbs of the ledger as they are loaded into Redis.
 
 Each verb is one file, ``lua/verbs/<caller>/<verb>.lua``. Its first line names the libraries that it uses: files in
-``lua/`` and ``lua/lib/``. Both ways to call a verb are made from the same files. For Redis 7 and later, verbs are
-functions (:func:`library`): Redis builds them once, and a call runs only the verb. For Redis 6.2, and wherever
-functions are not allowed, each verb is a script with its libraries in front (:func:`script`): Redis builds all of that
-anew in every call, which takes about a third longer.
+``lua/`` and ``lua/lib/``. A library shares the functions and variables that it does not declare as ``local`` with the
+libraries after it and with the verb (:func:`shared_names`).
+
+Both ways to call a verb are made from the same files. For Redis 7 and later, verbs are functions (:func:`library`):
+Redis builds them once, and a call runs only the verb. For Redis 6.2, and wherever functions are not allowed, each verb
+is a script with its libraries in front (:func:`script`): Redis builds all of that anew in every call, which takes about
+a third longer.
 
 The text of a verb must therefore not keep anything from one call to the next. The libraries set what belongs to one
 call in functions given to ``on_call``, which run at the beginning of each.
 
-Verbs that use the same libraries, or some of them, share one library of functions; all of them together would have more
-local variables than Lua allows.
+Verbs that use the same libraries, or some of them, share one library of functions. One for all of them would have
+nearly as many local variables as Lua allows (200).
 """
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -40,6 +44,9 @@ for i = 1, #SET_UPS do SET_UPS[i]() end
 end)
 """
 
+#: At the beginning of a line: "function name(", "NAME = ..." or "ONE, TWO = ...".
+_SHARED = re.compile(r"^(?:function (\w+)\(|(\w+(?:, \w+)*) = )", re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Script:
@@ -58,7 +65,7 @@ class Library:
 
 @cache
 def script(verb: str) -> Script:
-    # The verb is a function in its script as well: Lua allows so many local variables in each.
+    # The verb is a function in its script as well: Lua allows 200 local variables in each.
     text = "\n".join([_SCRIPT, _libraries_text(_uses(verb)), "return (function()", _text(verb), "end)()"])
     return Script(verb, text, hashlib.sha1(text.encode()).hexdigest(), f"{verb}_{_digest(_home(verb))}")
 
@@ -111,13 +118,24 @@ def _digest(home: tuple[str, ...]) -> str:
 
 
 def _libraries_text(names: tuple[str, ...]) -> str:
-    return "\n".join(library_text(name) for name in names)
+    return "\n".join(map(library_text, names))
 
 
+@cache
 def library_text(name: str) -> str:
-    """Of one of the libraries that verbs use."""
+    """One of the libraries that verbs use. What it shares is local to the whole text, the rest to a block of its own:
+    Lua allows 200 local variables at a time."""
     file = _LUA / f"{name}.lua"
-    return (file if file.is_file() else _LUA / "lib" / f"{name}.lua").read_text()
+    text = (file if file.is_file() else _LUA / "lib" / f"{name}.lua").read_text()
+    shared = shared_names(text)
+    declared = f"local {', '.join(shared)}\n" if shared else ""
+    return f"{declared}do (function()\n{text}\nend)() end"
+
+
+def shared_names(text: str) -> list[str]:
+    """The names that the text of a library shares."""
+    found = (name.strip() for function, names in _SHARED.findall(text) for name in (function or names).split(","))
+    return list(dict.fromkeys(found))
 
 
 def _text(verb: str) -> str:

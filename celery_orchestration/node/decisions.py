@@ -3,7 +3,7 @@
 The ledger may be emptied: by FLUSHALL, or by a restart of a Redis that keeps nothing. Or it fails over to a replica
 that lacks the last writes. Runs that waited may be lost then, but no job may start that people had stopped: every
 worker and scheduler remembers the pause, the disabled jobs and the entries that people added or paused, and restores
-them in the epoch that begins then (``lua/restore.lua``), before the gate opens and before its own scheduler fires
+them in the epoch that begins then (``restore_decisions.lua``), before the gate opens and before its own scheduler fires
 anything. A sweep tells whether anything was decided since the copy was made: decisions of the last seconds
 (``sweep_interval_seconds``) before the loss may be unknown to all.
 

@@ -30,7 +30,7 @@ def check(ledger: Ledger, allowed: bool) -> None:
         )
     elif not policy:
         logger.warning(
-            "The Redis at %s does not tell its maxmemory-policy (INFO is not allowed): see that it is noeviction, "
+            "The Redis at %s does not show its maxmemory-policy (INFO is not allowed): set it to noeviction, "
             "or it may drop parts of the ledger when it is full",
             ledger.address,
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from time import monotonic
-from typing import Protocol
 
 from celery.utils.log import get_logger
 
@@ -21,6 +20,7 @@ from celery_orchestration.node import releases
 from celery_orchestration.node.backoff import LONGEST_WAIT, Backoff
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
+from celery_orchestration.node.recovery import Recovery
 
 logger = get_logger(__name__)
 
@@ -28,13 +28,8 @@ logger = get_logger(__name__)
 UNSERVED_SECONDS = 30.0
 
 
-class AfterSweep(Protocol):
-    def swept(self) -> None:
-        """The ledger was swept: it knows which workers are gone."""
-
-
 class Heartbeat(threading.Thread, ABC):
-    def __init__(self, node: Node, publisher: Publisher, recovery: AfterSweep | None) -> None:
+    def __init__(self, node: Node, publisher: Publisher, recovery: Recovery | None) -> None:
         """`recovery`: gives back the messages of workers that are gone; None where the broker is not Redis."""
         super().__init__(name="orchestration-heartbeat", daemon=True)
         self._node = node
@@ -47,8 +42,9 @@ class Heartbeat(threading.Thread, ABC):
         # Once the ledger is back, others sweep: the lease must be renewed well before it could run out.
         self._backoff = Backoff(self._wake.wait, min(LONGEST_WAIT, node.settings.lease_seconds / 10))
         self._registered = self._unknown = False
-        #: The epoch in which it is registered, and in which it has restored the decisions that it remembers.
-        self._epoch_name = ""
+        #: The epoch in which it is registered, and in which it has restored the decisions that it remembers; '' before
+        #: that. Any thread may read it.
+        self.epoch = ""
         self._beat_at = self._sweep_at = 0.0
         self._sweep_is_asked_for = False
         self._alive_at = monotonic()
@@ -69,7 +65,8 @@ class Heartbeat(threading.Thread, ABC):
         """The epoch in which it claimed its runs last, and the highest fence it has seen."""
 
     @abstractmethod
-    def _on_registered(self, found: Registered) -> None: ...
+    def _on_registered(self, found: Registered) -> None:
+        """`epoch` is still the one in which it was registered before."""
 
     @abstractmethod
     def _on_new_epoch(self, epoch: str) -> None: ...
@@ -147,7 +144,7 @@ class Heartbeat(threading.Thread, ABC):
             self._wake.wait(max(0.0, min(self._beat_at, self._sweep_at) - monotonic()))
 
     def _log(self, exc: LedgerError, seconds: float) -> None:
-        logger.error("No heartbeat for %.0f s: the ledger at %s says %s", seconds, self._node.ledger.address, exc)
+        logger.error("No heartbeat for %.0f s (the ledger at %s: %s)", seconds, self._node.ledger.address, exc)
 
     def _round(self) -> None:
         if not self._registered:
@@ -180,8 +177,8 @@ class Heartbeat(threading.Thread, ABC):
         self._install(found.live, found.installed)
         if claimed_epoch and found.epoch != claimed_epoch and found.why in ("emptied", "moved"):
             node.decisions.restore(self._ledger, node.presence().name, found.epoch)
-        self._epoch_name = found.epoch
         self._on_registered(found)
+        self.epoch = found.epoch
         self._registered = True
 
     def _install(self, live: str, installed: str) -> None:
@@ -190,7 +187,7 @@ class Heartbeat(threading.Thread, ABC):
             merged = releases.merged(self._ledger.read_releases(live))
             for cycle in merged.cycles:
                 logger.error(
-                    "The releases that are live together have a cycle of dependencies: %s: these jobs wait "
+                    "The live releases together have a dependency cycle: %s. These jobs wait "
                     "until one release is gone",
                     " -> ".join(cycle),
                 )
@@ -215,7 +212,7 @@ class Heartbeat(threading.Thread, ABC):
             self._publisher.retry(swept.retries)
             if swept.disabled:
                 node.jobs_disabled(swept.disabled)
-            node.decisions.refresh(self._ledger, swept.decisions, self._epoch_name)
+            node.decisions.refresh(self._ledger, swept.decisions, self.epoch)
             self._on_swept(swept)
             self._install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)

@@ -109,7 +109,7 @@ class Node(ABC):
         for name, defaults in list(found.items())[:MOST_LOGGED]:
             logger.info("Job %s has the defaults of recurring jobs: %s", printable(name), _in_words(defaults))
         if len(found) > MOST_LOGGED:
-            logger.info("So have %d more jobs: `explain JOB` shows them", len(found) - MOST_LOGGED)
+            logger.info("%d more jobs have defaults: see `explain JOB`", len(found) - MOST_LOGGED)
         if found:
             logger.info("Write these options on a job to change them, or orchestration_recurring_defaults for all")
 

@@ -17,6 +17,10 @@ from celery_orchestration.job import graph
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.ledger.keys import encode_job, named_group
 
+#: Parts of a document that the ledger does not read, or has in another form: `blocks` and `exclusive` become
+#: `conflicts` and `groups`.
+_NOT_IN_LEDGER = ("blocks", "exclusive", "priority", "pool", "recurring")
+
 
 @dataclass(frozen=True)
 class Release:
@@ -77,17 +81,12 @@ def _conflicts(jobs: Mapping[str, Any]) -> tuple[dict[str, set[str]], dict[str, 
 
 def _entry(job: Mapping[str, Any], conflicts: Any, groups: list[str], dependents: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {
-        "max_running": job["max_running"],
-        "keyed": job["keyed"],
+        # An option that only a newer version knows stays in its policy.
+        **{name: value for name, value in job.items() if name not in _NOT_IN_LEDGER},
         "conflicts": sorted(encode_job(name) for name in conflicts),
         "groups": groups,
         "depends_on": [{**dependency, "job": encode_job(dependency["job"])} for dependency in job["depends_on"]],
         "dependents": sorted(encode_job(name) for name in dependents),
-        "on_crash": job["on_crash"],
-        "max_recoveries": job["max_recoveries"],
-        "max_consecutive_failures": job["max_consecutive_failures"],
-        "cool_down_ms": job.get("cool_down_ms"),
-        "when_disabled": job.get("when_disabled", "hold"),
     }
     entry["hash"] = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
     return entry

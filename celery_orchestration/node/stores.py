@@ -30,6 +30,8 @@ _LUA = files(__package__) / "lua"
 
 #: How many messages are moved in one script.
 MOST_AT_ONCE = 100
+#: Seconds for a call on a store, unless the broker's transport options say otherwise: kombu has no limits by default.
+TIMEOUTS = {"socket_timeout": 5.0, "socket_connect_timeout": 3.0}
 
 
 def _script(name: str) -> Script:

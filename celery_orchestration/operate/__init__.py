@@ -41,7 +41,7 @@ from celery_orchestration.operate.pools.models import (
 if TYPE_CHECKING:
     from celery_orchestration.operate.explain.models import Cause, Explanation, Link, OptionValue
     from celery_orchestration.operate.forecast.report import Collision, Forecast, ForecastRun, JobForecast, Overrun
-    from celery_orchestration.operate.graph.dependency_graph import Conflict, Drawn, Exclusive, Needs, Picture
+    from celery_orchestration.operate.graph.dependency_graph import Conflict, DependencyGraph, Drawn, Exclusive, Needs
     from celery_orchestration.operate.history.statistics import Counts, Durations, JobStatistics, Statistics
     from celery_orchestration.operate.schedule import Schedule
 
@@ -56,6 +56,7 @@ __all__ = [
     "Counts",
     "DeadLetter",
     "Death",
+    "DependencyGraph",
     "Desired",
     "DesiredPool",
     "Diagnosis",
@@ -79,7 +80,6 @@ __all__ = [
     "Orchestration",
     "Overrun",
     "Paused",
-    "Picture",
     "PoolStatus",
     "PoolWorker",
     "PoolsStatus",
@@ -102,7 +102,7 @@ __all__ = [
 #: Imported on first use: most commands need none of them.
 _IMPORTED_ON_USE = {
     **dict.fromkeys(("Cause", "Explanation", "Link", "OptionValue"), "explain.models"),
-    **dict.fromkeys(("Conflict", "Drawn", "Exclusive", "Needs", "Picture"), "graph.dependency_graph"),
+    **dict.fromkeys(("Conflict", "Drawn", "Exclusive", "Needs", "DependencyGraph"), "graph.dependency_graph"),
     **dict.fromkeys(("Collision", "Forecast", "ForecastRun", "JobForecast", "Overrun"), "forecast.report"),
     **dict.fromkeys(("Counts", "Durations", "JobStatistics", "Statistics"), "history.statistics"),
     "Schedule": "schedule",

@@ -20,9 +20,9 @@ DELETED = ""
 
 @dataclass(frozen=True)
 class Measured:
-    #: The ledger's status (``lua/status.lua``) without runs; ``fires`` by job.
+    #: The ledger's status (``read_status.lua``) without runs; ``fires`` by job.
     status: Mapping[str, Any]
-    #: The ledger's totals (``lua/statistics.lua``) of all jobs and of deleted ones.
+    #: The ledger's totals (``read_statistics.lua``) of all jobs and of deleted ones.
     statistics: Mapping[str, Any]
     #: Messages in the queues that jobs are sent to or workers serve; None: the broker did not answer.
     depths: Mapping[str, int | None]

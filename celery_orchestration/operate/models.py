@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from celery_orchestration.ledger.records import Figures
 from celery_orchestration.operate.base_model import Model
 from celery_orchestration.operate.pools.models import PoolStatus
 
@@ -81,7 +82,7 @@ OUTCOMES = (
 )
 
 
-class Ended(Model):
+class Ended(Model, Figures):
     """An ended run; or several fires of an entry that made no run."""
 
     id: str = Field(description="of the run")
@@ -100,7 +101,6 @@ class Ended(Model):
     waited_rule: str | None = Field(default=None, description="the rule of that reason: depends, blocked, room …")
     worker: str | None = Field(description="where it ran")
     fence: int | None = Field(description="of its last start")
-    recoveries: int = Field(description="how often its process or worker died")
     error: str | None = Field(description="the error; or why fires made no run")
     entry: str | None = Field(default=None, description="its entry of the schedule, if it has one")
     due: datetime | None = Field(default=None, description="its due time; of several fires: the last")
@@ -108,7 +108,7 @@ class Ended(Model):
     made_run: bool = Field(default=True, description="False: a fire that was skipped or missed; `id` names no run")
 
 
-class DeadLetter(Model):
+class DeadLetter(Model, Figures):
     """A run that failed for good, kept with its message."""
 
     id: str = Field(description="of the run")
@@ -121,7 +121,6 @@ class DeadLetter(Model):
     queue: str = Field(description="its queue")
     arrived: datetime = Field(description="when it was first seen")
     worker: str | None = Field(description="where it ran last")
-    recoveries: int = Field(description="how often its process or worker died")
     revoked: bool = Field(description="its id was revoked since then: if requeued, it gets a new id")
 
 
@@ -142,7 +141,7 @@ class JobStatus(Model):
     name: str = Field(description="full name of the task")
     state: JobState = Field(description="the first that applies: disabled, running, waiting, idle")
     running: int = Field(description="runs that hold room: running, or on their way to a worker")
-    max_running: int | None = Field(description="the most runs at once; None: any number")
+    max_running: int | None = Field(default=None, description="the most runs at once; None: any number")
     keyed: bool = Field(description="max_running counts per room key")
     priority: str | None = Field(default=None, description="in this app's code; None: it has no such job")
     pool: str | None = Field(default=None, description="in this app's code")
@@ -156,12 +155,12 @@ class JobStatus(Model):
     last_seconds: float | None = Field(description="how long the last run took")
     failures: int = Field(description="in a row")
     max_consecutive_failures: int | None = Field(
-        description="the number of failures after which it is disabled; None: never"
+        default=None, description="the number of failures after which it is disabled; None: never"
     )
     last_error: str | None = Field(description="the last error in one line")
     disabled: Disabled | None = Field(description="by whom and why; None: it is not")
     probe: str | None = Field(
-        description="while disabled: the run that tests whether it works again; '' if the next run may"
+        default=None, description="while disabled: the run that tests whether it works again; '' if the next run may"
     )
     next_probe: datetime | None = Field(
         description="while disabled by failures: when a run may test whether it works again"
@@ -180,13 +179,13 @@ class JobStatus(Model):
 class Progress(Model):
     """The progress of a run, as its code reports it."""
 
-    done: int | float = Field(description="so much")
+    done: int | float = Field(description="how far")
     total: int | float | None = Field(description="None: unknown")
     note: str = Field(description="in words")
     at: datetime = Field(description="when it was reported")
 
 
-class RunStatus(Model):
+class RunStatus(Model, Figures):
     """A run that the ledger knows and that has not ended."""
 
     id: str = Field(description="its task id; <task id>~<call> if that id was sent again while an earlier run is known")
@@ -198,7 +197,6 @@ class RunStatus(Model):
     worker: str | None = Field(description="where it runs")
     queue: str = Field(description="its queue")
     fence: int | None = Field(description="of its start")
-    recoveries: int = Field(description="how often its process or worker died")
     arrived: datetime = Field(description="when it was first seen")
     since: datetime = Field(description="when it entered this state")
     seconds: float = Field(description="how long it has been in this state")

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from celery_orchestration.operate.doctor.models import Diagnosis, Health
 from celery_orchestration.operate.explain.models import Explanation
 from celery_orchestration.operate.forecast.report import Forecast
-from celery_orchestration.operate.graph.dependency_graph import Picture
+from celery_orchestration.operate.graph.dependency_graph import DependencyGraph
 from celery_orchestration.operate.models import (
     Cancelled,
     CancelledRuns,
@@ -46,7 +46,7 @@ COMMANDS: tuple[tuple[str, Any], ...] = (
     ("doctor", Diagnosis),
     ("health", Health),
     ("history", list[Ended]),
-    ("graph", Picture),
+    ("graph", DependencyGraph),
     ("forecast", Forecast),
     ("audit", list[Change]),
     ("enable", JobStatus),

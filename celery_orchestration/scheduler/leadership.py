@@ -3,13 +3,13 @@
 Services that share a ledger (docs/services.md) each have a leader, terms and entries of their own. Below, "a scheduler"
 is one of the same service.
 
-**Why two schedulers never fire the same due time.** A term is a number that the ledger gives (``lua/lead.lua``) to the
+**Why two schedulers never fire the same due time.** A term is a number that the ledger gives (verb ``lead``) to the
 first scheduler that asks after the previous term has expired by Redis's clock. Terms rise. Every dispatch carries the
 term of its scheduler. The script that would make runs of it first compares that term with the latest one that the
 ledger gave, and refuses the dispatch if it is another one or has expired. So it does not matter where a leader is
 suspended and for how long, even in the middle of a tick, nor what its clock says: if another scheduler has taken over
 when it resumes, its dispatches are refused, and it becomes a standby. A fire that was accepted is accepted only once,
-because the ledger refuses a due time that is not later than the entry's last one, whoever sends it.
+because the ledger refuses a due time that is not later than the entry's last one.
 
 Publishing is outside the script. A run that an old leader publishes late carries a grant that is void by then or still
 valid; the workers check it. A message of a plain task may be sent twice: by a leader that was suspended between the
@@ -127,7 +127,7 @@ class Term(threading.Thread):
                 self._stopped.wait(min(ASK_EVERY, self._seconds / 6))
 
     def _say(self, exc: LedgerError, seconds: float) -> None:
-        logger.error("Standing by for %.0f s: the ledger at %s says %s", seconds, self._ledger.address, exc)
+        logger.error("Standing by for %.0f s (the ledger at %s: %s)", seconds, self._ledger.address, exc)
 
     def _ask(self) -> None:
         before = monotonic()

@@ -16,11 +16,11 @@ from celery_orchestration.ledger import BEAT, FORGOTTEN, Presence, Registered
 from celery_orchestration.node.heartbeat import Heartbeat
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
+from celery_orchestration.node.recovery import Recovery, has_stores
 from celery_orchestration.scheduler.apply_entry import Applier
 from celery_orchestration.scheduler.dispatcher import Dispatcher
 from celery_orchestration.scheduler.entries import Entry
 from celery_orchestration.scheduler.leadership import Term
-from celery_orchestration.worker.fetch.recovery import Recovery, has_stores
 
 logger = get_logger(__name__)
 
@@ -31,15 +31,11 @@ STOP_SECONDS = 5.0
 class SchedulerHeartbeat(Heartbeat):
     """A scheduler has no runs, so it has nothing to claim in a new epoch."""
 
-    def __init__(self, node: Node, publisher: Publisher, recovery: Recovery | None) -> None:
-        super().__init__(node, publisher, recovery)
-        self._epoch = ""
-
     def _last_claim(self) -> tuple[str, str]:
-        return self._epoch, ""
+        return self.epoch, ""
 
     def _on_registered(self, found: Registered) -> None:
-        if self._epoch and found.epoch != self._epoch:
+        if self.epoch and found.epoch != self.epoch:
             self._ledger.claim_runs(self._node.worker, found.epoch, [], [])
             logger.error(
                 "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s",
@@ -47,12 +43,6 @@ class SchedulerHeartbeat(Heartbeat):
                 FORGOTTEN.get(found.why, "may have forgotten something"),
                 found.closed_ms / 1000,
             )
-        self._epoch = found.epoch
-
-    @property
-    def epoch(self) -> str:
-        """The epoch in which it is registered, and its copy of people's decisions restored; '' before that."""
-        return self._epoch
 
     def _on_new_epoch(self, epoch: str) -> None:
         self._registered = False

@@ -21,7 +21,7 @@ from celery.utils.log import get_logger
 from celery_orchestration.errors import OrchestrationError
 from celery_orchestration.operate import Orchestration
 from celery_orchestration.operate.forecast.report import Forecast
-from celery_orchestration.operate.graph.dependency_graph import Picture
+from celery_orchestration.operate.graph.dependency_graph import DependencyGraph
 from celery_orchestration.operate.models import Ended, JobStatus, Status
 from celery_orchestration.operate.status.findings import Findings, find_root_causes
 from celery_orchestration.web.client_pool import ClientPool
@@ -33,7 +33,7 @@ SECONDS, PAUSE_TIMES = 0.7, 12
 #: A page may show data that is this many seconds old.
 FRESH_SECONDS = 0.5
 #: Seconds after which the graph, an unchanged history and the forecast are read again.
-PICTURE_SECONDS, HISTORY_SECONDS, FORECAST_SECONDS = 10.0, 10.0, 60.0
+RELATIONS_SECONDS, HISTORY_SECONDS, FORECAST_SECONDS = 10.0, 10.0, 60.0
 #: How many samples of queues and pools are kept (about a quarter of an hour), and the seconds between two of them.
 SAMPLES, SAMPLE_SECONDS = 180, 5.0
 #: A stream sends something at least this often, so that proxies keep it open and dead browsers are noticed.
@@ -57,7 +57,7 @@ class Snapshot:
     """The ledger at one moment, for all pages."""
 
     status: Status
-    picture: Picture | None
+    relations: DependencyGraph | None
     causes: Findings
     samples: tuple[Sample, ...]
     taken: float
@@ -67,27 +67,28 @@ class Looker:
     """Reads the ledger, and remembers what seldom changes. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self._picture: tuple[float, frozenset[str], Picture] | None = None
+        self._relations_read: tuple[float, frozenset[str], DependencyGraph] | None = None
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
 
     def look(self, client: Orchestration) -> Snapshot:
         status = client.status()
         now = time.monotonic()
-        picture = self._relations(client, status, now)
+        relations = self._relations(client, status, now)
         if not self._samples or now - self._samples[-1].at >= SAMPLE_SECONDS:
             depths = {queue.name: queue.depth or 0 for queue in status.queues}
             self._samples.append(Sample(now, depths, {pool.name: pool.live for pool in status.pools}))
-        return Snapshot(status, picture, find_root_causes(status, picture), tuple(self._samples), now)
+        return Snapshot(status, relations, find_root_causes(status, relations), tuple(self._samples), now)
 
-    def _relations(self, client: Orchestration, status: Status, now: float) -> Picture | None:
+    def _relations(self, client: Orchestration, status: Status, now: float) -> DependencyGraph | None:
         names = frozenset(job.name for job in status.jobs)
-        if self._picture is None or self._picture[1] != names or now - self._picture[0] > PICTURE_SECONDS:
+        known = self._relations_read
+        if known is None or known[1] != names or now - known[0] > RELATIONS_SECONDS:
             try:
-                self._picture = now, names, client.graph()
+                known = self._relations_read = now, names, client.graph()
             except OrchestrationError as exc:  # an error in the code, which the status reports as well
                 logger.debug("The relations between jobs cannot be read: %s", exc)
                 return None
-        return self._picture[2]
+        return known[2]
 
 
 class Histories:

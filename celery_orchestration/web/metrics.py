@@ -214,7 +214,7 @@ def _installation(page: _Page, status: Numbers) -> None:
     serving: Counter[str] = Counter()
     slots: Counter[str] = Counter()
     for one, state in workers:
-        pools = {pool for queue in one["queues"] or () if (pool := queues.pool_of(queue))}
+        pools = {pool for queue in one.get("queues") or () if (pool := queues.pool_of(queue))}
         for pool in pools if state != "dead" else ():
             serving[pool] += 1
             slots[pool] += one["slots"] or 0
@@ -227,7 +227,7 @@ def _queues(page: _Page, facts: Measured) -> None:
     serving: Counter[str] = Counter()
     for one in facts.status["workers"] or ():
         if one["kind"] != BEAT and worker_state(one, facts.status["now"]) != "dead":
-            serving.update(set(one["queues"] or ()))
+            serving.update(set(one.get("queues") or ()))
     slots = facts.status.get("slots") or {}
     for queue in sorted({*facts.depths, *serving}):
         if (depth := facts.depths.get(queue)) is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from celery_orchestration.job import reasons
+from celery_orchestration.ledger.records import FIGURES
 from celery_orchestration.web import formatting
 from celery_orchestration.web.actions import Plan
 from celery_orchestration.web.pages import Page
@@ -42,6 +43,7 @@ class Rendering:
             "query": formatting.query,
             "state_of": formatting.state_of,
             "kind_of": reasons.kind_of,
+            "figures": FIGURES,
             "waits_for": lambda rule: reasons.past([rule]),
             "spark": spark,
             "min": min,

@@ -44,8 +44,8 @@ Asking = tuple[OrchestratedRequest, Arrival]
 
 #: Seconds until a run asks again that the ledger did not take in because of an error, or because Redis is full.
 ASK_AGAIN_SECONDS = 5.0
-#: Seconds until a run asks again whose job the ledger does not know yet.
-ASK_UNKNOWN_AGAIN_SECONDS = 1.0
+#: The same for a run whose job the ledger does not know yet, or while this worker is kept free for another run.
+ASK_SOON_SECONDS = 1.0
 #: Most requests with a start time that one turn takes to the ledger.
 MOST_SCHEDULED = 32
 #: Seconds between log lines about a full Redis.
@@ -106,11 +106,9 @@ class Admission:
 
     # -- requests come in ---------------------------------------------------------------------------
 
-    def message_received(self, request: Any) -> None:
+    def message_received(self, request: OrchestratedRequest) -> None:
         """Celery made a request of a message. Known this early, it can go before requests of a lower rank."""
-        if not isinstance(request, OrchestratedRequest) or request.gate is None:
-            return
-        if request.gate.admission is self and request.stage is None:
+        if request.stage is None:
             self._reserve(request)
             if request.grant:
                 self._loop.later(SHARE_AFTER, lambda: self._sharing.share(request))
@@ -218,7 +216,7 @@ class Admission:
                 self._not_taken_in(request, answer.what)
             else:
                 self._due_times.remember(request)
-                guarded(self._let_go, request, answer.what, answer.detail)
+                guarded(self._drop_message, request, answer.what, answer.detail)
         return starting
 
     def _not_taken_in(self, request: OrchestratedRequest, why: str) -> None:
@@ -228,15 +226,15 @@ class Admission:
             return self.ask_again(request)
         if why == "unknown":
             self._register_again()
-        return self.ask_again(request, ASK_UNKNOWN_AGAIN_SECONDS)
+        return self.ask_again(request, ASK_SOON_SECONDS)
 
     def _log_full(self) -> None:
         now = time.monotonic()
         if now - self._logged_full >= LOG_FULL_EVERY:
             self._logged_full = now
             logger.error(
-                "The Redis at %s is full: no new run is taken in, jobs stay in their queues; runs that wait or run go "
-                "on. Give it more memory (maxmemory), or free some",
+                "The Redis at %s is full: no new run is accepted, messages stay in their queues; waiting and running "
+                "runs continue. Give it more memory (maxmemory)",
                 self._ledger_address,
             )
 
@@ -249,7 +247,7 @@ class Admission:
             self._loop.later(seconds, lambda: self._consumer.on_task_request(request))
 
     @staticmethod
-    def _let_go(request: OrchestratedRequest, what: str, detail: Iterable[str]) -> None:
+    def _drop_message(request: OrchestratedRequest, what: str, detail: Iterable[str]) -> None:
         """The ledger has it, or another worker: the broker's copy is not needed any more."""
         if what == "drop" and not request.grant:
             logger.warning(

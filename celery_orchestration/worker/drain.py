@@ -6,8 +6,8 @@ more runs are admitted, and running ones may end. Without `drain_seconds` that i
 shutdown. A worker of a pool has no limit of its own while its supervisor lives: a pool that shrinks lets it finish.
 
 Runs that go on when the time is up are killed. Each goes back to its queue when its process is gone (unless the job's
-`on_crash` is "fail": then it has failed): the pool hears of the death like of any other, but the run knows that it was
-us. Where code cannot be killed by itself (threads, gevent, solo) the whole process ends. It cannot tell the ledger
+`on_crash` is "fail": then it has failed): the pool reports the death like any other, but the run is marked `drained`.
+Where code cannot be killed alone (threads, gevent, solo), the whole process ends. It cannot tell the ledger
 afterwards, so it tells before that it will be gone within two seconds; until then the ledger keeps its runs, and then
 another worker's sweep takes them. A cold shutdown of such a worker ends the same way, at once.
 
@@ -185,12 +185,12 @@ class Drain(threading.Thread):
         """The code of our runs goes with the process, and others take them when it is gone."""
         if not internals.consumer.owns_process(self._controller):
             logger.error(
-                "%d runs go on in a process that is not ours to end: another worker recovers them when their lease is "
+                "%d runs continue in a process that we may not end: another worker recovers them when the lease is "
                 "over",
                 len(self._settlement.runs),
             )
             return
-        logger.warning("Only the end of this process can stop the runs here: it ends now")
+        logger.warning("The runs here can only be stopped with this process: it ends now")
         for child in internals.pool.children(self._controller.pool):
             internals.pool.kill(child)
         self._within(CLOSE_BROKER_SECONDS, self._close_broker)
@@ -199,7 +199,7 @@ class Drain(threading.Thread):
         try:
             self._ledger.drain(self._worker, GONE_MS)
         except LedgerError as exc:
-            logger.error("The ledger cannot be told that this worker ends, its runs wait for their lease: %s", exc)
+            logger.error("Cannot report this worker's end: its runs wait until its lease expires: %s", exc)
         self._within(EXITING_SECONDS, atexit._run_exitfuncs)
         os._exit(self._controller.exitcode or (EX_FAILURE if state.should_terminate else EX_OK))
 

@@ -1,29 +1,35 @@
 """The gate in the worker: every job's request comes here before it is executed.
 
-A run's path through the worker reads downwards through these files:
+A run's path through the worker, in the order of these files:
 
-1. ``request.py``: Celery's request for a job. It hears that it is to be executed, and how its code ended.
+1. ``request.py``: Celery's request for a job. It hears that it is to be executed (``_through_the_gate``), and how its
+   code ended (``_settling``, ``on_failure``).
 2. ``admission.py``: requests get slots in the order of their rank, and ask (``arrivals.py``) whether they may start.
 3. ``turns.py``: one round trip takes outcomes and questions to the ledger; ``carrier.py`` makes it.
 4. ``execution.py``: runs that may start go to the execution pool.
 5. ``settlement.py``: runs end, and their outcomes are kept until the ledger took them.
+
+So a run goes back and forth: request, admission, turns, carrier, ledger; the answer comes back through turns and
+admission to execution; its end goes through request and settlement to turns. ``slots.py`` counts free slots.
 
 Beside it: ``timers.py`` (runs with a start time), ``sharing.py`` (handed-over runs that wait for a slot here),
 ``acks.py`` (messages are acknowledged together), ``limits.py`` (time limits where the pool has none).
 
 This file connects the parts, and opens, closes and stops the gate. While the ledger cannot be reached the gate is
 closed: requests stay here, unacknowledged, and their slots are given back; runs go on, and their outcomes are kept.
+Requests know of all this no more than :attr:`Gate.for_requests`.
 
-:meth:`Gate.begin_drain` and :meth:`Gate.hurry_drain` may be called in a signal handler or from any thread; the other
-methods are called in the worker's event loop.
+:meth:`Gate.begin_drain` may be called in a signal handler or from any thread; the other methods are called in the
+worker's event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from celery import Celery
+from celery.utils.functional import noop
 
 from celery_orchestration.ledger import Disabled
 from celery_orchestration.worker.acks import Acks
@@ -31,9 +37,11 @@ from celery_orchestration.worker.admission import Admission
 from celery_orchestration.worker.arrivals import Arrivals, Jobs
 from celery_orchestration.worker.deadline import Deadline
 from celery_orchestration.worker.execution import Execution
+from celery_orchestration.worker.job_request import RequestGate
 from celery_orchestration.worker.limits import Limits
 from celery_orchestration.worker.loop import InLoop, Loop
 from celery_orchestration.worker.notices import Notices
+from celery_orchestration.worker.request import OrchestratedRequest
 from celery_orchestration.worker.settlement import Settlement
 from celery_orchestration.worker.sharing import Copies, GrantedQueues, Sharing
 from celery_orchestration.worker.slots import Slots
@@ -70,15 +78,15 @@ class Gate:
         begin_drain: Callable[[], None],
         hurry_drain: Callable[[], None],
     ) -> None:
+        """`deadline`: of runs that stop with the worker's lease, if there are any. `limits`: watches time limits where
+        the execution pool does not; None where it does."""
         self.state = state
-        self.deadline = deadline
-        #: Watches time limits where the execution pool does not; None where it does.
-        self.limits = limits
-        self.hurry_drain = hurry_drain
+        self._limits = limits
         self._begin_drain = begin_drain
         self._loop = loop
         self._slots = slots
 
+        # Admission and turns are built below; parts before them call them through these.
         def request_turn() -> None:
             self.turns.request()
 
@@ -120,6 +128,35 @@ class Gate:
             carry=carry,
             jobs_disabled=jobs_disabled,
         )
+        #: What requests call.
+        self.for_requests = RequestGate(
+            is_closed=lambda: state.closed,
+            is_draining=lambda: state.draining,
+            slot_given=self.admission.slot_given,
+            schedule=self.admission.schedule,
+            ended_before_start=self.settlement.ended_before_start,
+            begun=limits.begun if limits is not None else noop,
+            timed_out=self.settlement.timed_out,
+            settle=self._settle,
+            acknowledge=self.acks.acknowledge,
+            process_of=self.execution.process_of,
+            when_gone=self.execution.when_gone,
+            ended_by_deadline=deadline.has_passed_since if deadline is not None else lambda _: False,
+            hurry_drain=hurry_drain,
+        )
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    def message_received(self, request: Any) -> None:
+        """Celery made a request of a message, perhaps that of a plain task."""
+        if isinstance(request, OrchestratedRequest) and request.gate is self.for_requests:
+            self.admission.message_received(request)
+
+    def _settle(self, request: OrchestratedRequest, outcome: str, then: Callable[[str], None] | None) -> None:
+        """From any thread."""
+        if self._limits is not None:
+            self._limits.over(request)
+        self.settlement.settle(request, outcome, then)
 
     # -- the ledger comes and goes ------------------------------------------------------------------
 
@@ -142,6 +179,11 @@ class Gate:
 
     def connection_lost(self) -> None:
         self.admission.connection_lost()
+
+    def pool_flushed(self, lost: Iterable[OrchestratedRequest]) -> None:
+        """The connection was lost, and the execution pool has dropped these runs."""
+        self.connection_lost()
+        self.settlement.return_runs(lost)
 
     def reconnected(self) -> None:
         self._sharing.reconnected()

@@ -14,14 +14,16 @@ from celery_orchestration.ledger import Registered, Sweep
 from celery_orchestration.node.heartbeat import Heartbeat
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
+from celery_orchestration.node.recovery import Recovery
 from celery_orchestration.worker import deadline
 from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.fetch.demand import Demand
-from celery_orchestration.worker.fetch.recovery import Recovery
-from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.loop import InLoop
 from celery_orchestration.worker.notices import Notices
+from celery_orchestration.worker.settlement import Settlement
 from celery_orchestration.worker.strays import Strays
+from celery_orchestration.worker.timers import DueTimes
+from celery_orchestration.worker.turns import Turns
 
 
 class WorkerHeartbeat(Heartbeat):
@@ -30,7 +32,9 @@ class WorkerHeartbeat(Heartbeat):
         node: Node,
         publisher: Publisher,
         recovery: Recovery | None,
-        gate: Gate,
+        settlement: Settlement,
+        turns: Turns,
+        due_times: DueTimes,
         epoch: Epoch,
         notices: Notices,
         in_loop: InLoop,
@@ -38,6 +42,7 @@ class WorkerHeartbeat(Heartbeat):
         strays: Strays,
         lease_deadline: deadline.Deadline | None,
         *,
+        open_gate: Callable[[], None],
         slots: Callable[[], int],
         ledger_is_down: Callable[[], bool],
         look_for_queues: Callable[[], None],
@@ -47,14 +52,16 @@ class WorkerHeartbeat(Heartbeat):
         `look_for_queues()`: whether the broker has new ones for us. `replaces`: a heartbeat that hangs, whose place it
         takes."""
         super().__init__(node, publisher, recovery)
-        self._gate = gate
-        self._settlement = gate.settlement
+        self._settlement = settlement
+        self._turns = turns
+        self._due_times = due_times
         self._epoch = epoch
         self._notices = notices
         self._in_loop = in_loop
         self._demand = demand
         self._strays = strays
         self._lease_deadline = lease_deadline
+        self._open_gate = open_gate
         self._slots = slots
         self._ledger_is_down = ledger_is_down
         self._look_for_queues = look_for_queues
@@ -86,12 +93,12 @@ class WorkerHeartbeat(Heartbeat):
         self._lease_runs_from(self._round_began)
         self._epoch.registered(found)
         self._drain_is_known = False
-        self._in_loop(self._open_gate)
+        self._in_loop(self._admit_runs)
 
-    def _open_gate(self) -> None:
+    def _admit_runs(self) -> None:
         """In the event loop: jobs that came before count as waiting for a slot, not as set aside."""
         self._demand.registered = True
-        self._gate.open()
+        self._open_gate()
 
     def _on_ledger_unavailable(self) -> None:
         """Plain tasks do not need the ledger: they are fetched although it does not know this worker yet. Nobody can
@@ -101,7 +108,7 @@ class WorkerHeartbeat(Heartbeat):
     def _on_new_epoch(self, epoch: str) -> None:
         """The carrier claims our runs before its next turn: one is made now."""
         if self._epoch.can_claim(epoch):
-            self._in_loop(self._gate.turns.request_even_if_empty)
+            self._in_loop(self._turns.request_even_if_empty)
             self._wake.wait(0.1)
         else:
             self._registered = False
@@ -135,7 +142,7 @@ class WorkerHeartbeat(Heartbeat):
         return not self._ledger_is_down()
 
     def _on_swept(self, swept: Sweep) -> None:
-        self._in_loop(lambda: self._gate.due_times.due_in(swept.due))
+        self._in_loop(lambda: self._due_times.due_in(swept.due))
         self._strays.take_in(swept.strays)
         self._look_for_queues()
 

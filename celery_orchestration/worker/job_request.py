@@ -1,6 +1,7 @@
 """A request of a job: which run it is, and what its message says.
 
 :class:`JobRequest` only holds what is known of a run; ``request.py`` adds how it goes through the gate and how it ends.
+:class:`RequestGate` is all that a request knows of the gate.
 Celery makes requests in the worker's event loop.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery.worker.request import Request
@@ -31,14 +33,47 @@ from celery_orchestration.worker.strategy_consumer import ReceivedOnce
 
 if TYPE_CHECKING:
     from celery_orchestration.worker.gate import Gate
+    from celery_orchestration.worker.request import OrchestratedRequest
 
 #: The gates of this process, by worker name. There is one, but for tests that run workers in threads.
 gates: dict[str, Gate] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class RequestGate:
+    """What a request calls of its worker's gate, which makes it of its parts."""
+
+    #: The gate is closed: the ledger does not answer.
+    is_closed: Callable[[], bool]
+    #: The worker was told to stop.
+    is_draining: Callable[[], bool]
+    #: Celery wants the request executed.
+    slot_given: Callable[[OrchestratedRequest], None]
+    #: The run is not to start before this time (seconds since the epoch): the ledger keeps it until then.
+    schedule: Callable[[OrchestratedRequest, float], None]
+    #: Celery found the message revoked or expired: its run does not start.
+    ended_before_start: Callable[[OrchestratedRequest], None]
+    #: The code of the run begins. From any thread.
+    begun: Callable[[OrchestratedRequest], None]
+    #: The time limit of the run has passed, and its code goes on.
+    timed_out: Callable[[OrchestratedRequest], None]
+    #: The run is over with this outcome, and its code gone. The last one gets the ledger's answer. From any thread.
+    settle: Callable[[OrchestratedRequest, str, Callable[[str], None] | None], None]
+    #: Acknowledges the message together with others. False if Celery has to do it. From any thread.
+    acknowledge: Callable[[OrchestratedRequest], bool]
+    #: The process that executes the run; None if there is none.
+    process_of: Callable[[OrchestratedRequest], Any]
+    #: Calls the function when that process is gone, or at once if it is None.
+    when_gone: Callable[[Any, Callable[[], None]], None]
+    #: Whether the deadline of the worker's lease has ended a run that started at this time, by the clock of deadlines.
+    ended_by_deadline: Callable[[float], bool]
+    #: Ends what still runs: a cold shutdown. In a signal handler, or from any thread.
+    hurry_drain: Callable[[], None]
+
+
 class JobRequest(Request):  # type: ignore[misc]
     #: None in mode "off": then this is a plain request.
-    gate: Gate | None = None
+    gate: RequestGate | None = None
     #: Given by the ledger when the run may start.
     fence: str | None = None
     #: The task's id, or an id of its own if the task id was published again.
@@ -89,7 +124,8 @@ class JobRequest(Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
-        self.gate = gates.get(self._hostname)
+        gate = gates.get(self._hostname)  # Celery makes the request, so nobody can give it its gate
+        self.gate = None if gate is None else gate.for_requests
         self.received = bool(self._request_dict.pop(RECEIVED, False))
         if self.received and isinstance(self._eventer, ReceivedOnce):
             self._eventer.announced = self.id

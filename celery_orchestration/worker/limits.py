@@ -35,8 +35,8 @@ class Limits:
             # Limits of tasks are logged at start.
             self._warned.add(request.task.name)
             logger.warning(
-                "A call of job %s has a soft time limit (%g s): the execution pool cannot interrupt a run, so it has "
-                "no effect. A hard time limit has",
+                "A call of job %s has a soft time limit (%g s), which has no effect: the execution pool cannot "
+                "interrupt a run. A hard limit works",
                 *(request.task.name, soft),
             )
         limit = hard or request.task.time_limit
@@ -46,6 +46,10 @@ class Limits:
             sooner = clocks.start(request.run, limit, request.time_is_over) < self._next_look
         if sooner:
             self._in_loop(self._look)
+
+    def over(self, request: OrchestratedRequest) -> None:
+        """The run has ended and its code has returned. From any thread."""
+        clocks.forget(request.run)
 
     def _look(self) -> None:
         for clock in clocks.ring(monotonic()):

@@ -22,11 +22,10 @@ from celery.utils.log import get_logger
 from celery.worker.request import task_ready
 
 from celery_orchestration.job.current_run import default_limit, lost_lease
-from celery_orchestration.job.limits import clocks
 from celery_orchestration.ledger import keys
 from celery_orchestration.worker.endings import note_of, outcome_of, raised
 from celery_orchestration.worker.internals.pool import can_kill
-from celery_orchestration.worker.job_request import JobRequest
+from celery_orchestration.worker.job_request import JobRequest, RequestGate
 
 logger = get_logger(__name__)
 
@@ -50,8 +49,8 @@ class OrchestratedRequest(JobRequest):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         self.began = time_accepted
         super().on_accepted(pid, time_accepted)
-        if self.gate is not None and self.gate.limits is not None and self.fence is not None:
-            self.gate.limits.begun(self)
+        if self.gate is not None and self.fence is not None:
+            self.gate.begun(self)
 
     def fail(self, exc: Exception) -> None:
         """It has started, but is not given to the execution pool: a failed run like any other."""
@@ -66,9 +65,7 @@ class OrchestratedRequest(JobRequest):
         """The run is over and its code gone: reports that, once. `then` gets the ledger's answer."""
         if self.gate is not None and self.fence is not None and not self.settled:
             self.settled = True
-            if self.gate.limits is not None:
-                clocks.forget(self.run)
-            self.gate.settlement.settle(self, self.verdict or outcome, then or self.afterwards)
+            self.gate.settle(self, self.verdict or outcome, then or self.afterwards)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         if self.gate is None or self.fence is None:
@@ -84,7 +81,7 @@ class OrchestratedRequest(JobRequest):
             super(OrchestratedRequest, self).on_failure(exc_info, send_failed_event, return_ok)
 
         if isinstance(exc, TimeLimitExceeded):
-            return self._leave_quietly() if self._lost_lease() else self._on_hard_limit(as_celery_does)
+            return self._leave_quietly() if self._lost_lease() else self._on_hard_limit(self.gate, as_celery_does)
         self.returned = True
         if isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt):
             return self._on_process_lost(as_celery_does)
@@ -103,7 +100,7 @@ class OrchestratedRequest(JobRequest):
 
     def _lost_lease(self) -> bool:
         """A worker that stood still may see that a run's time is over before it hears that its lease is lost."""
-        if not self.void and self.gate is not None and not self.gate.state.closed and self.fence is not None:
+        if not self.void and self.gate is not None and not self.gate.is_closed() and self.fence is not None:
             self.void = lost_lease(self.app, self.run, self._request_dict.get("properties") or {})
         return self.void
 
@@ -114,15 +111,14 @@ class OrchestratedRequest(JobRequest):
         finally:
             self.settle(outcome)
 
-    def _on_hard_limit(self, as_celery_does: Callable[[], None]) -> None:
+    def _on_hard_limit(self, gate: RequestGate, as_celery_does: Callable[[], None]) -> None:
         """Announced before the child is killed: its room is free when the process is gone."""
-        gate: Any = self.gate
         self.verdict = "failed"
-        process = gate.execution.process_of(self)
+        process = gate.process_of(self)
         try:
             as_celery_does()
         finally:
-            gate.execution.when_gone(process, lambda: self.settle("failed"))
+            gate.when_gone(process, lambda: self.settle("failed"))
 
     def _on_process_lost(self, as_celery_does: Callable[[], None]) -> None:
         """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
@@ -152,8 +148,7 @@ class OrchestratedRequest(JobRequest):
 
     def _ended_by_deadline(self) -> bool:
         """Then its process has not crashed: see deadline.py."""
-        found = self.gate.deadline if self.gate is not None and self.stops_with_lease() else None
-        if found is None or not found.has_passed_since(self.started_at):
+        if self.gate is None or not self.stops_with_lease() or not self.gate.ended_by_deadline(self.started_at):
             return False
         logger.error(
             "Run %s of job %s was stopped: no heartbeat of this worker reached the ledger in time, and another "
@@ -184,12 +179,12 @@ class OrchestratedRequest(JobRequest):
     def time_is_over(self, limit: float) -> None:
         """In the event loop, where the execution pool cannot interrupt it: it has failed. Its room is free when its
         code has returned, whatever the code returns then."""
-        if self.settled or self._lost_lease():
+        if self.gate is None or self.settled or self._lost_lease():
             return
         self.timed_out, self.verdict = True, "failed"
         logger.error(
-            "Hard time limit (%ss) exceeded for %s[%s]: it has failed; its code cannot be interrupted, its room is "
-            "free when that returns",
+            "Hard time limit (%ss) exceeded for %s[%s]: the run failed. Its code cannot be interrupted, and keeps "
+            "its room until it ends",
             *(limit, self.name, self.id),
         )
         exc = TimeLimitExceeded(limit)
@@ -204,10 +199,10 @@ class OrchestratedRequest(JobRequest):
             logger.exception(
                 "Run %s exceeded its time limit, but Celery could not be told: its result may be missing", self.id
             )
-        self.gate.settlement.timed_out(self)  # type: ignore[union-attr]
+        self.gate.timed_out(self)
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
-        if self.gate is None or self.fence is None or not self.gate.state.draining or can_kill(pool):
+        if self.gate is None or self.fence is None or not self.gate.is_draining() or can_kill(pool):
             super().cancel(pool, *args, **kwargs)
         else:
             # A cold shutdown, where code cannot be killed but with the whole process. Celery would raise an error into
@@ -226,7 +221,7 @@ class OrchestratedRequest(JobRequest):
         return None
 
     def acknowledge(self) -> None:
-        if self.gate is None or self.acknowledged or not self.gate.acks.acknowledge(self):
+        if self.gate is None or self.acknowledged or not self.gate.acknowledge(self):
             super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:
@@ -236,20 +231,19 @@ class OrchestratedRequest(JobRequest):
         # The broker may deliver it again at once: the ledger must have let go of it before. But of a run that was
         # handed over it has the only copy: that stays, and waits. So does that of one on a worker that stops: the
         # broker may have delivered the message to another worker already, which dropped it because the run was running.
-        theirs = self._message.channel is not None and not self.gate.state.draining
+        theirs = self._message.channel is not None and not self.gate.is_draining()
         self.verdict = "requeued" if theirs else "returned"
         self.afterwards = lambda _: super(OrchestratedRequest, self).reject(requeue)
         if not self.timed_out:  # else its code goes on
-            execution = self.gate.execution
-            process = None if self.returned else execution.process_of(self)
-            execution.when_gone(process, lambda: self.settle("requeued"))
+            process = None if self.returned else self.gate.process_of(self)
+            self.gate.when_gone(process, lambda: self.settle("requeued"))
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         super()._announce_revoked(reason, terminated, signum, expired)
         if self.gate is None:
             return
         if self.fence is None:
-            self.gate.settlement.ended_before_start(self)
+            self.gate.ended_before_start(self)
         else:
             self.verdict = "revoked"
             if not terminated:
@@ -268,7 +262,7 @@ def _through_the_gate(execute: Callable[..., Any]) -> Callable[..., Any]:
     def execute_using_pool(self: OrchestratedRequest, pool: Any, **kwargs: Any) -> Any:
         # Always through the gate, even if it was admitted meanwhile: a slot goes to the first in rank, and only the
         # gate knows whether this one had its slot already.
-        return execute(self, pool, **kwargs) if self.gate is None else self.gate.admission.slot_given(self)
+        return execute(self, pool, **kwargs) if self.gate is None else self.gate.slot_given(self)
 
     return execute_using_pool
 

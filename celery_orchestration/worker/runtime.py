@@ -19,6 +19,7 @@ from celery_orchestration.job.pool import pool_problems
 from celery_orchestration.ledger import Presence
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
+from celery_orchestration.node.recovery import Recovery, has_stores
 from celery_orchestration.worker import custom, internals, startup_checks
 from celery_orchestration.worker.carrier import TurnCarrier
 from celery_orchestration.worker.consuming import Consuming
@@ -27,7 +28,6 @@ from celery_orchestration.worker.drain import Drain
 from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.fetch.demand import Demand
 from celery_orchestration.worker.fetch.fetcher import Fetcher
-from celery_orchestration.worker.fetch.recovery import Recovery, has_stores
 from celery_orchestration.worker.fetch.transport import make_reliable
 from celery_orchestration.worker.gate import Gate
 from celery_orchestration.worker.heartbeat import WorkerHeartbeat
@@ -36,7 +36,6 @@ from celery_orchestration.worker.limits import Limits
 from celery_orchestration.worker.loop import DirectLoop, HubLoop, InLoop
 from celery_orchestration.worker.notices import Notices
 from celery_orchestration.worker.reports import Reports
-from celery_orchestration.worker.request import OrchestratedRequest
 from celery_orchestration.worker.served_queues import ServedQueues
 from celery_orchestration.worker.slots import CountedSlots, SemaphoreSlots, Slots
 from celery_orchestration.worker.state import GateState
@@ -132,7 +131,7 @@ class WorkerRuntime(Node):
         internals.consumer.on_refused_messages(consumer, gate.settlement.message_refused, self.strays.message_came)
         self.consuming.connected()
         self.demand.is_set_aside = gate.admission.has_set_aside
-        consumer.on_task_message.update((gate.admission.message_received, self._count, self.demand.received))
+        consumer.on_task_message.update((gate.message_received, self._count, self.demand.received))
         if first:
             self._check_jobs()
             self._start_threads()
@@ -251,13 +250,16 @@ class WorkerRuntime(Node):
             self,
             self.publisher,
             self.recovery,
-            self.gate,
+            self.gate.settlement,
+            self.gate.turns,
+            self.gate.due_times,
             self.epoch,
             self._notices,
             self.in_loop,
             self.demand,
             self.strays,
             self._deadline,
+            open_gate=self.gate.open,
             slots=lambda: self.slots,
             ledger_is_down=lambda: self.carrier.down,
             look_for_queues=self.consuming.look_for_queues,
@@ -279,7 +281,7 @@ class WorkerRuntime(Node):
     def _hook_into_celery(self, consumer: Any) -> None:
         pool, controller, gate = consumer.pool, self.controller, self.gate
         internals.consumer.before_cold_shutdown(controller, self._cold_shutdown)
-        internals.pool.guard_flush(pool, gate.settlement.in_pool, self._pool_flushed)
+        internals.pool.guard_flush(pool, gate.settlement.in_pool, gate.pool_flushed)
         internals.pool.watch_exits(pool)
         internals.pool.keep_partial_reads(pool)
         internals.pool.before_begin(controller, self.consuming.may_begin)
@@ -288,10 +290,6 @@ class WorkerRuntime(Node):
         internals.control.show_more_queues(lambda consumer: _runtime_of(consumer).consuming.active_queues())
         internals.control.report_waiting(lambda consumer: consumer.hostname in gates and _runtime_of(consumer).reports)
         internals.control.on_revoke(lambda consumer, *what: gates[consumer.hostname].settlement.revoked(*what))
-
-    def _pool_flushed(self, lost: list[OrchestratedRequest]) -> None:
-        self.gate.connection_lost()
-        self.gate.settlement.return_runs(lost)
 
     def _check_jobs(self) -> None:
         if problem := startup_checks.bypasses_gate(self.app, self.jobs):
@@ -387,7 +385,7 @@ class WorkerRuntime(Node):
         try:
             self.publisher.publish(self.heartbeat.leave())
         except LedgerError as exc:
-            logger.error("Leaving without telling the ledger: %s", exc)
+            logger.error("Cannot sign off from the ledger: %s", exc)
         self.publisher.stop()
         self.publisher.join(max(0.1, deadline - monotonic()))
         self.publisher.give_up()

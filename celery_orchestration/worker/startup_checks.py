@@ -42,8 +42,7 @@ def warn_of_other_scheduler(app: Celery, jobs: Mapping[str, Policy]) -> None:
     never = [name for name, job in jobs.items() if job.mode == "continuous" and not ours]
     if never:
         logger.warning(
-            "These jobs are continuous, which only a beat with -S %s, or with that as app.conf.beat_scheduler, "
-            "keeps going: %s",
+            "These continuous jobs run only under a beat with -S %s, or with that as app.conf.beat_scheduler: %s",
             SCHEDULER,
             ", ".join(never),
         )

@@ -52,7 +52,7 @@ class StrategyConsumer:
             return self._consumer.timer.call_at(eta, function, args, **options)
         seconds = eta - monotonic()  # kombu's timers go by the monotonic clock
         if not request.grant and seconds > 0:
-            request.gate.admission.schedule(request, time.time() + seconds)
+            request.gate.schedule(request, time.time() + seconds)
         elif bucket:
             self._consumer._limit_task(request, *bucket)
         else:

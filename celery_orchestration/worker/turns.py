@@ -176,15 +176,15 @@ class Turns:
         self._under_way = None
         self.waiting = turn.waiting
         self._even_if_empty = turn.more
-        self._settlement.answered(batch.outcomes, batch.thens, turn.outcomes)
+        self._settlement.answered(batch.outcomes, batch.thens, turn.settled)
         slots = batch.slots
         starting = self._admission.answered(batch.requests, turn.answers)
         for start in turn.starts:
             handed_over = self._execution.request_of(start)
             if handed_over is not None:
                 starting.append((handed_over, start.id, start.fence))
-        for request, run_id, _ in starting if turn.waits else ():
-            request.waits = turn.waits.get(run_id, "")
+        for request, run_id, _ in starting if turn.traces else ():
+            request.waits = turn.traces.get(run_id, "")
         self._publisher.publish(turn.grants)
         self._publisher.end(turn.endings)
         self._due_times.due_in(turn.due)

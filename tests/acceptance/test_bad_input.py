@@ -230,7 +230,7 @@ def test_a_ledger_that_is_not_for_us_is_refused(refusal, redis_server: RedisServ
 )
 def test_a_celery_with_another_inside_is_refused(refusal, redis_server: RedisServer, patch, what):
     message = refusal(f"{patch}\n@job()\ndef fetch(): ...", broker=redis_server.url())
-    assert message.startswith("celery_orchestration does not know the inside of Celery ")
+    assert message.startswith("celery_orchestration does not support Celery ")
     assert f"({what})" in message
     assert "CELERY_ORCHESTRATION_MODE=off" in message
     assert redis_server.client().keys("*") == []

@@ -2,6 +2,8 @@
 
 The same is done with two tasks of one function, a plain one and a job that may run once at a time, and compared. What
 waits in between must not show: a chord completes or fails, and nobody waits for ever.
+
+This file is long because it is a list: each test stands alone.
 """
 
 from __future__ import annotations

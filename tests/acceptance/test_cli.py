@@ -1,6 +1,8 @@
 """The command line at its edges: what people mistype, what is not there, and names that are up to something.
 
 Most of it runs in this process, on one Redis whose ledger has everything in it, without a worker.
+
+This file is long because it is a list: each test stands alone.
 """
 
 from __future__ import annotations

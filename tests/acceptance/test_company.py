@@ -1,4 +1,4 @@
-"""Base classes that bring a Request or a Strategy of their own, and messages that nobody expects (fault 41)."""
+"""Base classes that bring a Request or a Strategy of their own, and messages that nobody expects."""
 
 from __future__ import annotations
 

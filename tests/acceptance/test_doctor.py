@@ -1,4 +1,4 @@
-"""What bites is found, with the line that fixes it; probes ask one question; workers speak for themselves."""
+"""What is a problem is found, with the line that fixes it; probes ask one question; workers speak for themselves."""
 
 from __future__ import annotations
 

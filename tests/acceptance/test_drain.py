@@ -1,4 +1,4 @@
-"""A worker is told to stop (fault 26): what it has ends there, or goes back and runs elsewhere; nothing twice at once.
+"""A worker is told to stop: what it has ends there, or goes back and runs elsewhere; nothing twice at once.
 
 Runs of ``beating`` write down until when they lived, and would fail if a drain were counted as a crash of theirs.
 """

@@ -1,4 +1,7 @@
-"""What the other tests are built with does what they rely on. Plain Celery tasks only."""
+"""What the other tests are built with does what they rely on. Plain Celery tasks only.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

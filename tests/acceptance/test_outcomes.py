@@ -1,4 +1,7 @@
-"""Runs that fail, and what comes of their job."""
+"""Runs that fail, and what comes of their job.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 
@@ -230,7 +233,7 @@ class TestProbe:
 
 
 class TestDeadLetters:
-    def bury(self, site: Site, count: int) -> list[AsyncResult]:
+    def dead_letter(self, site: Site, count: int) -> list[AsyncResult]:
         results = [site.jobs.stubborn.delay(n) for n in range(count)]
         for result in results:
             with pytest.raises(LookupError):
@@ -239,7 +242,7 @@ class TestDeadLetters:
         return results
 
     def test_a_run_that_failed_for_good_is_kept_whole(self, site: Site) -> None:
-        (result,) = self.bury(site, 1)
+        (result,) = self.dead_letter(site, 1)
         found = site.orchestration.dead_letter(result.id)
         assert (found.job, found.error, found.retries) == (f"{APP}.stubborn", "LookupError: nothing for 0", 1)
         assert 'raise self.retry(exc=LookupError(f"nothing for {note}"))' in found.traceback
@@ -249,7 +252,7 @@ class TestDeadLetters:
         assert site.orchestration.dead_letters(f"{APP}.fragile") == []
 
     def test_a_hundred_are_requeued_with_one_command(self, site: Site) -> None:
-        results = self.bury(site, 100)
+        results = self.dead_letter(site, 100)
         (site.scratch / "fixed").touch()
         done = site.celery("dlq", "requeue", "--all")
         assert done.stdout.strip() == "100 dead letters were requeued"
@@ -259,8 +262,8 @@ class TestDeadLetters:
         assert site.orchestration.status().dead_letters == 0
         assert {one.what for one in site.orchestration.audit(1000)} == {"requeue"}
 
-    def test_one_that_fails_again_is_buried_again(self, site: Site) -> None:
-        (result,) = self.bury(site, 1)
+    def test_one_that_fails_again_is_a_dead_letter_again(self, site: Site) -> None:
+        (result,) = self.dead_letter(site, 1)
         assert site.orchestration.requeue(result.id).runs == {result.id: result.id}
         until(lambda: len(site.history.started(f"{APP}.stubborn")) == 4, message="with all its retries")
         until(lambda: site.orchestration.status().dead_letters == 1)
@@ -281,14 +284,14 @@ class TestDeadLetters:
         assert site.result(new).get(timeout=30) == "late"
 
     def test_they_are_purged_one_by_job_or_all(self, site: Site) -> None:
-        results = self.bury(site, 3)
+        results = self.dead_letter(site, 3)
         assert site.orchestration.purge(results[0].id).count == 1
         assert site.orchestration.purge(job=f"{APP}.fragile").count == 0
         assert site.celery("dlq", "purge", "--all", "--yes").stdout.strip() == "2 dead letters were removed"
         assert site.orchestration.status().dead_letters == 0
 
     def test_the_shell_shows_them(self, site: Site) -> None:
-        (result,) = self.bury(site, 1)
+        (result,) = self.dead_letter(site, 1)
         listed = site.celery("dlq", "list").stdout
         assert result.id in listed
         assert "LookupError" in listed
@@ -300,7 +303,7 @@ class TestDeadLetters:
 
     def test_a_slip_touches_no_dead_letter(self, site: Site) -> None:
         """What else people mistype: test_cli.py."""
-        self.bury(site, 1)
+        self.dead_letter(site, 1)
         for command in (
             ["dlq", "purge", "--job", "", "--yes"],
             ["dlq", "requeue", "--job", "typo"],
@@ -411,7 +414,7 @@ def test_everything_that_waits_is_let_out_when_nobody_orchestrates(
     assert site.orchestration.audit()[0].what == "release"
 
 
-# -- 16: a job that kills its worker each time
+# -- a job that kills its worker each time
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Pools with real supervisors and real workers."""
+"""Pools with real supervisors and real workers.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

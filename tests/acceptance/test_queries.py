@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_orchestration.operate import Ended, Orchestration, Picture, Status, broker
+from celery_orchestration.operate import DependencyGraph, Ended, Orchestration, Status, broker
 from support.invariants import status_of
 from support.stage import Stage
 from support.terminal import Terminal
@@ -73,14 +73,14 @@ def test_jobs_are_looked_at_from_all_sides(stage):
     assert [one.name for one in pool.jobs] == ["shop.images"]
     assert [one.name for one in pool.queues] == ["images.granted", "images.normal"]
 
-    # A picture of it.
+    # A graph of it.
     text = look(stage, "graph")
     assert (text.returncode, text.stderr) == (0, "")
     assert harmless(text.stdout)
     assert "\nshop.fetch  running  ✕ evil" in text.stdout
     assert "\n└─ shop.process  waiting  ✕ shop.cleanup\n   └─ shop.report\n" in text.stdout
-    picture = Picture.model_validate_json(look(stage, "graph", "shop.report", "--json").stdout)
-    assert [one.name for one in picture.jobs] == ["shop.fetch", "shop.process", "shop.report"]
+    relations = DependencyGraph.model_validate_json(look(stage, "graph", "shop.report", "--json").stdout)
+    assert [one.name for one in relations.jobs] == ["shop.fetch", "shop.process", "shop.report"]
     for form, head in (("mermaid", "flowchart TD\n"), ("dot", 'digraph "releases" {\n')):
         done = look(stage, "graph", "--format", form)
         assert (done.returncode, done.stdout[: len(head)]) == (0, head)

@@ -123,7 +123,7 @@ def test_inspect_tells_of_runs_that_wait_in_the_ledger(
     held = jobs.exclusive.apply_async(args=(0, "held"))
     later = jobs.free.apply_async(kwargs={"note": "later"}, countdown=600)
     until(lambda: (status_of(jobs.app).waiting, status_of(jobs.app).later) == (1, 1))
-    inspect = jobs.app.control.inspect(timeout=5)
+    inspect = jobs.app.control.inspect(timeout=5, limit=len(workers))
 
     def told(answers: dict[str, list[Any]] | None) -> list[Any]:
         assert set(answers or {}) == {process.hostname for process in workers}

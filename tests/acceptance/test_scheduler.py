@@ -1,4 +1,7 @@
-"""The scheduler: any number of beats, one leads. Real beat processes, real workers."""
+"""The scheduler: any number of beats, one leads. Real beat processes, real workers.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 
@@ -474,7 +477,8 @@ def test_the_ledger_of_another_app_is_refused(scheduled: Scheduled):
 def test_a_ledger_of_the_future_is_refused(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat()
-    until(lambda: stage.ledger.hget(key_of(stage.prefix, "ledger"), "owner"))
+    # It has registered, and has swept: it need not register again.
+    until(lambda: stage.ledger.hget(key_of(stage.prefix, "ledger"), "swept"))
     stage.ledger.hset(key_of(stage.prefix, "ledger"), "schema", 99)
     assert "has data layout 99" in refused(stage)
     assert beat.running

@@ -191,6 +191,7 @@ def test_8_a_new_release_has_a_cycle_of_its_own(example):
     found = example.explain(PROCESS, **ring)
     assert found.root.code == "cycle"
     assert "so that no worker starts" in found.root.text
+    assert found.root.text.endswith((f"{FETCH} → {PROCESS} → {FETCH}", f"{PROCESS} → {FETCH} → {PROCESS}"))
     assert any(FETCH in problem for problem in example.problems("cycles", **ring))
 
 

@@ -1,4 +1,4 @@
-"""Fault 17: the broker goes away and comes back. Everything that was sent ends, once."""
+"""The broker goes away and comes back. Everything that was sent ends, once."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Every test ends with :func:`~support.invariants.assert_all_well`: no forbidden overlap, everything sent has ended, and
 nothing is left in the ledger but its configuration and done-markers.
+
+This file is long because it is a list: each test stands alone.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +27,7 @@ from celery_orchestration.ledger import Arrival, Grant, Ledger, Outcome, Presenc
 from celery_orchestration.ledger.records import key_of
 from celery_orchestration.ledger.scripts import verbs
 from celery_orchestration.operate import Orchestration
+from support.clocks import Clock
 from support.invariants import all_ended, prefix_of, status_of, waiting
 from support.proxy import DroppingProxy
 from support.servers import RedisServer
@@ -52,7 +57,7 @@ ELSEWHERE |= {"read_pools", "renew_places", "claim_place", "leave_place", "holds
 PRIORITIES = ("low", "normal", "high")
 
 
-# -- 1: processes die
+# -- processes die
 
 
 def test_a_killed_child_frees_its_room_at_once_and_its_run_goes_again(stage_on, broker):
@@ -117,7 +122,7 @@ def test_a_worker_killed_in_the_midst_of_fifty_runs_loses_none(stage):
     assert Counter(span.run for span in stage.history.spans()) == dict.fromkeys((run.id for run in runs), 2)
 
 
-# -- 2: a worker stops for longer than its lease
+# -- a worker stops for longer than its lease
 
 
 @pytest.mark.slow
@@ -209,7 +214,28 @@ def test_children_that_outlive_their_worker_change_nothing(stage):
     assert [event.note for event in stage.history.started(NAME("noted"))] == [[second.start.fence]]
 
 
-# -- 3: the heartbeat stands still, and nothing else does
+# -- the heartbeat stands still, and nothing else does
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_worker_s_clock_does_not_matter(stage: Stage, tmp_path: Path, hours: int):
+    clock = Clock(tmp_path)
+    jumping = stage.worker(env=clock.of_python())
+    running = stage.send(stage.jobs.held, "running")
+    first = stage.started(running)
+    stage.worker()
+    waiter = stage.send(stage.jobs.held, "waiter")
+    stage.wait_waiting(1)
+    clock.set(hours * 3600)
+    stays(lambda: len(stage.starts(running)) == 1 and not stage.starts(waiter), 9)
+    stage.release("running")
+    assert running.get(timeout=30) == first.start.fence
+    stage.release("waiter")
+    stage.all_well()
+    stage.ran_once([running, waiter])
+    [line] = [line for line in jumping.log().splitlines() if "succeeded in" in line and running.id in line]
+    assert abs(datetime.fromisoformat(line[1:20]).timestamp() - time.time()) > 3000, "its clock did jump"
 
 
 @pytest.mark.slow
@@ -291,7 +317,7 @@ def test_a_stuck_heartbeat_that_nobody_noticed_harms_no_run(stage_on, redis_brok
     assert "lost its lease" not in lost.log()
 
 
-# -- 4: Redis dies
+# -- Redis dies
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -374,7 +400,7 @@ def test_a_result_backend_that_is_down_does_not_keep_room(
     stage.all_well()
 
 
-# -- 7: the reply of a script is lost
+# -- the reply of a script is lost
 
 
 def mixed_work(stage: Stage) -> dict[str, list[Any]]:
@@ -443,7 +469,7 @@ def test_a_lost_reply_changes_nothing(stage, proxy: DroppingProxy, verb):
     assert lost.lost, f"{verb} was never called"
 
 
-# -- 8: Redis forgets its scripts
+# -- Redis forgets its scripts
 
 
 @pytest.mark.slow
@@ -467,7 +493,7 @@ def test_scripts_are_flushed_all_the_time(stage):
     assert "celery_orchestration/" not in worker.log(), "no traceback goes through us"
 
 
-# -- 14: the broker delivers a message again
+# -- the broker delivers a message again
 
 
 def test_a_message_that_comes_again_does_not_start_a_second_run(stage_on, broker):
@@ -513,7 +539,7 @@ def test_a_message_that_comes_again_does_not_start_a_second_run(stage_on, broker
     assert [span.start.attempt for span in stage.starts(retried)] == [0, 1]
 
 
-# -- 15: a handed-over message vanishes
+# -- a handed-over message vanishes
 
 
 class Publisher:
@@ -575,7 +601,7 @@ def test_a_handed_over_message_that_vanished_is_published_again(stage, published
     stage.ran_once([lost])
 
 
-# -- 19: a ring of jobs
+# -- a ring of jobs
 
 
 def test_jobs_that_block_each_other_in_a_ring(stage):
@@ -588,7 +614,7 @@ def test_jobs_that_block_each_other_in_a_ring(stage):
     stage.ran_once(stage.sent)
 
 
-# -- 28: the broker connection is lost
+# -- the broker connection is lost
 
 
 def lose_connections(broker: Broker) -> None:
@@ -625,7 +651,7 @@ def test_broker_connections_are_lost_under_load(stage_on, broker):
     stage.ran_once(stage.sent)
 
 
-# -- 32: everything that waits is let go at once
+# -- everything that waits is let go at once
 
 
 @pytest.mark.slow

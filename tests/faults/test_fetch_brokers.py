@@ -94,7 +94,7 @@ def test_broker_and_ledger_on_two_servers_either_away_for_longer_than_a_lease(st
 def test_a_ledger_whose_connections_died_without_a_word_takes_nothing_from_under_a_living_worker(
     stage_on, redis_factory, proxy, redis_server
 ):
-    """Row 36: the broker answers, the ledger's connections are half open for longer than a lease."""
+    """The broker answers, the ledger's connections are half open for longer than a lease."""
     server = redis_factory(name="broker")
     stage = stage_on(
         Broker("redis", server.url(0), redis_server.url(1), redis_server.url(0), redis_server),
@@ -123,7 +123,7 @@ def test_a_ledger_whose_connections_died_without_a_word_takes_nothing_from_under
 def test_jobs_that_a_worker_had_fetched_when_it_stood_still_past_its_lease_run_elsewhere_once(
     stage_on, redis_broker, pool
 ):
-    """Row 35, where the whole worker stands still. (Plain tasks are in these pools already: docs/fetch.md.)"""
+    """The whole worker stands still. (Plain tasks are in these pools already: docs/fetch.md.)"""
     stage = stage_on(redis_broker, APP)
     client = redis_broker.redis.client(0, decode_responses=False)
     first = stage.worker(pool=pool, concurrency=1, options=["--prefetch-multiplier", "8"])

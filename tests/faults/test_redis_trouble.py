@@ -66,7 +66,7 @@ def fence_of(stage: Stage, run: str) -> int | None:
     return next((one.fence for one in status_of(stage.app).runs if one.id == run), None)
 
 
-# -- 5: the ledger is emptied
+# -- the ledger is emptied
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_a_lost_reply_to_a_claim_changes_nothing(apart, ledger: RedisServer):
         stage.all_well()
 
 
-# -- 6: a replica takes over that misses the last writes
+# -- a replica takes over that misses the last writes
 
 
 class Pair:
@@ -229,7 +229,7 @@ def test_a_replica_takes_over_under_load(apart, pair: Pair):
     assert len(set(executions)) == 60 < len(executions)
 
 
-# -- 9: Redis is full
+# -- Redis is full
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ def test_a_full_redis_takes_nothing_in_and_lets_everything_end(apart, ledger: Re
     assert "lease was lost" not in process.log()
 
 
-# -- 10: Redis may evict keys
+# -- Redis may evict keys
 
 
 def start(stage: Stage, **options: str) -> WorkerProcess:
@@ -308,7 +308,7 @@ def test_a_redis_that_does_not_tell_is_warned_of(apart, ledger: RedisServer):
     everything = {"enabled": True, "nopass": True, "keys": "*", "channels": "*", "categories": ["+@all"]}
     ledger.client().acl_setuser("default", **everything, commands=["-info"])
     process = stage.worker()
-    assert "does not tell its maxmemory-policy" in process.log()
+    assert "does not show its maxmemory-policy" in process.log()
     stage.send(stage.jobs.free).get(timeout=30)
 
 

@@ -1,4 +1,7 @@
-"""What must hold when schedulers, or what they talk to, break. Numbers are those of the table of faults."""
+"""What must hold when schedulers, or what they talk to, break.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def struck(stage: ScheduleStage, step: str, number: str) -> SchedulerProcess:
     return process
 
 
-# -- 12: three schedulers, and something happens to the leader, again and again
+# -- three schedulers, and something happens to the leader, again and again
 
 
 class Crew:
@@ -131,7 +134,7 @@ def test_whatever_happens_to_the_leader_each_fire_is_made_once(scheduled: Schedu
         assert "Traceback" not in process.log()
 
 
-# -- 12: the leader is stopped in the midst of a tick
+# -- the leader is stopped in the midst of a tick
 
 
 @pytest.mark.slow
@@ -159,7 +162,7 @@ def test_a_leader_that_was_stopped_between_looking_and_dispatching_fires_nothing
     assert "Traceback" not in first.log()
 
 
-# -- 13: the scheduler dies between two steps of a dispatch
+# -- the scheduler dies between two steps of a dispatch
 
 #: What it does to others, in this order, from becoming the leader on: it dies after each.
 STEPS = [
@@ -196,7 +199,7 @@ def test_a_fire_whose_scheduler_was_killed_in_the_midst_of_it_is_made_once(sched
     assert len(sent) <= 2
 
 
-# -- 7: a script ran, but its reply was lost
+# -- a script ran, but its reply was lost
 
 
 @pytest.mark.slow
@@ -236,7 +239,7 @@ def test_lost_replies_change_nothing(scheduled: Scheduled, proxy: DroppingProxy)
     assert "Traceback" not in beat.log()
 
 
-# -- 4, 5, 8, 9: the Redis of the ledger
+# -- the Redis of the ledger is away, emptied, fails over, forgets its scripts or is full
 
 
 @pytest.fixture
@@ -317,7 +320,7 @@ def test_an_emptied_ledger_gets_its_entries_back(apart: Scheduled, redis_factory
 
 @pytest.mark.slow
 def test_an_emptied_ledger_does_not_forget_what_people_decided(apart: Scheduled, redis_factory: Servers):
-    """Row 45: nothing starts that people had stopped."""
+    """Nothing starts that people had stopped."""
     ledger = redis_factory(name="ledger")
     jobs = {"tick": EVERY_SECOND, "resting": EVERY_SECOND, "broken": EVERY_SECOND, "added": {}}
     stage = apart(ledger, jobs=jobs)
@@ -356,7 +359,7 @@ def test_a_failover_does_not_forget_what_people_decided(
     proxy: DroppingProxy,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Row 45, with a replica that misses all that people decided: nothing starts that they had stopped."""
+    """A replica takes over that misses all that people decided. Nothing starts that they had stopped."""
     replica = redis_factory(name="replica")
     replica.client().replicaof("127.0.0.1", redis_server.port)
     jobs = {"tick": EVERY_SECOND, "broken": EVERY_SECOND}
@@ -423,7 +426,7 @@ def test_a_full_redis_delays_fires_and_they_are_made_later(apart: Scheduled, red
     stage.all_fired_well()
 
 
-# -- 17: the broker
+# -- the broker is away
 
 
 @pytest.mark.slow
@@ -452,7 +455,7 @@ def test_without_the_broker_fires_wait_in_the_ledger(apart: Scheduled, redis_fac
     assert "Traceback" not in beat.log()
 
 
-# -- 11: clocks jump by an hour
+# -- clocks jump by an hour
 
 
 @pytest.mark.slow
@@ -506,7 +509,7 @@ def test_when_redis_s_clock_jumps_nothing_is_fired_twice(
     stage.all_fired_well()
 
 
-# -- 18: what cannot work is named at start
+# -- what cannot work is named at start
 
 
 @pytest.mark.parametrize(
@@ -540,7 +543,7 @@ def test_ten_thousand_jobs_that_depend_on_each_other_are_scheduled_soon(schedule
     assert beat.stop() == 0
 
 
-# -- 23: keys that are corrupt
+# -- keys that are corrupt
 
 
 def wrong_type(stage: ScheduleStage, key: str) -> None:
@@ -607,7 +610,7 @@ def test_a_corrupt_record_is_reported_and_all_others_fire(scheduled: Scheduled, 
             stage.leader(but=first)
 
 
-# -- 25: two releases of the code
+# -- two releases of the code
 
 
 @pytest.mark.slow
@@ -641,7 +644,7 @@ def test_two_releases_lead_by_turns(scheduled: Scheduled):
 
 @pytest.mark.slow
 def test_fires_of_a_job_that_no_live_worker_has_yet_wait_for_one_that_has_it(scheduled: Scheduled):
-    """Row 40: beat is ahead of the workers, or they are. Nothing is revoked or lost."""
+    """Beat is ahead of the workers, or they are. Nothing is revoked or lost."""
     both, old, new = (json.dumps({"jobs": jobs}) for jobs in releases())
     stage = scheduled(**json.loads(both))
     first = stage.worker(env={"TEST_SCHEDULE": old})

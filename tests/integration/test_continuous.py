@@ -148,13 +148,13 @@ class TestContinuous:
 
     def test_a_job_that_drops_gets_its_probe(self, beat: Beat):
         beat.begin(
-            {"one": {"max_running": 1, "when_disabled": "drop", "max_consecutive_failures": 1, "cool_down_ms": 60_000}}
+            {"one": {"max_running": 1, "when_disabled": "drop", "max_consecutive_failures": 1, "cool_down_seconds": 60}}
         )
         beat.adopt_continuous()
         id = self.start(beat)
         assert beat.end(id, "failed") == []
         assert self.go_on(beat) == "rests"
-        beat.redis.zadd(key_of(PREFIX, "cooling"), {"one": 1})
+        beat.redis.zadd(key_of(PREFIX, "timers"), {"cool_down:one": 1})
         beat.sweep()
         probe = self.start(beat)
         assert len(beat.end(probe)) == 1, "it works again"
@@ -247,7 +247,7 @@ class TestContinuous:
         else:
             beat.redis.hset(key_of(PREFIX, "entry", "e"), field, garbage)
         turn = beat.turn(ends={id: "succeeded"}, come=[arrival("a", "other")])
-        assert (turn.outcomes, turn.answers[0].what) == (["ok"], "start")
+        assert (turn.settled, turn.answers[0].what) == (["ok"], "start")
         if field in ("queue", "granted_queue", "key") and garbage:
             assert len(beat.runs()) == 2, "it goes on"
         else:

@@ -92,7 +92,7 @@ def test_a_running_run_whose_record_cannot_be_read_is_void_and_its_worker_goes_o
     assert case.ledger.heartbeat("w1", 30_000, [(id, case.fences[id]) for id in ("f1", "b1")]) == ["b1"]
     case.number += 1
     turn = case.ledger.turn("w1", case.number, "enforce", 0, [Outcome("b1", case.fences["b1"], "succeeded")], [])
-    assert turn.outcomes == ["refused"]
+    assert turn.settled == ["refused"]
     assert case.turn(come=[arrival("f2", "fine")]).answers[0].what == "wait"
     assert case.end("f1") == ["f2"]
 
@@ -112,7 +112,7 @@ def test_a_job_whose_record_was_deleted_waits_until_a_worker_brings_it(case: Cas
 def test_runs_of_a_job_whose_record_was_deleted_end_and_others_go_on(case: Case) -> None:
     assert [case.come("b1", "bad"), case.come("f1", "fine"), case.come("b2", "bad")] == ["start", "start", "wait"]
     case.redis.delete(key_of(PREFIX, "job", "bad"))
-    assert case.turn(ends={"b1": "succeeded", "f1": "succeeded"}).outcomes == ["ok", "ok"]
+    assert case.turn(ends={"b1": "succeeded", "f1": "succeeded"}).settled == ["ok", "ok"]
     case.redis.zadd(key_of(PREFIX, "expiring"), {"b2": 1})
     case.redis.hset(key_of(PREFIX, "ledger"), "next", 1)
     turn = case.turn(come=[arrival("f2", "fine")])
@@ -136,7 +136,7 @@ def test_a_run_ends_though_the_attempt_that_waits_for_it_was_deleted(case: Case,
     for attempt in (1, 2):
         assert case.come("b1", "bad", attempt=attempt) == "wait"
         case.redis.delete(key_of(PREFIX, "next_attempt", "b1"))
-    (answer,) = case.turn(ends={"b1": outcome}).outcomes
+    (answer,) = case.turn(ends={"b1": outcome}).settled
     assert answer == ("requeued" if outcome == "crashed" else "ok")
     assert case.redis.zrange(key_of(PREFIX, "waiting"), 0, -1) == []
 

@@ -1,4 +1,7 @@
-"""The dashboard over HTTP: access, refusals, mounting, and how often it reads the ledger."""
+"""The dashboard over HTTP: access, refusals, mounting, and how often it reads the ledger.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 
@@ -145,6 +148,13 @@ def test_an_odd_address_is_answered(visit: Callable[..., Visitor]) -> None:
                 assert answer.status_code in (200, 404), (path, name, value, answer.text)
     for action in ("requeue", "purge"):
         assert visitor.get(f"/do/{action}?until=yesterday").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "..\\app.py"])
+def test_only_static_files_are_served(visit: Callable[..., Visitor], name: str) -> None:
+    answer = visit().get(f"/static/{name}")
+    assert answer.status_code == 404
+    assert "Starlette" not in answer.text
 
 
 def test_a_host_or_an_origin_that_cannot_be_read_is_refused(visit: Callable[..., Visitor]) -> None:

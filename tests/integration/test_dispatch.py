@@ -1,4 +1,7 @@
-"""Terms, entries and fires: what the ledger decides for schedulers, verb by verb, on a real Redis."""
+"""Terms, entries and fires: what the ledger decides for schedulers, verb by verb, on a real Redis.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 
@@ -376,12 +379,12 @@ class TestFires:
         assert beat.fires("e") == ("fired",)
 
     def test_a_probe_is_not_skipped(self, beat: Beat):
-        beat.begin({"one": {"when_disabled": "drop", "max_consecutive_failures": 1, "cool_down_ms": 60_000}})
+        beat.begin({"one": {"when_disabled": "drop", "max_consecutive_failures": 1, "cool_down_seconds": 60}})
         beat.adopt()
         beat.come("a", "one")
         beat.end("a", "failed")
         assert beat.fires() == ("skipped", DISABLED)
-        beat.redis.zadd(key_of(PREFIX, "cooling"), {"one": 1})
+        beat.redis.zadd(key_of(PREFIX, "timers"), {"cool_down:one": 1})
         beat.sweep()
         assert beat.fires() == ("fired",)
         assert beat.fires(overlap="allow") == ("skipped", DISABLED), "there is one"
@@ -838,7 +841,7 @@ class TestDependencies:
         else:
             assert [id for id, _, _ in line.ledger.release_waiting("me", 1)[1]] == [first.id]
             assert [grant.id for grant in line.sweep().grants] == [second.id]
-        assert not line.redis.exists(key_of(PREFIX, "scheduled", "d"))
+        assert not line.redis.exists(key_of(PREFIX, "unstarted", "d"))
 
     def test_one_that_was_put_off_does_when_its_time_has_come(self, line: Beat):
         line.come("o", "other")
@@ -871,14 +874,14 @@ class TestDependencies:
         line.come("o", "other")
         line.dispatch(line.fire("d", "d"), second := line.fire("j", "j"))
         [reason] = [one["reason"] for one in line.status()["waits"] if one["id"] == second.id]
-        assert reason == ["depends", "d", "fires"]
+        assert reason == ["depends", "d", "earlier"]
 
     def test_its_retry_is_no_fire(self, line: Beat):
         """It has started: then it is busy."""
         [grant] = line.dispatch(line.fire("d", "d")).grants
         line.run(grant, "d")
         line.turn(ends={grant.id: "retry"})
-        assert not line.redis.exists(key_of(PREFIX, "scheduled", "d"))
+        assert not line.redis.exists(key_of(PREFIX, "unstarted", "d"))
         assert line.come("j1", "j") == "wait"
         assert line.come(grant.id, "d", attempt=1) == "start"
         assert line.end(grant.id) == ["j1"]

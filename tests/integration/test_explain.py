@@ -1,4 +1,7 @@
-"""Why something does not run: the chain that the ledger tells, and the root cause that follows from it."""
+"""Why something does not run: the chain that the ledger tells, and the root cause that follows from it.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 
@@ -151,12 +154,12 @@ def test_the_reasons_of_the_gate_are_explained(desk: Desk):
 
 
 def test_a_probe_is_told(desk: Desk):
-    desk.install({"a": {"max_consecutive_failures": 1, "cool_down_ms": 60_000, "max_running": 1}})
+    desk.install({"a": {"max_consecutive_failures": 1, "cool_down_seconds": 60, "max_running": 1}})
     desk.come("a1", "a")
     desk.end("a1", "failed")
     assert desk.come("a2", "a") == "wait"
     assert "a run tries it again in" in desk.root("a").text
-    desk.redis.zadd(key_of(PREFIX, "cooling"), {"a": 1})
+    desk.redis.zadd(key_of(PREFIX, "timers"), {"cool_down:a": 1})
     desk.sweep()
     assert "tests whether it works again" in desk.root("a").text or desk.why("a")[0] == "handed_over"
 
@@ -229,7 +232,7 @@ def test_a_run_that_ends_needs_somebody_who_tells_celery(desk: Desk):
         ({}, None, "never_ran"),
         ({"on": "finish"}, None, "never_ran"),
         ({}, "failed", "failed"),
-        ({"max_age_ms": 1}, "succeeded", "old"),
+        ({"max_age_seconds": 0.001}, "succeeded", "old"),
         ({"fresh": True}, "succeeded", "stale"),
     ],
 )
@@ -253,7 +256,7 @@ def test_what_a_dependency_lacks(desk: Desk, dependency: dict[str, Any], outcome
 
 
 def test_a_scheduled_dependency_that_failed_needs_somebody_and_one_that_is_only_old_does_not(desk: Desk):
-    desk.install({"a": on("b"), "b": {}, "c": on("d", max_age_ms=1), "d": {}})
+    desk.install({"a": on("b"), "b": {}, "c": on("d", max_age_seconds=0.001), "d": {}})
     for job, outcome in (("b", "failed"), ("d", "succeeded")):
         desk.fire(job, f"{job}1", f"entry of {job}")
         desk.ledger.cancel("w1", desk.number, "revoked", [f"{job}1"])
@@ -338,7 +341,7 @@ def test_entries_are_called_what_people_call_them(desk: Desk):
 
 
 def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
-    desk.install({"a": on("b"), "b": {"max_consecutive_failures": 1, "cool_down_ms": 1}})
+    desk.install({"a": on("b"), "b": {"max_consecutive_failures": 1, "cool_down_seconds": 0.001}})
     desk.come("b1", "b")
     desk.end("b1", "failed")
     until(lambda: desk.sweep() and desk.told("b").get("probe") == "")

@@ -10,9 +10,9 @@ import redis
 from kombu import Connection, Consumer, Producer, Queue
 from kombu.asynchronous import Hub
 
+from celery_orchestration.node.recovery import Recovery
 from celery_orchestration.node.stores import Names, Stores
 from celery_orchestration.worker.fetch.fetcher import Fetcher
-from celery_orchestration.worker.fetch.recovery import Recovery
 from celery_orchestration.worker.fetch.transport import make_reliable
 from support.wait import until
 

@@ -1,21 +1,26 @@
 """Rules of the hand-over, of fences, attempts and sweeps: one short case for each.
 
 The random model checks them all together. These find a mistake in the same place every time.
+
+This file is long because it is a list: each test stands alone.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from celery_orchestration.ledger import Outcome, keys
+from celery_orchestration.ledger import Outcome, keys, scripts
 from celery_orchestration.ledger.records import key_of
 from celery_orchestration.ledger.scripts import script
 from support import ledger
 from support.ledger import PREFIX, arrival
 from support.servers import RedisServer
+from support.wait import until
 
 #: A time in milliseconds that does not come by itself.
 FAR = 10**14
@@ -57,7 +62,7 @@ class TestADependencyThatGrewTooOldWhileARunWaited:
 
     @pytest.fixture
     def old(self, case: Case) -> Case:
-        needs = {"job": "d", "max_age_ms": 60_000}
+        needs = {"job": "d", "max_age_seconds": 60}
         case.install(
             {
                 "d": {"max_running": 1},
@@ -96,6 +101,52 @@ class TestADependencyThatGrewTooOldWhileARunWaited:
         assert [old.come("j1", "j"), old.come("k1", "k")] == ["wait", "wait"]
         old.ages("d", 30_000)
         assert old.started("x1") == ["j1"]
+
+
+class TestARuleThatOpensByItself:
+    """No rule does so yet; a limit of starts per minute would. See CONTRIBUTING.md."""
+
+    RULE = """
+function RULE.not_before(j)
+  local at = tonumber(j.policy.not_before)
+  if at and NOW < at then return { 'not_before', j.name }, at end
+end
+
+function RULE.room("""
+
+    @pytest.fixture
+    def case(self, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+        lua = Path(shutil.copytree(str(scripts._LUA), tmp_path / "lua"))
+        rules = (lua / "rules.lua").read_text()
+        rules = rules.replace("\nfunction RULE.room(", self.RULE)
+        rules = rules.replace("  { RULE.room,", "  { RULE.not_before, 'its_job' },\n  { RULE.room,")
+        (lua / "rules.lua").write_text(rules)
+        monkeypatch.setattr(scripts, "_LUA", lua)
+        caches = [one for one in vars(scripts).values() if hasattr(one, "cache_clear")]
+        for one in caches:
+            one.cache_clear()
+        case = Case(redis_server)
+        yield case
+        case.ledger.close()
+        for one in caches:
+            one.cache_clear()
+
+    def test_its_runs_wait_hold_up_nobody_and_start_when_it_opens(self, case: Case):
+        opens = case.now() + 3000
+        together = {"max_running": 1, "exclusive": ["g"]}
+        case.install({"j": {"not_before": opens, **together}, "k": together})
+        assert case.come("j1", "j") == "wait"
+        assert case.come("k1", "k") == "start"
+        assert case.started("k1") == []
+        until(lambda: case.started() == ["j1"])
+        assert case.now() >= opens
+
+    def test_the_worker_hears_when_to_look_again(self, case: Case):
+        case.install({"j": {"not_before": case.now() + 60_000}})
+        assert case.come("j1", "j") == "wait"
+        due = case.turn().due
+        assert due is not None
+        assert 50 < due <= 60
 
 
 class TestRank:
@@ -174,6 +225,44 @@ class TestRank:
         turn = case.turn(ends=dict.fromkeys(running, "succeeded"), come=[arrival("late", "late")], free=20)
         assert [start.id for start in turn.starts][:16] == [f"b{n}" for n in range(16)]
         assert turn.answers[0].what == "wait"
+
+
+class TestPassing:
+    def test_a_new_run_does_not_pass_runs_of_its_own_job_that_wait_for_a_slot(self, case: Case):
+        case.install({"one": {"max_running": 20}})
+        running, waiting = [f"a{n}" for n in range(20)], [f"b{n}" for n in range(20)]
+        assert {case.come(id, "one") for id in running} == {"start"}
+        assert {case.come(id, "one") for id in waiting} == {"wait"}
+        granted = case.turn(ends=dict.fromkeys(running, "succeeded")).grants
+        assert 0 < len(granted) < 20
+        assert case.come("new", "one") == "wait"
+
+    def test_a_dependent_passes_the_next_run_of_its_dependency_and_no_other(self, case: Case):
+        case.install(
+            {
+                "d": {"max_running": 1},
+                "x": {"max_running": 1},
+                "k": {"max_running": 1, "blocks": ["x"]},
+                "j": {"max_running": 1, "blocks": ["k"], "depends_on": [{"job": "d", "on": "idle"}]},
+            }
+        )
+        assert [case.come("d1", "d"), case.come("x1", "x")] == ["start", "start"]
+        assert [case.come("k1", "k"), case.come("j1", "j"), case.come("d2", "d")] == ["wait", "wait", "wait"]
+        assert case.started("d1") == ["d2"]
+        assert case.started("x1") == ["k1"]
+        assert case.started("k1", "d2") == ["j1"]
+
+    def test_a_published_run_whose_message_got_lost_is_published_again(self, case: Case):
+        case.install({"one": {"max_running": 1}})
+        assert [case.come("a", "one"), case.come("b", "one")] == ["start", "wait"]
+        [old] = case.turn(ends={"a": "succeeded"}).grants
+        assert case.ledger.confirm_published([old]) == 1
+        assert case.sweep().grants == []
+        case.redis.zadd(key_of(PREFIX, "deadlines"), {"b": -1})
+        [new] = case.sweep().grants
+        assert (new.id, new.number > old.number) == ("b", True)
+        assert case.come("b", "one", grant=old.number) == "drop"
+        assert case.come("b", "one", grant=new.number) == "start"
 
 
 class TestAThousandConflicts:
@@ -272,14 +361,14 @@ class TestFences:
     def test_an_outcome_with_an_old_fence_changes_nothing(self, recovered: Case, outcome: str):
         recovered.number += 1
         told = [Outcome("a", self.old, outcome)]
-        assert recovered.ledger.turn("w2", recovered.number, "enforce", 0, told, []).outcomes == ["refused"]
+        assert recovered.ledger.turn("w2", recovered.number, "enforce", 0, told, []).settled == ["refused"]
         assert (recovered.room(), recovered.ledger.read_history("one", 10)) == (1, [])
-        assert recovered.turn(ends={"a": "succeeded"}).outcomes == ["ok"]
+        assert recovered.turn(ends={"a": "succeeded"}).settled == ["ok"]
         assert recovered.room() == 0
 
     def test_an_outcome_is_taken_once(self, recovered: Case):
-        assert recovered.turn(ends={"a": "succeeded"}).outcomes == ["ok"]
-        assert recovered.turn(ends={"a": "succeeded"}).outcomes == ["refused"]
+        assert recovered.turn(ends={"a": "succeeded"}).settled == ["ok"]
+        assert recovered.turn(ends={"a": "succeeded"}).settled == ["refused"]
         assert recovered.room() == 0
 
     def test_a_heartbeat_tells_whose_fence_is_old(self, recovered: Case):
@@ -345,14 +434,14 @@ class TestProbe:
     @pytest.fixture
     def disabled(self, case: Case) -> Case:
         """Two runs wait for the end of the cool-down."""
-        case.install({"one": {"max_running": 2, "max_consecutive_failures": 1, "cool_down_ms": 3_600_000}})
+        case.install({"one": {"max_running": 2, "max_consecutive_failures": 1, "cool_down_seconds": 3600}})
         assert case.come("a", "one") == "start"
         case.end("a", "failed")
         assert [case.come("b", "one"), case.come("c", "one")] == ["wait", "wait"]
         return case
 
     def cools_down(self, case: Case) -> list[str]:
-        case.redis.zadd(key_of(PREFIX, "cooling"), {"one": 1})
+        case.redis.zadd(key_of(PREFIX, "timers"), {"cool_down:one": 1})
         grants = case.sweep().grants
         return [id for grant in grants for id in [grant.id] if case.come(id, "one", grant=grant.number) == "start"]
 
@@ -370,9 +459,9 @@ class TestProbe:
 
     def test_a_probe_that_fails_begins_the_cool_down_anew(self, disabled: Case):
         self.cools_down(disabled)
-        disabled.redis.delete(key_of(PREFIX, "cooling"))
+        disabled.redis.delete(key_of(PREFIX, "timers"))
         assert disabled.end("b", "failed", free=8) == []
-        assert disabled.redis.zscore(key_of(PREFIX, "cooling"), "one") is not None
+        assert disabled.redis.zscore(key_of(PREFIX, "timers"), "cool_down:one") is not None
         assert self.cools_down(disabled) == ["c"]
 
     def test_a_probe_without_an_outcome_is_followed_by_another(self, disabled: Case):
@@ -386,17 +475,17 @@ class TestCrashes:
         case.install({"one": {"max_running": 1, "max_recoveries": 1}})
         assert case.come("a", "one") == "start"
         turn = case.turn(ends={"a": "crashed"}, free=1)
-        assert (turn.outcomes, [start.id for start in turn.starts]) == (["requeued"], ["a"])
+        assert (turn.settled, [start.id for start in turn.starts]) == (["requeued"], ["a"])
         case.end("a", "retry")
         assert case.come("a", "one", attempt=1) == "start"
-        assert case.turn(ends={"a": "crashed"}).outcomes == ["dead"]
+        assert case.turn(ends={"a": "crashed"}).settled == ["dead"]
 
     def test_a_run_that_was_returned_before_it_began_does_not_count_as_crashed(self, case: Case):
         case.install({"one": {"max_running": 1, "max_recoveries": 0}})
         assert case.come("a", "one") == "start"
         turn = case.turn(ends={"a": "returned"}, free=1)
-        assert (turn.outcomes, [start.id for start in turn.starts]) == (["requeued"], ["a"])
-        assert case.turn(ends={"a": "crashed"}).outcomes == ["dead"]
+        assert (turn.settled, [start.id for start in turn.starts]) == (["requeued"], ["a"])
+        assert case.turn(ends={"a": "crashed"}).settled == ["dead"]
 
 
 class TestSweep:

@@ -1,4 +1,7 @@
-"""Decisions of the ledger that deserve a test of their own, verb by verb, on a real Redis."""
+"""Decisions of the ledger that deserve a test of their own, verb by verb, on a real Redis.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +213,7 @@ class TestDrain:
     def test_only_a_run_that_had_begun_fails_when_its_worker_stops(self, shop: Shop, outcome: str, answer: str):
         shop.install({"one": {"on_crash": "fail"}})
         shop.come("a", "one")
-        assert shop.turn(ends={"a": outcome}).outcomes == [answer]
+        assert shop.turn(ends={"a": outcome}).settled == [answer]
 
     def test_the_lease_of_one_that_departs_ends_then_and_not_before(self, shop: Shop):
         """However long ago the last sweep was; a heartbeat that is late does not renew it."""
@@ -387,8 +390,8 @@ class TestDependents:
         shop.install(
             {
                 "d": {"max_running": 1},
-                "j": {"depends_on": [{"job": "d", "max_age_ms": 60_000}]},
-                "k": {"depends_on": [{"job": "d", "max_age_ms": -1}]},
+                "j": {"depends_on": [{"job": "d", "max_age_seconds": 60}]},
+                "k": {"depends_on": [{"job": "d", "max_age_seconds": -1}]},
             }
         )
         shop.come("d1", "d")
@@ -767,14 +770,14 @@ def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
 
 
 class TestDeadLetters:
-    def bury(self, shop: Shop, *ids: str) -> None:
+    def dead_letter(self, shop: Shop, *ids: str) -> None:
         for id in ids:
             assert shop.come(id, "one") == "start"
             shop.end(id, "failed")
 
     def test_a_requeued_dead_letter_becomes_one_run(self, shop: Shop):
         shop.install({"one": {"max_running": 1}})
-        self.bury(shop, "a")
+        self.dead_letter(shop, "a")
         assert shop.come("a", "one") == "drop", "a copy of its message does not revive it"
         first = shop.ledger.requeue("me", "a", "a", 0, b"again")
         assert (first[0], shop.ledger.requeue("me", "a", "a", 0, b"again")) == ("ok", ("none", []))
@@ -783,7 +786,7 @@ class TestDeadLetters:
     def test_one_whose_task_id_is_published_again_stays_and_can_be_requeued(self, shop: Shop):
         """Even when the done-marker is gone."""
         shop.install({"one": {"max_running": 1}})
-        self.bury(shop, "a", "b")
+        self.dead_letter(shop, "a", "b")
         shop.redis.delete(key_of(PREFIX, "done", "a"))
         assert shop.turn(come=[arrival("a", "one", publication="2")]).answers[0].run == "a~2"
         assert shop.ledger.requeue("me", "a", "a", 0, b"a") == ("ok", [])
@@ -792,7 +795,7 @@ class TestDeadLetters:
     def test_a_dead_letter_whose_id_has_a_run_stays(self, shop: Shop):
         """In a new epoch a worker may claim a run that the ledger knows as a dead letter only."""
         shop.install({"one": {"max_running": 1}})
-        self.bury(shop, "a")
+        self.dead_letter(shop, "a")
         shop.redis.delete(key_of(PREFIX, "done", "a"))
         epoch = shop.register("w1").epoch
         assert shop.ledger.claim_runs("w1", epoch, [], [Claim(arrival("a", "one"), "7")]).answers == ["ok"]
@@ -801,7 +804,7 @@ class TestDeadLetters:
     def test_dead_letters_are_bounded_in_number_and_age(self, shop: Shop):
         shop.install({"one": {"max_running": 1}})
         shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"letters": 3})
-        self.bury(shop, *"abcde")
+        self.dead_letter(shop, *"abcde")
         assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["e", "d", "c"]
         shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"letters_ms": 0})
         shop.ledger.sweep("w1", 77, 5000)

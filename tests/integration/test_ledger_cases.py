@@ -142,8 +142,8 @@ class TestReleases:
         case.install({"one": {"max_running": 1, "max_consecutive_failures": 1}})
         case.come("a", "one")
         case.end("a", "failed")
-        self.other_release(case, {"one": {"max_running": 1, "max_consecutive_failures": 1, "cool_down_ms": 1}})
-        assert case.redis.zscore(key_of(PREFIX, "cooling"), "one") is not None
+        self.other_release(case, {"one": {"max_running": 1, "max_consecutive_failures": 1, "cool_down_seconds": 0.001}})
+        assert case.redis.zscore(key_of(PREFIX, "timers"), "cool_down:one") is not None
 
     def test_both_reasons_are_kept_where_a_person_disables_what_failures_had(self, case: Case):
         case.install({"one": {"max_running": 1, "max_consecutive_failures": 1}})

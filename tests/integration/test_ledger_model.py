@@ -4,7 +4,7 @@ The machine drives a real Redis. Besides equal decisions it checks what must alw
 the gate forbids and no outcome accepted with a void fence; I2, everything sent is somewhere; I4, nothing that may start
 is left waiting while there are slots; I5, nothing is left over when all is done.
 
-The file is long because a second machine inherits all rules of the first and adds epochs.
+This file is long because a second machine inherits all rules of the first and adds epochs.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ OUTCOMES = [
     "succeeded", "failed", "ignored", "rejected", "revoked", "retry", "requeued", "crashed", "interrupted", "returned",
 ]  # fmt: skip
 PREFIX = "{model}:"
+#: The keys that may be left over when all is done, and those of which there may be several.
+KEPT = {
+    "ledger", "jobs", "groups", "live", "releases", "release_order", "installed", "dead_letters", "dead_workers",
+    "audit", "disabled_jobs", "decided", "services", "stopped_releases", "leader", "led_services", "entries",
+}  # fmt: skip
+HISTORY = ("done", "history", "dead_letter", "job_dead_letters", "task_runs", "totals", "minutes", "hours")
 #: A time in milliseconds that does not come by itself, and the priority of a forced run.
 FAR, FORCED = 10**14, 4
 #: Milliseconds: no end is half as old as that, however slow the machine is, unless time passes on purpose.
@@ -60,13 +66,14 @@ for _, key in ipairs(call('KEYS', K.run('*'))) do
   if r.fence then r.fence = int(r.fence) end
   if r.grant then r.grant = int(r.grant) end
   if r.behind then r.behind = load_run(r.id, K.next_attempt).attempt end
+  for field in pairs(RUN.defaults) do r[field] = r[field] end
   found.runs[#found.runs + 1] = r
 end
 for _, name in ipairs(call('SMEMBERS', K.jobs)) do
   local j = job(name)
   found.jobs[#found.jobs + 1] = { name = name, running = j.running, busy = j.busy, waiting = j.waiting,
     blocked = j.blocked, disabled = j.disabled ~= nil, probe = j.probe,
-    scheduled = call('ZRANGE', K.scheduled(name), 0, -1) }
+    scheduled = call('ZRANGE', K.unstarted(name), 0, -1) }
 end
 return cjson.encode(found)
 """
@@ -141,14 +148,14 @@ def documents(jobs: dict[str, Job]) -> dict[str, Any]:
             "conflicts": sorted(job.pairs),
             "groups": sorted(job.groups),
             "depends_on": [
-                {"job": dep.job, "on": dep.on, "max_age_ms": OLD // 2 if dep.ages else None, "fresh": dep.fresh}
+                {"job": dep.job, "on": dep.on, "max_age_seconds": OLD // 2000 if dep.ages else None, "fresh": dep.fresh}
                 for dep in job.deps
             ],
             "dependents": sorted(o.name for o in jobs.values() if any(dep.job == job.name for dep in o.deps)),
             "on_crash": job.crash,
             "max_recoveries": job.max_recoveries,
             "max_consecutive_failures": job.max_failures,
-            "cool_down_ms": 3_600_000 if job.cools else None,
+            "cool_down_seconds": 3600 if job.cools else None,
             "when_disabled": "drop" if job.drop else "hold",
         }
         found[job.name] = {**entry, "hash": json.dumps(entry)}
@@ -342,7 +349,7 @@ class LedgerMachine(RuleBasedStateMachine):
             run = model.runs.get(one.id)
             current = run is not None and run.state == "running" and self.fences[one.id][-1] == one.fence
             expected.append(model.settle(run, one.outcome, after) if run is not None and current else "refused")
-        assert found.outcomes == expected
+        assert found.settled == expected
         granted, started, free = ([], [], offered)
         alone, free = model.try_alone(worker, free)
         arriving = [
@@ -485,7 +492,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(past.cooling for past in self.model.past.values()))
     def job_has_cooled_down(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(n for n, past in self.model.past.items() if past.cooling)))
-        self.redis.zadd(key_of(PREFIX, "cooling"), {name: 1})
+        self.redis.zadd(key_of(PREFIX, "timers"), {f"cool_down:{name}": 1})
         self.model.cooled_down(name)
         self.sweep()
 
@@ -615,7 +622,7 @@ class LedgerMachine(RuleBasedStateMachine):
             )
             assert theirs.get("worker") == run.worker
             assert bool(theirs.get("alone")) == run.alone
-            assert (theirs["started"], theirs.get("destination"), theirs["recoveries"]) == (
+            assert (theirs["started"], theirs.get("destination"), theirs.get("figures", {}).get("recoveries", 0)) == (
                 run.started,
                 run.dest,
                 run.recoveries,
@@ -647,27 +654,17 @@ class LedgerMachine(RuleBasedStateMachine):
         self.both_agree()
         for worker in sorted(self.model.workers):
             self.ledger.leave(worker)
-        left = {key.removeprefix(PREFIX) for key in self.redis.keys("*")}
-        kept = {"ledger", "jobs", "groups", "live", "releases", "release_order", "release_jobs:release", "installed"}
-        kept |= {"dead_letters", "dead_workers", "audit", "disabled_jobs", "decided", "services", "stopped_releases"}
-        kept |= {"leader", "led_services", "entries"}
-        kept |= {f"{kind}:{name}" for kind in ("job", "entry") for name in NAMES}
-        history = (
-            "done:",
-            "history:",
-            "dead_letter:",
-            "job_dead_letters:",
-            "task_runs:",
-            "totals:",
-            "minutes:",
-            "hours:",
-        )
-        several = [key for key in left if key.startswith("task_runs:")]
-        further = {id for key in several for id in self.redis.smembers(f"{PREFIX}{key}")}
-        letters = [f"dead_letter:{id}" in left for id in further]
+        left = set(self.redis.keys("*"))
+        kept = {key_of(PREFIX, name) for name in KEPT}
+        kept.add(key_of(PREFIX, "release_jobs", "release"))
+        kept |= {key_of(PREFIX, kind, name) for kind in ("job", "entry") for name in NAMES}
+        history = tuple(key_of(PREFIX, name, "") for name in HISTORY)
+        several = [key for key in left if key.startswith(key_of(PREFIX, "task_runs", ""))]
+        further = {id for key in several for id in self.redis.smembers(key)}
+        letters = [key_of(PREFIX, "dead_letter", id) in left for id in further]
         assert all(letters), "of a task id that was published again only dead letters"
         assert {key for key in left if not key.startswith(history)} <= kept
-        assert all(self.redis.ttl(f"{PREFIX}{key}") > 0 for key in left if key.startswith("done:"))
+        assert all(self.redis.ttl(key) > 0 for key in left if key.startswith(key_of(PREFIX, "done", "")))
 
     def policies_allow_everything(self) -> None:
         """Dependencies on jobs that never run again are dropped; the rest has to come to an end by itself."""
@@ -749,7 +746,7 @@ class EpochMachine(LedgerMachine):
         return f"redis://{options['host']}:{options['port']}/0"
 
     def teardown(self) -> None:
-        if hasattr(self, "model") and self.model.closed:
+        if hasattr(self, "model") and self.model.in_new_epoch:
             self.opens()
         super().teardown()
         self.raw.close()
@@ -796,7 +793,7 @@ class EpochMachine(LedgerMachine):
         if what != "emptied":
             self.redis.hset(key_of(PREFIX, "ledger"), "server", "another one")
             self.epoch_is_noticed(sorted(self.model.workers))
-        self.model.closed = True
+        self.model.in_new_epoch = True
         told = {name: self.announce(worker, self.epochs[name]) for name, worker in sorted(workers.items())}
         if what != "restarted":
             # What was kept may be of other policies.
@@ -877,11 +874,11 @@ class EpochMachine(LedgerMachine):
         self.epochs[name] = epoch
 
     @rule()
-    @precondition(lambda self: self.model.closed)
+    @precondition(lambda self: self.model.in_new_epoch)
     def opens(self) -> None:
         """Its time has passed."""
         self.redis.hset(key_of(PREFIX, "ledger"), "opens", 0)
-        self.model.closed = False
+        self.model.in_new_epoch = False
         self.sweep()
 
 

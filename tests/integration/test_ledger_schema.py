@@ -5,22 +5,35 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from celery_orchestration.ledger.records import ARGUMENTS, KEY, KEYS_OF, TUPLES, HistoryLine, argument_names, key_of
-from celery_orchestration.ledger.scripts import header, library_text, verbs
+from celery_orchestration.ledger.records import (
+    ARGUMENTS,
+    FIGURES,
+    HISTORY,
+    KEY,
+    KEYS_OF,
+    TUPLES,
+    argument_names,
+    key_of,
+)
+from celery_orchestration.ledger.scripts import header, library_text, shared_names, verbs
+from support import ledger
 from support.servers import RedisServer
 
 LUA = files("celery_orchestration.ledger") / "lua"
 DECLARED = """
 local names = {}
-for kind, declared in pairs(ARGUMENTS) do names[kind] = { unpack(declared) } end
-return cjson.encode({ key = KEY, keys_of = KEYS_OF, arguments = names, history = HISTORY })
+for kind, declared in pairs(ARGUMENTS) do names[kind] = { unpack(declared()) } end
+return cjson.encode({
+  run = RUN.fields(), run_of_call = RUN.of_call(), inherited = RUN.inherited, defaults = RUN.defaults,
+  job = JOB.fields(), job_of_call = JOB.of_call(), policy = JOB.policy(),
+  key = KEY, keys_of = KEYS_OF, arguments = names, history = HISTORY,
+})
 """
 #: Parts of the contract of a verb, at the head of its file.
 PARTS = ("ARGV", "Returns", "Errors", "Called again")
@@ -28,7 +41,9 @@ PARTS = ("ARGV", "Returns", "Errors", "Called again")
 
 @pytest.fixture
 def declared(redis_server: RedisServer) -> dict[str, Any]:
-    text = "local function on_call(set_up) set_up() end\n" + library_text("schema") + DECLARED
+    schema = (LUA / "schema.lua").read_text()
+    shared = f"local {', '.join(shared_names(schema))}\n"
+    text = "local function on_call(set_up) set_up() end\n" + shared + schema + DECLARED
     found: dict[str, Any] = json.loads(redis_server.client().eval(text, 1, "{schema}:"))
     return found
 
@@ -44,7 +59,12 @@ def test_records_in_arguments_have_the_same_fields_in_the_same_order(declared):
 
 
 def test_a_line_of_the_history_has_the_same_fields(declared):
-    assert declared["history"] == [one.name for one in fields(HistoryLine)]
+    assert declared["history"] == list(HISTORY)
+
+
+def test_figures_that_are_counted_are_declared():
+    counted = {name for path in lua_files() for name in re.findall(r"count_figure\(\w+, '(\w+)'\)", path.read_text())}
+    assert counted == FIGURES.keys()
 
 
 def test_a_key_that_is_not_declared_is_refused():
@@ -83,6 +103,42 @@ def test_every_key_that_lua_uses_is_declared():
     used = {name for path in lua_files() for name in re.findall(r"\bK\.(\w+)", path.read_text())}
     assert used - {"name"} <= {*KEY, *KEYS_OF}
     assert {*KEY, *KEYS_OF} - used == set()
+
+
+@pytest.mark.parametrize(
+    ("variable", "kinds"), [("r", ["run", "run_of_call"]), ("j", ["job", "job_of_call"]), ("policy", ["policy"])]
+)
+def test_fields_that_lua_uses_are_declared_and_those_declared_are_used(declared, variable: str, kinds: list[str]):
+    names = {name for kind in kinds for name in declared[kind]}
+    text = "\n".join(re.sub(r"--.*", "", path.read_text()) for path in lua_files() if path.name != "schema.lua")
+    used = set(re.findall(rf"\b{variable}\.(\w+)", text))
+    assert used <= names
+    assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
+
+
+def test_what_is_inherited_or_has_a_default_is_a_field(declared):
+    assert {*declared["inherited"], *declared["defaults"]} <= declared["run"].keys()
+
+
+def test_a_line_that_the_history_keeps_has_only_declared_fields(redis_server: RedisServer):
+    case = ledger.Case(redis_server)
+    case.install({"one": {"max_running": 1, "key": ""}})
+    assert [case.come("a", "one"), case.come("b", "one")] == ["start", "wait"]
+    case.end("a", "failed")
+    lines = case.redis.lrange(key_of(ledger.PREFIX, "history", "one"), 0, -1)
+    case.ledger.close()
+    assert len(lines) == 1
+    assert all(json.loads(line).keys() <= {*HISTORY, *FIGURES} for line in lines)
+
+
+def test_a_library_shares_only_what_others_use():
+    """Lua allows 200 local variables: what only one file uses is local to it."""
+    without_comments = {path: re.sub(r"--.*", "", path.read_text()) for path in lua_files()}
+    for path, text in without_comments.items():
+        if path.parent.name in ("lua", "lib"):
+            elsewhere = "\n".join(other for at, other in without_comments.items() if at != path)
+            unused = [name for name in shared_names(text) if not re.search(rf"\b{name}\b", elsewhere)]
+            assert unused == [], f"{path.name}: declare these as local"
 
 
 @pytest.mark.parametrize("verb", verbs())

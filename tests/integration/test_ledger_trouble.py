@@ -1,4 +1,7 @@
-"""Trouble with Redis, verb by verb, on every Redis there is: emptied, restarted, failed over; full; evicting."""
+"""Trouble with Redis, verb by verb, on every Redis there is: emptied, restarted, failed over; full; evicting.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class Worker:
     def end(self, id: str, outcome: str = "succeeded") -> str:
         fence = self.runs.pop(id).fence
         self.shop.fences[id] = fence
-        return self.shop.turn(ends={id: outcome}, worker=self.name).outcomes[0]
+        return self.shop.turn(ends={id: outcome}, worker=self.name).settled[0]
 
     def claim(self, epoch: str, taken: Sequence[Outcome] = ()) -> Claimed:
         runs = list(self.runs.values())
@@ -549,7 +552,7 @@ class TestWhatPeopleDecided:
 
     @pytest.fixture
     def shop(self, any_redis: RedisServer) -> Shop:
-        return shop_on(any_redis, {"x": {}, "y": {"cool_down_ms": 1000}})
+        return shop_on(any_redis, {"x": {}, "y": {"cool_down_seconds": 1}})
 
     def known(self, shop: Shop) -> Decisions:
         return shop.ledger.read_decisions(10, 10)
@@ -638,7 +641,7 @@ class TestWhatPeopleDecided:
         shop.redis.flushall()
         assert self.restore(shop, one, known) == 1
         assert self.disabled(shop) == {"y": "failures"}
-        assert shop.redis.zscore(key_of(PREFIX, "cooling"), "y")
+        assert shop.redis.zscore(key_of(PREFIX, "timers"), "cool_down:y")
 
     def test_decisions_that_do_not_fit_are_counted(self, shop: Shop):
         one = worker(shop)

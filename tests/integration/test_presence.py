@@ -56,7 +56,7 @@ class TestTheDefaultsOfRecurringJobs:
         jobs = {f"job{number:03}": {"interval_seconds": 60} for number in range(MOST_LOGGED + 5)}
         *_, more, _ = found = self.told(app, caplog, **jobs)
         assert len(found) == MOST_LOGGED + 2
-        assert more == "So have 5 more jobs: `explain JOB` shows them"
+        assert more == "5 more jobs have defaults: see `explain JOB`"
 
     def test_a_project_without_recurring_jobs_logs_no_defaults(self, app: Celery, caplog: pytest.LogCaptureFixture):
         assert self.told(app, caplog, plain={}) == []

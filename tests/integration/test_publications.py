@@ -64,7 +64,7 @@ class TestPublishedAgain:
         first, second = starts(shop, call("1", "free")), starts(shop, call("2", "free"))
         assert (first, second) == ("a", "a~2")
         assert shop.ledger.heartbeat("w1", 30_000, [(id, shop.fences[id]) for id in (first, second)]) == []
-        assert shop.turn(ends={second: "succeeded", first: "failed"}).outcomes == ["ok", "ok"]
+        assert shop.turn(ends={second: "succeeded", first: "failed"}).settled == ["ok", "ok"]
         assert history(shop, "free") == [("a", "failed"), ("a~2", "succeeded")]
 
     def test_while_the_first_waits_it_waits_too(self, shop: Shop):
@@ -224,7 +224,7 @@ class TestEpochs:
         shop.redis.hdel(key_of(PREFIX, "job", "free"), "state")
         epoch = shop.register("w1").epoch
         assert shop.ledger.claim_runs("w1", epoch, [], claims).answers == ["ok", "ok"]
-        assert shop.turn(ends={"a": "succeeded", "a~2": "succeeded"}).outcomes == ["ok", "ok"]
+        assert shop.turn(ends={"a": "succeeded", "a~2": "succeeded"}).settled == ["ok", "ok"]
         assert not left_over(shop)
 
     def test_a_run_that_came_before_the_claim_gets_an_id_of_its_own(self, shop: Shop):
@@ -250,7 +250,7 @@ class TestEpochs:
         claims = [Claim(call("2"), str(int(shop.fences["a"]) + 1))]
         found = shop.ledger.claim_runs("w1", epoch, [], claims)
         assert (found.answers, found.returned) == (["ok"], 1)
-        assert shop.turn(ends={"a": "succeeded"}).outcomes == ["refused"], "nobody has the first one"
+        assert shop.turn(ends={"a": "succeeded"}).settled == ["refused"], "nobody has the first one"
         shop.fences["a"] = claims[0].fence
         assert shop.end("a") == ["a~1"]
         shop.end("a~1")

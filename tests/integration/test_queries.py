@@ -157,7 +157,7 @@ def test_a_job_that_blocks_all_others_is_told_once_for_each(crowd):
     assert sorted(jobs) == sorted([*JOBS, KEYED])
     assert sorted(jobs[JOBS[0]]["conflicts"]) == JOBS[1:]
     assert all(not jobs[name]["conflicts"] for name in JOBS[1:])
-    assert jobs[JOBS[6]]["depends_on"] == [{"job": JOBS[5], "on": "finish", "max_age_ms": 9000, "fresh": False}]
+    assert jobs[JOBS[6]]["depends_on"] == [{"job": JOBS[5], "on": "finish", "max_age_seconds": 9, "fresh": False}]
 
 
 def test_the_graph_tells_how_jobs_are_doing(crowd, client):

@@ -1,4 +1,7 @@
-"""Changes of the schedule by people: the verbs ``schedule``, ``changes`` and ``entries``, and the client for them."""
+"""Changes of the schedule by people, by client and by verb: ``change_schedule``, ``read_changes`` and ``read_entries``.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

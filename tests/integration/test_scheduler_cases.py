@@ -101,9 +101,9 @@ class TestWhoWaitsForAFire:
 
     def test_goes_on_if_a_worker_of_an_older_release_started_it(self, beat: Beat):
         beat.begin(J_AFTER_D)
-        beat.redis.zadd(key_of(PREFIX, "scheduled", "d"), {"long gone": 1})
+        beat.redis.zadd(key_of(PREFIX, "unstarted", "d"), {"long gone": 1})
         assert beat.come("j1", "j") == "start"
-        assert not beat.redis.exists(key_of(PREFIX, "scheduled", "d"))
+        assert not beat.redis.exists(key_of(PREFIX, "unstarted", "d"))
 
 
 class TestGarbage:
@@ -118,12 +118,12 @@ class TestGarbage:
         assert [answer[0] for answer in beat.dispatch(*fires).answers] == ["corrupt", "fired"]
         assert beat.adopt("e").problem.startswith("corrupt")
 
-    @pytest.mark.parametrize("name", ["added_entries", "changed_entries", "entries", "scheduled"])
+    @pytest.mark.parametrize("name", ["added_entries", "changed_entries", "entries", "unstarted"])
     def test_a_key_of_another_type_is_set_aside(self, any_beat: Beat, name: str):
         beat = any_beat
         beat.begin({"one": {}})
         beat.adopt("e")
-        key = key_of(PREFIX, name, "one") if name == "scheduled" else key_of(PREFIX, name)
+        key = key_of(PREFIX, name, "one") if name == "unstarted" else key_of(PREFIX, name)
         beat.redis.delete(key)
         beat.redis.set(key, "x")
         assert beat.ledger.read_changes(None).entries == []

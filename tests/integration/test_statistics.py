@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from celery_orchestration.job import tracing
 from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.ledger import Outcome, packed
+from celery_orchestration.ledger.client import operator
 from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate.history import statistics
 from celery_orchestration.operate.history.statistics import Counts, Durations, Statistics
@@ -105,7 +106,7 @@ def test_retries_and_recoveries_are_counted(shop: Shop):
     shop.come("a", "one")
     shop.end("a", "retry", free=0)
     assert shop.come("a", "one", attempt=1) == "start"
-    assert shop.turn(ends={"a": "crashed"}).outcomes == ["requeued"]
+    assert shop.turn(ends={"a": "crashed"}).settled == ["requeued"]
     counters = all_of(shop, "one").counters
     assert (counters["started"], counters["retried"], counters["recovered"]) == (2, 1, 1)
     assert "succeeded" not in counters
@@ -136,8 +137,8 @@ def test_what_a_traced_run_waited_for_comes_with_its_start(shop: Shop):
     time.sleep(0.02)  # what is told is time
     turn = shop.turn(ends={"a": "succeeded"}, free=1)
     shop.number -= 1
-    assert turn.waits == shop.turn(ends={"a": "succeeded"}, free=1).waits
-    (wait,) = tracing.read(turn.waits["b"])
+    assert turn.traces == shop.turn(ends={"a": "succeeded"}, free=1).traces
+    (wait,) = tracing.read(turn.traces["b"])
     assert (wait.kind, wait.why, wait.blocking_job) == ("gate", ("room", "one"), "one")
     assert (wait.run, wait.fence, wait.traceparent) == ("a", shop.fences["a"], other)
     assert wait.to_ms - wait.from_ms >= 20
@@ -153,7 +154,7 @@ def test_a_handed_over_run_tells_of_its_wait_and_of_the_hand_over(shop: Shop):
     assert shop.ledger.confirm_published([grant]) == 1
     time.sleep(0.02)
     turn = shop.turn(come=[traced("b", "one", grant=grant.number)])
-    waits = tracing.read(turn.waits["b"])
+    waits = tracing.read(turn.traces["b"])
     assert [wait.kind for wait in waits] == ["gate", "hand_over"]
     assert waits[0].to_ms == waits[1].from_ms
     assert waits[0].traceparent == "", "nobody traced the run that it waited for"
@@ -165,7 +166,7 @@ def test_a_run_that_nobody_traces_tells_nothing(shop: Shop):
     assert shop.turn(come=[traced("b", "one", "")]).answers[0].what == "wait"
     time.sleep(0.02)
     turn = shop.turn(ends={"a": "succeeded"}, free=1)
-    assert ([start.id for start in turn.starts], turn.waits) == (["b"], {})
+    assert ([start.id for start in turn.starts], turn.traces) == (["b"], {})
 
 
 def over_time(shop: Shop, unit: Any) -> list[dict[str, int]]:
@@ -201,16 +202,12 @@ def test_what_is_kept_of_a_job_is_bounded(timed: Shop, clock: Clock):
     for hours in range(0, 24 * 65, 5):
         clock.set(hours * HOUR)
         run(timed, f"run {hours}")
-    found = [
-        key.removeprefix(PREFIX)
-        for key in timed.redis.keys(f"{PREFIX}*")
-        if key.removeprefix(PREFIX).startswith(("totals:", "minutes:", "hours:"))
-    ]
-    assert len([key for key in found if key.startswith("minutes:one:")]) == 24
-    assert len([key for key in found if key.startswith("hours:one:")]) == 30
+    found = [key for name in ("totals", "minutes", "hours") for key in timed.redis.keys(key_of(PREFIX, name, "*"))]
+    assert len([key for key in found if key.startswith(key_of(PREFIX, "minutes", "one", ""))]) == 24
+    assert len([key for key in found if key.startswith(key_of(PREFIX, "hours", "one", ""))]) == 30
     assert len(found) == 24 + 30 + 1
-    assert max(timed.redis.hlen(PREFIX + key) for key in found) <= 61
-    assert {timed.redis.ttl(PREFIX + key) for key in found} == {-1}
+    assert max(timed.redis.hlen(key) for key in found) <= 61
+    assert {timed.redis.ttl(key) for key in found} == {-1}
 
 
 def test_a_clock_that_was_set_back_loses_nothing(timed: Shop, clock: Clock):
@@ -247,28 +244,33 @@ def test_the_statistics_of_a_deleted_job_go_with_it_but_for_the_sum_of_all(shop:
 
 
 #: A whole day of minutes and 30 days of hours of a job that does a lot: as the ledger would have them.
+#: KEYS: those of its 24 hours of minutes, then those of its 30 days of hours. ARGV: now, in minutes.
 FILL = """
-local prefix, now, name, sum = KEYS[1], tonumber(ARGV[1]), ARGV[2], {}
+local now, sum = tonumber(ARGV[1]), {}
 for id = 1, 200, 11 do sum[id] = id * 1000 end
 local packed = cmsgpack.pack(sum)
 for minute = now - 1430, now - 1 do
   local hour = math.floor(minute / 60)
-  redis.call('HSET', prefix .. 'minutes:' .. name .. ':' .. hour % 24, 'at', hour, minute % 60, packed)
+  redis.call('HSET', KEYS[1 + hour % 24], 'at', hour, minute % 60, packed)
 end
 for hour = math.floor(now / 60) - 700, math.floor(now / 60) - 1 do
   local day = math.floor(hour / 24)
-  redis.call('HSET', prefix .. 'hours:' .. name .. ':' .. day % 30, 'at', day, hour % 24, packed)
+  redis.call('HSET', KEYS[25 + day % 30], 'at', day, hour % 24, packed)
 end
 """
 
 
-def test_thousand_jobs_are_read_in_parts_that_keep_redis_busy_for_less_than_20_ms(shop: Shop):
+def test_thousand_jobs_are_read_in_parts_that_keep_redis_busy_for_less_than_20_ms(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+):
     names = [f"job{number}" for number in range(1000)]
     shop.install({name: {} for name in names})
     for name in names:
         run(shop, f"run of {name}", name, ran_ms=50)
     for name in names[:20]:
-        shop.redis.eval(FILL, 1, PREFIX, int(time.time() // 60), name)
+        keys = [key_of(PREFIX, "minutes", name, hour) for hour in range(24)]
+        keys += [key_of(PREFIX, "hours", name, day) for day in range(30)]
+        shop.redis.eval(FILL, len(keys), *keys, int(time.time() // 60))
     shop.redis.config_set("slowlog-log-slower-than", 0)
     shop.redis.config_set("slowlog-max-len", 10_000)
     found = statistics.read(shop.ledger, names, "all")
@@ -277,6 +279,8 @@ def test_thousand_jobs_are_read_in_parts_that_keep_redis_busy_for_less_than_20_m
     assert len(found.jobs) == 1000
     found = statistics.read(shop.ledger, names[:20], "minute")
     assert {1400 < len(one.counts) <= 1441 for one in found.jobs} == {True}
+    # Only Redis's time counts now: nothing is unpacked.
+    monkeypatch.setattr(operator, "_sums", lambda job, unit: {})
     # A busy machine may slow any one script, but hardly the same one three times.
     rounds = [scripts_of(shop, lambda: read_all(shop, names)) for _ in range(3)]
     assert len({len(one) for one in rounds}) == 1

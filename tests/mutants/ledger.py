@@ -1,4 +1,7 @@
-"""Mutants of the ledger's scripts."""
+"""Mutants of the ledger's scripts.
+
+This file is long because it is a list: each mutant stands alone.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ MUTANTS = [
     Mutant(
         "pause-ignored",
         RULES,
-        "if G.paused and r.rank >= 0 then return { 'paused' } end",
+        "if G.paused and not is_forced(r.rank) then return { 'paused' } end",
         "",
         "Runs start while everything is paused.",
         (f"{LEDGER}::TestFailures",),
@@ -91,8 +94,8 @@ MUTANTS = [
     Mutant(
         "old-dependency-satisfies",
         RULES,
-        "elseif dep.max_age_ms and age_ms(d.last_end) > dep.max_age_ms then",
-        "elseif dep.max_age_ms and age_ms(d.last_end) < 0 then",
+        "age_ms(d.last_end) > dep.max_age_seconds * 1000 then",
+        "age_ms(d.last_end) < 0 then",
         "max_age_seconds has no effect.",
         (f"{HAND_OVER}::TestADependencyThatGrewTooOldWhileARunWaited",),
     ),
@@ -134,7 +137,7 @@ MUTANTS = [
         "if first then return { 'behind', j.name, first } end",
         "",
         "A new run passes runs of its own job that wait for a slot.",
-        (f"{HAND_OVER}::TestRank", f"{LEDGER}::TestBarging"),
+        (f"{HAND_OVER}::TestPassing",),
     ),
     Mutant(
         "conflict-1000-skipped",
@@ -162,25 +165,33 @@ MUTANTS = [
     ),
     Mutant(
         "disabled-job-bars",
-        INDEX,
-        "if h and enabled_for(j, h.id, h.rank) and (h.deps_checked or not unmet(j, h.rank)) and not holds_back(j) then",
-        "if h and (h.deps_checked or not unmet(j, h.rank)) and not holds_back(j) then",
+        RULES,
+        "{ RULE.disabled, 'its_job' }",
+        "{ RULE.disabled, 'indexed' }",
         "The waiting runs of a disabled job keep other jobs waiting, or start.",
         (f"{LEDGER}::TestFailures",),
     ),
     Mutant(
         "unmet-run-bars",
-        INDEX,
-        "and (h.deps_checked or not unmet(j, h.rank)) and not holds_back(j) then",
-        "and not holds_back(j) then",
+        RULES,
+        "{ RULE.depends, 'its_job' }",
+        "{ RULE.depends, 'indexed' }",
         "A run that waits for a dependency bars the dependency itself: a deadlock.",
         (f"{LEDGER}::TestBarging", f"{LEDGER}::TestDependents"),
+    ),
+    Mutant(
+        "no-timer-for-a-rule",
+        INDEX,
+        "if opens then set_timer(j.name, rule, opens) end",
+        "",
+        "A run that waits for time to open its gate is looked at again only when something else happens.",
+        (f"{HAND_OVER}::TestARuleThatOpensByItself",),
     ),
     # -- handing over
     Mutant(
         "age-not-checked-again",
         OVER,
-        "if h and (h.deps_checked or not unmet(j, h.rank)) then hand(",
+        "if h and bars_others(j, h) then hand(",
         "if h then hand(",
         "After a pause or under the global cap, a run starts though its dependency is too old by now.",
         (f"{HAND_OVER}::TestADependencyThatGrewTooOldWhileARunWaited",),
@@ -227,16 +238,16 @@ MUTANTS = [
     ),
     Mutant(
         "hand-over-ignores-global-cap",
-        OVER,
-        "if G.clock < G.opens or (G.max_running and G.total >= G.max_running) then return end",
-        "if G.clock < G.opens then return end",
+        RULES,
+        "{ RULE.global, 'all_jobs' }",
+        "{ RULE.global, 'indexed' }",
         "Waiting runs start beyond orchestration_max_running.",
         (f"{HAND_OVER}::TestRank",),
     ),
     Mutant(
         "hand-over-ignores-pause",
         OVER,
-        "if not best or (G.paused and best.rank >= 0) then return end",
+        "if not best or held_back(best.own_rank) then return end",
         "if not best then return end",
         "Waiting runs start during a pause when another run ends.",
         (CASES, f"{LEDGER}::TestFailures"),
@@ -255,7 +266,7 @@ MUTANTS = [
         "not barred(j, h.rank, d.name) then",
         "true then",
         "A dependent also passes waiting runs of jobs that it does not depend on.",
-        (f"{LEDGER}::TestDependents",),
+        (f"{HAND_OVER}::TestPassing", f"{LEDGER}::TestDependents"),
     ),
     Mutant(
         "dependents-in-any-order",
@@ -334,16 +345,16 @@ MUTANTS = [
     Mutant(
         "retry-forgets-recoveries",
         "ledger/lua/schema.lua",
-        "inherited = { 'recoveries', 'arrived',",
-        "inherited = { 'arrived',",
+        "'first_wait', 'figures' }",
+        "'first_wait' }",
         "A run that kills its workers is never dead-lettered if it retries in between.",
         (HAND_OVER,),
     ),
     Mutant(
         "countdown-loses-rank",
-        "ledger/lua/lib/due.lua",
-        "if not r.started and r.rank >= 0 then",
-        "if r.rank >= 0 then",
+        "ledger/lua/lib/wake.lua",
+        "if not r.started and not is_forced(r.rank) then",
+        "if not is_forced(r.rank) then",
         "A retry with a countdown goes to the end of the line.",
         (f"{HAND_OVER}::TestRank",),
     ),
@@ -383,8 +394,8 @@ MUTANTS = [
     Mutant(
         "heartbeat-renews-nothing",
         "ledger/lua/verbs/worker/heartbeat.lua",
-        "if known[3] ~= 'departing' then call(",
-        "if known[3] == 'departing' then call(",
+        "if known.state ~= 'departing' then call(",
+        "if known.state == 'departing' then call(",
         "Every worker is taken for dead after one lease.",
         (f"{HAND_OVER}::TestSweep",),
     ),
@@ -415,7 +426,7 @@ MUTANTS = [
     Mutant(
         "drained-worker-counts-as-crash",
         SWEEP,
-        "take_runs(gone, not drained and 'worker', left)",
+        "take_runs(gone, not drained and 'worker' or nil, left)",
         "take_runs(gone, 'worker', left)",
         "Runs are dead-lettered because their workers were stopped on purpose.",
         (f"{LEDGER}::TestDrain",),
@@ -456,15 +467,15 @@ MUTANTS = [
     Mutant(
         "crash-not-counted",
         TRANSITIONS,
-        "r.recoveries = r.recoveries + 1",
-        "r.recoveries = r.recoveries + 0",
+        "died and count_figure(r, 'recoveries') or 0",
+        "0",
         "A run that kills its process is started again forever.",
         (f"{CASES}::TestAlone", HAND_OVER),
     ),
     Mutant(
         "not-tried-alone",
         TRANSITIONS,
-        "if counted == 'worker' and not fails and not r.alone then",
+        "if died == 'worker' and not fails and not r.alone then",
         "if false then",
         "Runs that were beside a poisonous one are dead-lettered with it.",
         (f"{CASES}::TestAlone",),
@@ -520,8 +531,8 @@ MUTANTS = [
     Mutant(
         "room-never-freed-by-key",
         ROOM,
-        "call('HDEL', K.room(j.name), key) end\n    touch_lane(j, key)\n  end\n  if j.running == 0",
-        "call('HDEL', K.room(j.name), key) end\n  end\n  if j.running == 0",
+        "count_room(j, key, -1)\n  touch_lane(j, key)\n",
+        "count_room(j, key, -1)\n",
         "Waiting runs of a key are not handed over when room of that key is free.",
         (f"{LEDGER}::TestBarging", f"{LEDGER}::TestPoliciesChange", HAND_OVER),
     ),
@@ -578,8 +589,8 @@ MUTANTS = [
     Mutant(
         "term-not-checked",
         "ledger/lua/lib/term.lua",
-        "return v[1] == term and (tonumber(v[2]) or 0) >= NOW",
-        "return (tonumber(v[2]) or 0) >= NOW",
+        "return held and held.term == term and (held['until'] or 0) >= NOW",
+        "return held and (held['until'] or 0) >= NOW",
         "A scheduler that no longer leads goes on firing.",
         (f"{DISPATCH}::TestTerms",),
     ),

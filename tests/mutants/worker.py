@@ -1,4 +1,7 @@
-"""Mutants of the worker: the parts of its gate, its heartbeat, how it fetches."""
+"""Mutants of the worker: the parts of its gate, its heartbeat, how it fetches.
+
+This file is long because it is a list: each mutant stands alone.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Clock:
 
 def follow(path: str) -> None:
     """In the process whose clock it is."""
-    true_time = time.time
+    true_time, true_time_ns = time.time, time.time_ns
 
     def ahead() -> float:
         return float(Path(path).read_text().rstrip("s"))
@@ -64,6 +64,7 @@ def follow(path: str) -> None:
             return datetime.now(tz) + timedelta(seconds=ahead())
 
     time.time = lambda: true_time() + ahead()
+    time.time_ns = lambda: true_time_ns() + int(ahead() * 1e9)
     for name, module in list(sys.modules.items()):
         ours = name.partition(".")[0] in ("celery", "kombu", "celery_orchestration")
         if ours and vars(module).get("datetime") is datetime:

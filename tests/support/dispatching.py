@@ -13,10 +13,11 @@ from support.ledger import PREFIX, Case, arrival
 from support.servers import RedisServer
 
 TERM_MS, EVER_MS = 600_000, 10**12
+#: KEYS: the pattern of all keys of runs. Its last character, the asterisk, stands where a run's id begins.
 RUNS = """
 local found = {}
-for _, key in ipairs(redis.call('KEYS', KEYS[1] .. 'run:*')) do
-  found[#found + 1] = { string.sub(key, #KEYS[1] + 5), cmsgpack.unpack(redis.call('HGET', key, 'record')).state }
+for _, key in ipairs(redis.call('KEYS', KEYS[1])) do
+  found[#found + 1] = { string.sub(key, #KEYS[1]), cmsgpack.unpack(redis.call('HGET', key, 'record')).state }
 end
 return found
 """
@@ -111,7 +112,7 @@ class Beat(Case):
 
     def runs(self) -> dict[str, str]:
         """All that have not ended, with their states."""
-        found = dict(self.redis.eval(RUNS, 1, PREFIX))
+        found = dict(self.redis.eval(RUNS, 1, key_of(PREFIX, "run", "*")))
         return {id: state for id, state in found.items() if state != "ending"}
 
     def everything(self) -> dict[bytes, bytes]:

@@ -20,8 +20,8 @@ class Dep(NamedTuple):
     ages: bool = False
 
     @property
-    def max_age_ms(self) -> int | None:
-        return 1 if self.ages else None
+    def max_age_seconds(self) -> float | None:
+        return 0.001 if self.ages else None
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class GateModel:
     workers: dict[str, Worker] = field(default_factory=dict)
     paused: bool = False
     #: A new epoch has begun, and the workers have not had a lease to claim what they run.
-    closed: bool = False
+    in_new_epoch: bool = False
     #: Disabled jobs, each with its probe: None (there is none), '' (there may be one) or the run.
     disabled: dict[str, str | None] = field(default_factory=dict)
     #: Workers that are kept free, each for a run.
@@ -193,12 +193,14 @@ class GateModel:
         return [other for other in before if other.id != run.id or run.may_be_copy]
 
     def may_start(self, run: Run, ignoring: str | None = None) -> bool:
-        """By all rules but the global cap, which is a matter of order. `ignoring`: as in ``rules.behind``."""
-        others = (rule for rule in rules.RULES if rule not in (rules.global_room, rules.behind))
+        """`ignoring`: as in ``rules.behind``."""
+        others = (rule for rule in rules.RULES if rule is not rules.behind)
         return all(rule(self, run) is None for rule in others) and rules.behind(self, run, ignoring) is None
 
-    def global_room(self) -> bool:
-        return self.cap is None or self.room_taken_by_all() < self.cap
+    def held_back(self) -> bool:
+        """Not even a forced run could start, whatever its job."""
+        forced = rules.Run("", 0, forced=True)
+        return bool(rules.epoch(self, forced) or rules.global_room(self, forced))
 
     def slots(self, queue: str) -> int:
         return sum(worker.slots for worker in self.workers.values() if queue in worker.queues)

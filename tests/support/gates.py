@@ -71,7 +71,7 @@ class GateStage:
     """One worker with some slots. `turns`: what it reported and asked, one batch for each round trip."""
 
     def __init__(
-        self, app: Celery, slots: int = 2, *, granted: tuple[str, ...] = (), strict_priority: bool = False
+        self, app: Celery, slots: int = 2, *, granted: tuple[str, ...] = (), strict_priority: bool = False, **job: Any
     ) -> None:
         self.app = app
         self.acknowledged: list[str] = []
@@ -83,7 +83,7 @@ class GateStage:
         self.copied: list[str] = []
         self.loop, self.pool = Loop(), Pool()
         self.slots = CountedSlots(lambda: slots)
-        self.task = app.task(base=OrchestratedTask, name="job", max_running=9, shared=False)(_nothing)
+        self.task = app.task(base=OrchestratedTask, name="job", shared=False, **{"max_running": 9, **job})(_nothing)
         app.finalize()
 
         def noting(name: str) -> Callable[..., None]:

@@ -46,7 +46,7 @@ class Shop:
         }
         for job in documents.values():
             job["depends_on"] = [
-                {"on": "success", "max_age_ms": None, "fresh": False, **dep} for dep in job["depends_on"]
+                {"on": "success", "max_age_seconds": None, "fresh": False, **dep} for dep in job["depends_on"]
             ]
         self.document = json.dumps({"max_running": cap, "jobs": documents})
         self.jobs = tuple(map(keys.encode_job, jobs))
@@ -87,7 +87,7 @@ class Shop:
     def end(self, id: str, outcome: str = "succeeded", free: int = 1) -> list[str]:
         """Returns the runs that start in the slot that is free now."""
         turn = self.turn(ends={id: outcome}, free=free)
-        assert turn.outcomes == ["ok"]
+        assert turn.settled == ["ok"]
         return [start.id for start in turn.starts]
 
 

@@ -80,7 +80,7 @@ class Model(GateModel):
     def comes_first(self, run: Run) -> None:
         run.first = run.state == "waiting" and not run.started and self.has_dependents(run.job)
 
-    def give_way(self, run: Run) -> None:
+    def continue_with_retry(self, run: Run) -> None:
         if run.behind.job != run.job:
             self.note_end(run, None)
         self.forget(run, False)
@@ -94,7 +94,7 @@ class Model(GateModel):
         run.worker = None
         self.no_longer_kept(run)
         if run.behind is not None:
-            self.give_way(run)
+            self.continue_with_retry(run)
             return "superseded"
         run.recoveries += bool(counted)
         fails = begun and self.jobs[run.job].crash == "fail"
@@ -118,7 +118,7 @@ class Model(GateModel):
         self.no_longer_kept(run)
         if outcome == "retry":
             if run.behind is not None:
-                self.give_way(run)
+                self.continue_with_retry(run)
             else:
                 run.state, run.worker, run.alone = "retrying", None, False
             return "ok"
@@ -136,19 +136,15 @@ class Model(GateModel):
 
     def try_alone(self, here: Worker, free: int) -> tuple[list[str], int]:
         """Keeps the worker free for a run that has to be tried alone, and starts that if nothing else runs there."""
-
-        def may(run: Run) -> bool:
-            return self.global_room() and self.may_start(run)
-
         if here.name not in self.kept:
             for run in sorted(self.runs.values(), key=lambda r: r.rank):
                 taken = any(id == run.id and worker in self.workers for worker, id in self.kept.items())
                 waits = run.state == "waiting" and run.alone
-                if waits and not taken and may(run) and self.destination(run) in here.queues:
+                if waits and not taken and self.may_start(run) and self.destination(run) in here.queues:
                     self.kept[here.name] = run.id
                     break
         run = self.runs.get(self.kept.get(here.name, ""))
-        if run is not None and run.alone and run.state == "waiting" and may(run):
+        if run is not None and run.alone and run.state == "waiting" and self.may_start(run):
             if free > 0 and not any(r.worker == here.name for r in self.runs.values()):
                 self.start(run, here.name)
                 return [run.id], free - 1
@@ -183,7 +179,7 @@ class Model(GateModel):
     def _first_of(self, name: str) -> Run | None:
         """The run a job would start next: the first that has room, is enabled and has its dependencies."""
         waiting = (run for run in self.waiting() if run.job == name and rules.room(self, run) is None)
-        return next((run for run in waiting if rules.holds_up_others(self, run)), None)
+        return next((run for run in waiting if rules.bars_others(self, run)), None)
 
     def hand_over(
         self, after: list[str], here: Worker | None, free: int, spare: Callable[[], int] | None = None
@@ -194,7 +190,7 @@ class Model(GateModel):
         """
         granted, started = [], []
         for _ in range(LIMIT):
-            if self.closed or not self.global_room():
+            if self.held_back():
                 break
             if free <= 0 and spare is not None:
                 free, spare = free + spare(), None
@@ -233,7 +229,7 @@ class Model(GateModel):
             if run.state in ("granted", "queued") and granted and worker in self.kept:
                 return "kept", None, False
             if run.state in ("granted", "queued") and granted:
-                if self.closed:
+                if self.in_new_epoch:
                     run.state, run.dest = "waiting", None
                     return "wait", None, False
                 self.start(run, worker)
@@ -255,7 +251,7 @@ class Model(GateModel):
         """Whether the gate is closed for an arrival, the so many-th of its turn, as things stand."""
         key = arrival.key if self.jobs[arrival.job].keyed else ""
         run = replace(arrival, key=key, rank=(3 - priority, self.arrivals + number), may_be_copy=True)
-        return worker in self.kept or not (self.global_room() and self.may_start(run))
+        return worker in self.kept or not self.may_start(run)
 
     def admit(self, worker: str, arrival: Run, priority: int, granted: bool, after: list[str]) -> str:
         arrival.id = self.run_id(arrival.task, arrival.publication)
@@ -281,7 +277,7 @@ class Model(GateModel):
             run.state, run.why, run.started, run.first = "ending", "skipped", False, False
             self.note_end(run, None)
             return "wait"
-        if worker not in self.kept and self.global_room() and self.may_start(run):
+        if worker not in self.kept and self.may_start(run):
             self.start(run, worker)
             return "start"
         self.comes_first(run)

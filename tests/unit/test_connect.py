@@ -1,4 +1,7 @@
-"""Where the ledger is: which address is chosen, what is taken over from it, what is said when it cannot be."""
+"""Where the ledger is: which address is chosen, what is taken over from it, what is said when it cannot be.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

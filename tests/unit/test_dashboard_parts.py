@@ -1,4 +1,7 @@
-"""The pure parts of the dashboard: filters, redaction, passwords, causes, drawings."""
+"""The pure parts of the dashboard: filters, redaction, passwords, causes, drawings.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from pydantic import BaseModel
 
 from celery_orchestration.errors import BadCall, ConfigurationError
-from celery_orchestration.operate.graph.dependency_graph import Needs, Picture
+from celery_orchestration.operate.graph.dependency_graph import DependencyGraph, Needs
 from celery_orchestration.operate.models import Disabled, Ended, JobStatus, RunStatus, Status
 from celery_orchestration.operate.status.findings import find_root_causes
 from celery_orchestration.web import auth, filters, formatting, redaction
 from celery_orchestration.web.auth import Attempts, BadCredentials, Credentials, Sessions, hash_password, hash_token
-from celery_orchestration.web.pages import dead_letters, job, timeline
+from celery_orchestration.web.pages import dead_letters, job, runs, timeline
 from celery_orchestration.web.svg import bands, graph, spark
 from celery_orchestration.web.svg import timeline as drawn
 from celery_orchestration.web.svg.timeline import Span, Window
@@ -197,8 +201,12 @@ def test_what_is_done_to_a_group_is_done_to_no_other_job() -> None:
 # -- causes
 
 
+def required(model: type[BaseModel]) -> dict[str, Any]:
+    return dict.fromkeys(name for name, field in model.model_fields.items() if field.is_required())
+
+
 def a_job(name: str, **values: Any) -> JobStatus:
-    fields: dict[str, Any] = dict.fromkeys(JobStatus.model_fields)
+    fields = required(JobStatus)
     fields |= {"name": name, "state": "idle", "running": 0, "keyed": False, "waiting": 0, "later": 0, "failures": 0}
     fields |= {"dead_letters": 0, "dropped_copies": 0, "overdue": False, "would_have_waited": {}, "last_end": ago(60)}
     return JobStatus.model_validate({**fields, **values})
@@ -211,14 +219,14 @@ def a_status(*jobs: JobStatus, **values: Any) -> Status:
     return Status.model_validate({**fields, **values})
 
 
-def a_picture(*pairs: tuple[str, str]) -> Picture:
+def a_graph(*pairs: tuple[str, str]) -> DependencyGraph:
     """Each: a job, and the one that it needs."""
     needs = [Needs(job=one, needs=other, on="success") for one, other in pairs]
-    return Picture(namespace="shop", at=NOW, jobs=[], dependencies=needs, conflicts=[], groups=[], cycles=[])
+    return DependencyGraph(namespace="shop", at=NOW, jobs=[], dependencies=needs, conflicts=[], groups=[], cycles=[])
 
 
 OFF = Disabled(by="failures", why="5 failures in a row", at=ago(90), failures=None)
-CHAIN = a_picture(("process", "fetch"), ("report", "process"), ("index", "process"))
+CHAIN = a_graph(("process", "fetch"), ("report", "process"), ("index", "process"))
 
 
 def test_a_disabled_job_is_the_cause_of_all_that_waits_for_it_once() -> None:
@@ -266,12 +274,12 @@ def test_a_pause_comes_first_and_holds_everything() -> None:
 
 
 def test_causes_are_found_in_cycles_and_in_chains_of_a_thousand_jobs() -> None:
-    ring = a_picture(("a", "b"), ("b", "a"))
+    ring = a_graph(("a", "b"), ("b", "a"))
     assert (
         find_root_causes(a_status(a_job("a", disabled=OFF, waiting=1), a_job("b", waiting=1)), ring).findings[0].runs
         == 2
     )
-    row = a_picture(*((f"j{n + 1}", f"j{n}") for n in range(1000)))
+    row = a_graph(*((f"j{n + 1}", f"j{n}") for n in range(1000)))
     jobs = [a_job("j0", disabled=OFF), *(a_job(f"j{n}", waiting=1) for n in range(1, 1001))]
     found = find_root_causes(a_status(*jobs), row)
     assert found.findings[0].runs == 1000
@@ -301,7 +309,7 @@ def is_sound(text: str) -> ElementTree.Element:
 @pytest.mark.parametrize("name", [text for text in TEXTS.values() if "\x00" not in text])
 def test_names_in_drawings_stay_text(name: str) -> None:
     nodes = {name: graph.Node(name, "idle", 0, 0), "b": graph.Node("b", "disabled", 1, 2)}
-    root = is_sound(graph.graph(a_picture((name, "b")), nodes, ""))
+    root = is_sound(graph.graph(a_graph((name, "b")), nodes, ""))
     assert not root.findall(".//script")
     window = Window(ago(100), NOW)
     span = Span("running", ago(50), NOW, name, f"run{formatting.query(id=name)}")
@@ -309,7 +317,7 @@ def test_names_in_drawings_stay_text(name: str) -> None:
 
 
 def an_end(at: float, seconds: float = 2, **values: Any) -> Ended:
-    fields: dict[str, Any] = dict.fromkeys(Ended.model_fields)
+    fields = required(Ended)
     fields |= {"id": f"r{at}", "job": "fetch", "outcome": "succeeded", "retries": 0, "key": "", "recoveries": 0}
     fields |= {"arrived": ago(at + seconds + 1), "started": ago(at + seconds), "ended": ago(at), "seconds": seconds}
     return Ended.model_validate({**fields, "waited_seconds": 1, "fires": 1, "made_run": True, **values})
@@ -395,7 +403,7 @@ def test_errors_that_differ_by_numbers_are_one_group() -> None:
 
 
 def a_run(**values: Any) -> RunStatus:
-    fields: dict[str, Any] = dict.fromkeys(RunStatus.model_fields)
+    fields = required(RunStatus)
     fields |= {
         "id": "r",
         "job": "fetch",
@@ -407,6 +415,16 @@ def a_run(**values: Any) -> RunStatus:
     }
     fields |= {"queue": "celery", "recoveries": 0, "arrived": ago(10), "since": ago(9)}
     return RunStatus.model_validate({**fields, **values})
+
+
+def test_a_list_of_runs_is_cut() -> None:
+    many = [a_run(id=f"r{number}") for number in range(runs.MOST + 50)]
+    look = SimpleNamespace(status=a_status(runs=many), now=NOW)
+    found = runs.view(look, {})  # type: ignore[arg-type]
+    assert (len(found["run_rows"]), found["more"]) == (runs.MOST, True)
+    look = SimpleNamespace(status=a_status(runs=many[: runs.MOST]), now=NOW)
+    found = runs.view(look, {})  # type: ignore[arg-type]
+    assert (len(found["run_rows"]), found["more"]) == (runs.MOST, False)
 
 
 def test_a_long_run_that_others_wait_for_is_a_note() -> None:

@@ -1,4 +1,4 @@
-"""The graph as a picture: every job and every relation is in it once, whatever the names are and however they hang
+"""The graph of jobs: every job and every relation is in it once, whatever the names are and however they hang
 together."""
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from celery_orchestration.cli.show.graph import picture_lines, print_graph
+from celery_orchestration.cli.show.graph import graph_lines, print_graph
 from celery_orchestration.job.options import Dependency, JobOptions, read_options
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.text import printable
 from celery_orchestration.ledger.keys import encode_job
 from celery_orchestration.operate.graph.dependency_graph import (
     Conflict,
+    DependencyGraph,
     Drawn,
     Exclusive,
     Needs,
-    Picture,
     about,
-    picture,
+    build_graph,
 )
 from celery_orchestration.operate.graph.formats import COLOURS, dot, mermaid
 from celery_orchestration.operate.graph.tree import DEEPEST, tree
@@ -46,11 +46,11 @@ def told(name: str, deps: Any = (), conf: Any = (), **more: Any) -> dict[str, An
     return {"name": encode_job(name), "depends_on": dependencies or {}, "conflicts": conflicts or {}, **common, **more}
 
 
-def drawn_from(*jobs: dict[str, Any], policies: dict[str, Policy] | None = None) -> Picture:
-    return picture("shop", {"now": NOW_MS, "jobs": list(jobs) or {}}, policies or {})
+def drawn_from(*jobs: dict[str, Any], policies: dict[str, Policy] | None = None) -> DependencyGraph:
+    return build_graph("shop", {"now": NOW_MS, "jobs": list(jobs) or {}}, policies or {})
 
 
-def of(edges: dict[str, list[str]], blocks: Any = (), **states: Any) -> Picture:
+def of(edges: dict[str, list[str]], blocks: Any = (), **states: Any) -> DependencyGraph:
     """Jobs, each with what it depends on."""
     names = sorted({*edges, *(name for deps in edges.values() for name in deps), *(n for pair in blocks for n in pair)})
     conf = {name: [b for a, b in map(sorted, blocks) if a == name] for name in names}
@@ -62,7 +62,7 @@ NAMES = NAMES.filter(lambda name: not any("\ud800" <= char <= "\udfff" for char 
 
 
 @st.composite
-def pictures(draw: Any) -> Picture:
+def dependency_graph(draw: Any) -> DependencyGraph:
     """Any graph at all: cycles, jobs that depend on themselves, several conditions of one pair."""
     names = draw(st.lists(NAMES, min_size=1, max_size=10, unique=True))
     name = st.sampled_from(names)
@@ -80,7 +80,7 @@ def pictures(draw: Any) -> Picture:
     members = st.sets(name, min_size=2) if len(names) > 1 else st.nothing()
     groups = draw(st.lists(st.builds(Exclusive, name=st.none() | NAMES, jobs=members.map(sorted)), max_size=2))
     jobs = sorted(names)
-    # As picture() makes it: from its own function, so that order and cycles are those of a real one.
+    # As build_graph makes it: from its own function, so that order and cycles are those of a real one.
     whole = drawn_from(*(told(n, [d.needs for d in dependencies if d.job == n]) for n in jobs))
     return whole.model_copy(
         update={
@@ -92,7 +92,7 @@ def pictures(draw: Any) -> Picture:
     )
 
 
-def pairs_of(whole: Picture) -> set[tuple[str, str]]:
+def pairs_of(whole: DependencyGraph) -> set[tuple[str, str]]:
     return {(one.needs, one.job) for one in whole.dependencies}
 
 
@@ -114,7 +114,7 @@ def test_jobs_have_the_state_that_follows_from_what_they_do():
 
 
 def test_unusual_conditions_are_shown():
-    dep = {"job": "a", "on": "finish", "max_age_ms": 90_000, "fresh": True}
+    dep = {"job": "a", "on": "finish", "max_age_seconds": 90, "fresh": True}
     found = drawn_from(told("a"), {**told("b"), "depends_on": [dep, {"job": "a", "on": "success", "fresh": False}]})
     assert found.conditions() == {("a", "b"): "finish, at most 90 s old, fresh"}
     assert [(one.on, one.max_age_seconds, one.fresh) for one in found.dependencies] == [
@@ -153,7 +153,7 @@ def test_the_graph_of_one_job_keeps_only_related_jobs():
 # -- as a tree
 
 
-@given(pictures(), st.integers(1, DEEPEST))
+@given(dependency_graph(), st.integers(1, DEEPEST))
 def test_every_dependency_and_every_head_is_one_line_and_every_job_is_drawn_once(whole, deepest):
     lines = tree(whole, deepest)
     assert Counter((line.under, line.job) for line in lines if line.under is not None) == Counter(pairs_of(whole))
@@ -167,7 +167,7 @@ def test_every_dependency_and_every_head_is_one_line_and_every_job_is_drawn_once
     assert all(place[line.job] > at for at, line in enumerate(lines) if line.drawn == "below")
 
 
-@given(pictures(), st.integers(1, DEEPEST))
+@given(dependency_graph(), st.integers(1, DEEPEST))
 def test_a_line_is_below_the_job_that_it_hangs_on(whole, deepest):
     path: list[str] = []
     for line in tree(whole, deepest):
@@ -212,7 +212,7 @@ def test_a_circle_is_drawn_and_marked():
 def test_ten_thousand_jobs_are_drawn_in_bounded_time(edges):
     began = time.process_time()
     whole = of(edges)
-    lines = picture_lines(whole, 80)
+    lines = graph_lines(whole, 80)
     assert len(mermaid(whole).splitlines()) > len(whole.jobs) < len(dot(whole).splitlines())
     assert time.process_time() - began < 20
     assert max(len(line.plain) for line in lines[:-1]) < 200
@@ -221,7 +221,7 @@ def test_ten_thousand_jobs_are_drawn_in_bounded_time(edges):
 # -- in a terminal
 
 
-def shown(whole: Picture, columns: int = 80) -> str:
+def shown(whole: DependencyGraph, columns: int = 80) -> str:
     file = StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
@@ -267,7 +267,7 @@ def test_a_graph_without_jobs_says_so():
     assert shown(drawn_from()) == "there are no jobs\n"
 
 
-@given(pictures(), st.integers(20, 200))
+@given(dependency_graph(), st.integers(20, 200))
 def test_the_picture_is_harmless_and_keeps_to_the_window(whole, columns):
     text = shown(whole, columns)
     assert all(char.isprintable() or char == "\n" for char in text), text
@@ -277,7 +277,7 @@ def test_the_picture_is_harmless_and_keeps_to_the_window(whole, columns):
 # -- for other programs: read back
 
 
-@given(pictures())
+@given(dependency_graph())
 def test_mermaid_has_every_job_and_every_relation_once(whole):
     head, *lines = mermaid(whole).splitlines()
     assert head == "flowchart TD"
@@ -305,7 +305,7 @@ def decoded(label: str) -> str:
     return re.sub(r"#(\d+);", lambda number: chr(int(number[1])), label)
 
 
-@given(pictures())
+@given(dependency_graph())
 def test_dot_has_every_job_and_every_relation_once(whole):
     head, *lines, end = dot(whole).splitlines()
     assert (head, end) == ('digraph "shop" {', "}")
@@ -335,7 +335,7 @@ def unquoted(text: str) -> str:
     return unescape(re.sub(r"\\(.)", r"\1", text))
 
 
-def expected(whole: Picture) -> list[Any]:
+def expected(whole: DependencyGraph) -> list[Any]:
     return [
         *((printable(one.name), one.state) for one in whole.jobs),
         *((printable(needs), printable(job), said) for (needs, job), said in whole.conditions().items()),

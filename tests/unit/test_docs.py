@@ -44,6 +44,16 @@ def test_every_file_that_contributing_names_exists():
     assert [name for name in sorted(named) if not (PROJECT / name).exists()] == []
 
 
+def test_the_worked_examples_name_as_many_files_as_they_promise():
+    text = (PROJECT / "CONTRIBUTING.md").read_text()
+    block = r"<!-- worked example: ([\w ]+), (\d+) files -->(.+?)<!-- end of worked example -->"
+    examples = re.findall(block, text, re.DOTALL)
+    assert [name for name, _, _ in examples] == ["gate rule", "job option", "figure per run", "status column"]
+    for name, count, steps in examples:
+        edited = re.findall(r"^\d+\. `([\w./]+)`:", steps, re.MULTILINE)
+        assert len(edited) == int(count) <= (8 if name == "gate rule" else 4)
+
+
 def test_the_page_of_options_has_every_option_and_setting():
     page = (PROJECT / "docs" / "options.md").read_text()
     options, settings = page.split("## Settings")

@@ -1,4 +1,7 @@
-"""Each check by itself, from facts: what bites is a problem with a line that fixes it, and nothing else is."""
+"""Each check by itself, from facts: what does harm is a problem with a line that fixes it, and nothing else is.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

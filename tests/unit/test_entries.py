@@ -1,4 +1,7 @@
-"""Entries of the schedule, and the messages of their fires."""
+"""Entries of the schedule, and the messages of their fires.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 FETCH, PROCESS = "examples.pipeline.fetch_data", "examples.pipeline.process_data"
-MEND = f"celery -A examples.pipeline orchestration enable {FETCH}"
+FIX = f"celery -A examples.pipeline orchestration enable {FETCH}"
 SOURCES = get_args(OptionValue.model_fields["source"].annotation)
 
 
@@ -28,7 +28,7 @@ def explanation(**more: Any) -> Explanation:
     )  # fmt: skip
     common: dict[str, Any] = {
         "about": PROCESS, "job": PROCESS, "run": None, "at": NOW, "summary": f"{PROCESS} waits for {FETCH}: {text}",
-        "root": Cause(code="disabled_by_failures", job=FETCH, text=text, wrong=True, fix=MEND),
+        "root": Cause(code="disabled_by_failures", job=FETCH, text=text, wrong=True, fix=FIX),
         "chain": [Link(job=PROCESS, run=None, text=f"waiting for {FETCH}: it is disabled"),
                   Link(job=FETCH, run=None, text=f"the job is disabled: {text}")],
         "last": last, "next_fire": NOW + timedelta(seconds=50),
@@ -61,7 +61,7 @@ def test_a_line_to_copy_is_whole(tmp_path):
         print_explanation(explanation(), file)
         file.seek(0)
         lines = file.read().splitlines()
-    assert f"   -> {MEND}" in lines
+    assert f"   -> {FIX}" in lines
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines if "->" not in line)
 
 

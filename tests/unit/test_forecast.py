@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.job import rules
+from celery_orchestration.job.queues import FORCED
 from celery_orchestration.operate.forecast import simulation
 from celery_orchestration.operate.forecast.report import Forecast, forecast
 from celery_orchestration.operate.forecast.simulation import Plan, PlannedEntry, PlannedJob, Present
@@ -102,6 +103,14 @@ def test_current_runs_and_waits_are_taken_into_account():
     found = look(jobs, present=present)
     assert starts(found, "a") == [-40, 60]
     assert found.runs[1].waits_for == "a"
+
+
+def test_a_forced_run_starts_although_everything_is_paused_or_its_job_disabled():
+    jobs = {"a": job(10), "b": job(10)}
+    present = [Present("a", priority=FORCED), Present("b")]
+    for stopped in ({"paused": True}, {"disabled": {"a": "by hand", "b": "by hand"}}):
+        found = look(jobs, present=present, **stopped)
+        assert (starts(found, "a"), starts(found, "b")) == ([0], [None])
 
 
 def test_runs_of_different_keys_do_not_wait_for_each_other():

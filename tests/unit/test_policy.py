@@ -1,4 +1,7 @@
-"""Options and settings: accepted values, refusals, and the policy that they result in."""
+"""Options and settings: accepted values, refusals, and the policy that they result in.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 import inspect
 from datetime import timedelta
@@ -534,15 +537,15 @@ class TestDocument:
             "max_running": 1,
             "keyed": True,
             "depends_on": [
-                {"job": "shop.a", "on": "finish", "max_age_ms": 1500, "fresh": True},
-                {"job": "shop.b", "on": "success", "max_age_ms": None, "fresh": False},
+                {"job": "shop.a", "on": "finish", "max_age_seconds": 1.5, "fresh": True},
+                {"job": "shop.b", "on": "success", "max_age_seconds": None, "fresh": False},
             ],
             "blocks": ["shop.y", "shop.z"],
             "exclusive": ["reports"],
             "on_crash": "fail",
             "max_recoveries": 0,
             "max_consecutive_failures": 5,
-            "cool_down_ms": 2500,
+            "cool_down_seconds": 2.5,
             "when_disabled": "drop",
             "priority": 3,
             "pool": "images",

@@ -34,6 +34,14 @@ def test_every_rule_of_the_gate_has_an_entry():
     assert found <= REASONS.keys()
 
 
+def test_waits_for_every_rule_are_counted():
+    rules = next(text for text in texts(LEDGER) if "STATS.REASONS = {" in text)
+    (listed,) = re.findall(r"STATS\.REASONS = \{(.*?)\}", rules, re.DOTALL)
+    counted = re.findall(r"'(\w+)'", listed)
+    assert set(WRITTEN.findall(rules)) <= set(counted) <= REASONS.keys()
+    assert len(counted) == len(set(counted))
+
+
 def test_every_rule_in_python_has_an_entry_in_the_same_order():
     names = [rule.__name__.removesuffix("_room") for rule in RULES]
     assert names == list(REASONS)[: len(RULES)]

@@ -8,7 +8,7 @@ NORMAL = 1
 
 
 def test_nothing_starts_while_the_ledger_may_have_lost_data():
-    gate = Situation({"a": Job()}, closed=True, paused=True)
+    gate = Situation({"a": Job()}, in_new_epoch=True, paused=True)
     assert reason_to_wait(gate, Run("a", NORMAL)) == ["epoch"]
 
 

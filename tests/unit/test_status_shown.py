@@ -1,4 +1,7 @@
-"""The status on one screen: what needs attention first, whatever there is and however small the window."""
+"""The status on one screen: what needs attention first, whatever there is and however small the window.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

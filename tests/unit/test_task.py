@@ -1,4 +1,7 @@
-"""OrchestratedTask as people write it: the changes that binding makes to a task, and that it makes no others."""
+"""OrchestratedTask as people write it: the changes that binding makes to a task, and that it makes no others.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
+TESTS = PROJECT / "tests"
 SUPPORT = TESTS / "support"
 MODULES = sorted(path for path in TESTS.rglob("*.py") if "projects" not in path.relative_to(TESTS).parts)
 
@@ -53,3 +54,17 @@ def test_support_says_what_each_file_is_for():
     text = (SUPPORT / "__init__.py").read_text()
     names = {path.stem for path in SUPPORT.glob("*.py")} - {"__init__"}
     assert {name for name in names if f"``{name}``" not in text} == set()
+
+
+def test_a_file_of_more_than_400_lines_says_why_at_its_top():
+    folders = [PROJECT / folder for folder in ("celery_orchestration", "tests", "bench", "examples")]
+    files = [path for folder in folders for suffix in ("py", "lua") for path in folder.rglob(f"*.{suffix}")]
+    long = [lines for path in files if len(lines := path.read_text().splitlines()) > 400]
+    assert long
+    assert [lines[0] for lines in long if "This file is long because" not in "\n".join(lines[:60])] == []
+
+
+def test_no_line_of_lua_is_longer_than_128_columns():
+    files = list((PROJECT / "celery_orchestration").rglob("*.lua"))
+    assert len(files) > 60
+    assert {path.name for path in files for line in path.read_text().splitlines() if len(line) > 128} == set()

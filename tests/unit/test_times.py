@@ -1,4 +1,7 @@
-"""When entries are due: whatever the schedule, the time zone and the clock, all schedulers find the same due times."""
+"""When entries are due: whatever the schedule, the time zone and the clock, all schedulers find the same due times.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

@@ -63,12 +63,13 @@ class Worker:
         settlement = SimpleNamespace(
             runs=self.runs, lease_lost=self.lost_leases.extend, report=self.reported.append, highest_fence=""
         )
-        gate = SimpleNamespace(settlement=settlement, due_times=SimpleNamespace(due_in=lambda seconds: None))
+        due_times = SimpleNamespace(due_in=lambda seconds: None)
         strays = SimpleNamespace(take_in=lambda messages: None)
         found = WorkerHeartbeat(
-            self.node, self.publisher, None, gate, SimpleNamespace(name="1"), self.notices,
-            lambda function: function(), SimpleNamespace(), strays, None, slots=lambda: self.slots,
-            ledger_is_down=lambda: self.ledger_is_down, look_for_queues=lambda: None, replaces=replaces,
+            self.node, self.publisher, None, settlement, SimpleNamespace(), due_times, SimpleNamespace(name="1"),
+            self.notices, lambda function: function(), SimpleNamespace(), strays, None, open_gate=lambda: None,
+            slots=lambda: self.slots, ledger_is_down=lambda: self.ledger_is_down, look_for_queues=lambda: None,
+            replaces=replaces,
         )  # type: ignore[arg-type]  # fmt: skip
         found._registered = True
         return found

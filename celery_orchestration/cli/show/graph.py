@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from celery_orchestration.cli.show.base import console_to, plain, state
-from celery_orchestration.operate.graph.dependency_graph import Drawn, Picture
+from celery_orchestration.operate.graph.dependency_graph import DependencyGraph, Drawn
 from celery_orchestration.operate.graph.tree import DEEPEST, Line, tree
 
 #: How many of the jobs that a job never runs with are named.
@@ -21,19 +21,19 @@ _CYCLE = 20
 _ELSEWHERE = {"above": "  ↑ see above", "below": "  ↓ see below"}
 
 
-def print_graph(picture: Picture, file: IO[str]) -> None:
+def print_graph(relations: DependencyGraph, file: IO[str]) -> None:
     console = console_to(file)
-    lines = picture_lines(picture, console.width)
-    console.print(Group(*lines) if picture.jobs else Text("there are no jobs"))
+    lines = graph_lines(relations, console.width)
+    console.print(Group(*lines) if relations.jobs else Text("there are no jobs"))
 
 
-def picture_lines(picture: Picture, width: int) -> list[Text]:
-    jobs = {one.name: one for one in picture.jobs}
-    conditions = picture.conditions()
-    against = _against(picture)
-    circular = {name for cycle in picture.cycles for name in cycle}
-    found = [_head(picture)]
-    for line in tree(picture, max(2, min(DEEPEST, width // 6))):
+def graph_lines(relations: DependencyGraph, width: int) -> list[Text]:
+    jobs = {one.name: one for one in relations.jobs}
+    conditions = relations.conditions()
+    against = _against(relations)
+    circular = {name for cycle in relations.cycles for name in cycle}
+    found = [_head(relations)]
+    for line in tree(relations, max(2, min(DEEPEST, width // 6))):
         parts = conditions.get((line.under or "", line.job), "")
         text = Text(_branch(line), "dim", no_wrap=False, overflow="fold")
         text.append_text(_job(jobs[line.job], line, parts, line.job in circular))
@@ -42,15 +42,15 @@ def picture_lines(picture: Picture, width: int) -> list[Text]:
             found += [text, Text(_branch(line, below=True), "dim", overflow="fold") + marks]
         else:
             found.append(text + marks)
-    found += [plain(f"! these wait for each other: {_cycle(cycle)}", "bold red") for cycle in picture.cycles]
+    found += [plain(f"! these wait for each other: {_cycle(cycle)}", "bold red") for cycle in relations.cycles]
     return found
 
 
-def _head(picture: Picture) -> Text:
-    parts = [f"{len(picture.jobs)} job{'s' * (len(picture.jobs) != 1)}"]
-    parts += ["below each job those that wait for it"] if picture.dependencies else []
-    parts += ["✕ never at the same time"] if picture.conflicts or picture.groups else []
-    return plain(f"{picture.namespace}: {'; '.join(parts)}", "bold")
+def _head(relations: DependencyGraph) -> Text:
+    parts = [f"{len(relations.jobs)} job{'s' * (len(relations.jobs) != 1)}"]
+    parts += ["below each job those that wait for it"] if relations.dependencies else []
+    parts += ["✕ never at the same time"] if relations.conflicts or relations.groups else []
+    return plain(f"{relations.namespace}: {'; '.join(parts)}", "bold")
 
 
 def _branch(line: Line, below: bool = False) -> str:
@@ -93,12 +93,12 @@ class _Others:
         self.count += count
 
 
-def _against(picture: Picture) -> Mapping[str, _Others]:
+def _against(relations: DependencyGraph) -> Mapping[str, _Others]:
     found: defaultdict[str, _Others] = defaultdict(_Others)
-    for pair in picture.conflicts:
+    for pair in relations.conflicts:
         found[pair.one].add([pair.other], 1)
         found[pair.other].add([pair.one], 1)
-    for group in picture.groups:
+    for group in relations.groups:
         for job in group.jobs:
             found[job].add([other for other in group.jobs[: NAMED + 1] if other != job], len(group.jobs) - 1)
     return found

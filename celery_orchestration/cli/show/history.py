@@ -10,6 +10,7 @@ from rich.text import Text
 
 from celery_orchestration.cli.show.base import console_to, many, plain, print_to, state
 from celery_orchestration.cli.show.grid import wrapped
+from celery_orchestration.ledger.records import FIGURES
 from celery_orchestration.operate.clock import clock, lasting, took
 from celery_orchestration.operate.models import Change, Ended
 
@@ -29,7 +30,7 @@ def _run(run: Ended, width: int) -> list[Text]:
     texts += [f"key {run.key!r}"] if run.key else []
     texts += [f"fence {run.fence}"] if run.fence is not None else []
     texts += [many(run.retries, "retry", "retries")] if run.retries else []
-    texts += [many(run.recoveries, "recovery", "recoveries")] if run.recoveries else []
+    texts += [many(count, FIGURES[name].one, FIGURES[name].many) for name, count in run.figures().items() if count]
     texts += [f"took {took(run.seconds)}"] if run.seconds is not None else []
     texts.append(f"waited {lasting(run.waited_seconds)}" + (f" for {run.waited_for}" if run.waited_for else ""))
     texts += _fire(run)

@@ -72,8 +72,8 @@ class WorkerVerbs(Connection):
     def install_policies(self, releases: str, cap: int | None, jobs: Mapping[str, Any]) -> bool:
         """False if other releases are live now: merge again.
 
-        Only what is another than before, a part at a time: so many jobs as a large installation has would keep Redis
-        busy. What was interrupted is completed by who comes next.
+        Only changed policies are sent, some at a time, so that many jobs do not keep Redis busy. If this is
+        interrupted, the next node completes it.
         """
         found = [text(one) for one in self._call("list_installed", ())]
         before = dict(zip(found[::2], found[1::2], strict=True))
@@ -137,7 +137,7 @@ class WorkerVerbs(Connection):
         outcomes: Sequence[Outcome],
         arrivals: Sequence[Arrival],
     ) -> None:
-        """The first half of :meth:`turn`, for who waits for :attr:`socket` himself."""
+        """The first half of :meth:`turn`, for callers that poll :attr:`socket`."""
         self._wire.send(script("turn"), self.prefix, _turn_args(worker, number, mode, free, outcomes, arrivals))
 
     def receive_turn(self) -> Turn | None:

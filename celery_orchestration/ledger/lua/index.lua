@@ -1,5 +1,5 @@
--- What makes the gate fast: the waiting run that goes first in each job, which jobs it bars (bar), and which jobs may start a
--- run now (open). Needs records, rules.
+-- The index, for speed: each job's first waiting run, whether it bars other jobs (bar), and which jobs may start
+-- a run now (open). Needs records, rules.
 
 local function first(j, checked)
   local key, arrival = '', not checked and free_until(j) or nil
@@ -11,32 +11,32 @@ local function first(j, checked)
   return id and { id = id, key = key, rank = rank, deps_checked = checked }
 end
 
--- The waiting run of j that goes first: the best one that has room. Where the best one still has unmet dependencies, the
--- best one that was judged. While another run tries whether the job works again, that one, or a forced one.
-local function head(j)
+-- The waiting run of j that goes first: the best one that has room. If that one has unmet dependencies: the best one whose
+-- dependencies were checked before. While the job has a probe run: only that run, or a forced one.
+function head(j)
   if j.waiting <= 0 or (not j.policy.keyed and j.policy.max_running and j.running >= j.policy.max_running) then return nil end
   local new = j.waiting > j.waiting_checked and first(j, false) or nil
-  local judged = j.waiting_checked > 0 and first(j, true) or nil
+  local checked = j.waiting_checked > 0 and first(j, true) or nil
   if j.disabled and j.probe and j.probe ~= '' then
     local r = load_run(j.probe)
-    if r and r.state == 'waiting' and not r.alone and has_room(j, r.key) and not (judged and judged.rank < 0) then
-      judged = { id = r.id, key = r.key, rank = r.rank, deps_checked = true }
-      new = new and new.rank < 0 and new or nil
+    if r and r.state == 'waiting' and not r.alone and has_room(j, r.key) and not (checked and is_forced(checked.rank)) then
+      checked = { id = r.id, key = r.key, rank = r.rank, deps_checked = true }
+      new = new and is_forced(new.rank) and new or nil
     end
   end
-  if new and judged then
-    return new.rank < judged.rank and not unmet(j, new.rank) and new or judged
+  if new and checked then
+    return new.rank < checked.rank and not unmet(j, new.rank) and new or checked
   end
-  return new or judged
+  return new or checked
 end
 
-local function slots_of(queue)
+function slots_of(queue)
   return tonumber(call('HGET', K.slots, queue)) or 0
 end
 
 -- Releases of the live workers that serve a queue, or nil if that is not known (a version before this counts only slots).
 -- Kept for this call.
-local RELEASES
+RELEASES = nil
 
 on_call(function() RELEASES = {} end)
 
@@ -55,7 +55,7 @@ end
 
 -- Which of the workers that serve a queue have a job: 'all', also if nobody serves it; the releases that have it, as one
 -- text; or nil: none has it.
-local function have_job(name, queue)
+function have_job(name, queue)
   local rels = releases_at(queue)
   if not rels then return 'all' end
   local having = {}
@@ -67,33 +67,32 @@ local function have_job(name, queue)
 end
 
 -- Where a run is handed over: the pool's granted queue if somebody who has its job serves it, else its own queue.
-local function destination(r)
-  if r.granted_queue ~= '' and slots_of(r.granted_queue) > 0 and have_job(r.job, r.granted_queue) then return r.granted_queue end
+function destination(r)
+  local granted = r.granted_queue
+  if granted ~= '' and slots_of(granted) > 0 and have_job(r.job, granted) then return granted end
   return r.queue
 end
 
--- The open set of a job on a queue, or nil: it would come to nobody who has it.
-local function open_set(name, queue)
+-- The open set of a job on a queue, or nil: no worker there has the job.
+function open_set(name, queue)
   local who = have_job(name, queue)
   if who == 'all' or not who then return who and queue end
   return queue .. '\n' .. who
 end
 
--- Does a waiting run come to nobody, because no live worker has its job? Returns the words for it.
-local function unclaimed(j, r)
-  if j.policy.hash ~= 'gone' and have_job(j.name, destination(r)) then return nil end
+-- The reason 'nobody' if no live worker on this queue has the job, else nil.
+function unclaimed(j, queue)
+  if j.policy.hash ~= 'gone' and have_job(j.name, queue) then return nil end
   return { 'nobody', j.name, call('HGET', K.job(j.name), 'seen') or '' }
 end
 
-local refresh, refresh_dependents
-
 -- The record of a waiting run is gone, or could not be read: the run is lost, and must not keep others waiting.
-local function drop_lost(j, h)
+function drop_lost(j, h)
   local lane = lane_of(j, h.key, h.deps_checked)
   audit('ledger', 'lost', h.id, j.name)
   call('ZREM', lane, h.id)
   call('ZREM', K.waiting, h.id)
-  call('ZREM', K.scheduled(j.name), h.id)
+  call('ZREM', K.unstarted(j.name), h.id)
   j.waiting, j.waiting_checked, j.dirty = j.waiting - 1, j.waiting_checked - (h.deps_checked and 1 or 0), true
   if j.waiting == 0 then call('SREM', K.waiting_jobs, j.name) end
   local _, rank = first_in(lane)
@@ -103,9 +102,9 @@ local function drop_lost(j, h)
   refresh_dependents(j)
 end
 
--- Puts j into the open set it belongs to, or takes it out. What it depends on besides j itself: the room and
--- the bars of the jobs it conflicts with. h: its head, if it bars; moved: whether that is another than before.
-local function place(j, h, moved)
+-- Puts j into the right open set, or takes it out. That depends on j, and on the room and bars of the jobs
+-- that it conflicts with. h: its head, if it bars others; moved: whether its bar_rank has changed.
+local function update_open_set(j, h, moved)
   local at = nil
   if h and not is_blocked(j) and not barred(j, h.rank) then
     local r = load_run(h.id)
@@ -130,34 +129,36 @@ local function place(j, h, moved)
   end
 end
 
-local function reopen(j)
-  place(j, j.bar_rank and not is_blocked(j) and head(j) or nil, false)
+function reopen(j)
+  update_open_set(j, j.bar_rank and not is_blocked(j) and head(j) or nil, false)
 end
 
--- Of a group only the job that goes first may be open: when j comes, goes or moves in it, the first of the others is the
--- only one for which something changes.
-local function reopen_group(group, j)
+-- Only the first job of a group may be open. So when j joins, leaves or changes its rank, only the first of the other
+-- jobs can change.
+function reopen_group(group, j)
   local name = first_of_group(group, j.name)
   if name then reopen(job(name)) end
 end
 
--- Very many jobs may depend on one: so many are looked at when it begins or ends, as many again by the hand-over of each
--- call, and the rest by the next calls.
-local LOOKS = { most = 100 }
+-- Very many jobs may depend on one. `most` of them are refreshed when it begins or ends, as many by each later hand-over,
+-- until all are done.
+LOOKS = { most = 100 }
 
 on_call(function() LOOKS.left = LOOKS.most end)
 
--- Do waiting runs of j stay because not all that depend on it were looked at? They go before its next run.
+-- Must waiting runs of j stay until all its dependents are refreshed? Dependents go before its next run.
 local function holds_back(j)
   return #j.policy.dependents > LOOKS.most and call('SISMEMBER', K.held_back_jobs, j.name) == 1
 end
 
--- Judges the head of j anew; tells those it conflicts with if what it bars has changed.
-refresh = function(j)
+-- Evaluates the head of j again; updates the jobs it conflicts with if its bar changed.
+function refresh(j)
   local h = head(j)
   local bar_rank = nil
-  if h and enabled_for(j, h.id, h.rank) and (h.deps_checked or not unmet(j, h.rank)) and not holds_back(j) then
-    bar_rank = h.rank
+  if h then
+    local bars, rule, opens = bars_others(j, h)
+    if bars and not holds_back(j) then bar_rank = h.rank end
+    if opens then set_timer(j.name, rule, opens) end
   end
   local changed = bar_rank ~= j.bar_rank
   if changed then
@@ -165,17 +166,21 @@ refresh = function(j)
     j.dirty = true
     if bar_rank then call('ZADD', K.bars, int(bar_rank), j.name) else call('ZREM', K.bars, j.name) end
     for _, group in ipairs(j.policy.groups) do
-      if bar_rank then call('ZADD', K.group_bars(group), int(bar_rank), j.name) else call('ZREM', K.group_bars(group), j.name) end
+      if bar_rank then
+        call('ZADD', K.group_bars(group), int(bar_rank), j.name)
+      else
+        call('ZREM', K.group_bars(group), j.name)
+      end
     end
   end
-  place(j, bar_rank and h or nil, changed)
+  update_open_set(j, bar_rank and h or nil, changed)
   if changed then
     for _, name in ipairs(with_waiters(j.policy.conflicts)) do reopen(job(name)) end
     for _, group in ipairs(j.policy.groups) do reopen_group(group, j) end
   end
 end
 
-refresh_dependents = function(j)
+function refresh_dependents(j)
   local names = with_waiters(j.policy.dependents)
   local now = math.min(#names, LOOKS.left)
   LOOKS.left = LOOKS.left - now

@@ -1,3 +1,5 @@
+-- This file is long because it declares all data of the ledger once.
+--
 -- The data of the ledger, declared once: its keys, the fields of its records, and the arguments of its verbs.
 -- ledger/records.py declares keys and arguments for Python; tests/integration/test_ledger_schema.py compares the two.
 --
@@ -8,20 +10,20 @@
 -- by a function that is given to `on_call`.
 
 -- Keys of which there is one, with their types.
-local KEY = {
+KEY = {
   ledger = 'hash', -- the ledger itself: see GLOBAL below, and lib/epoch.lua
   -- jobs
   jobs = 'set', -- names of all jobs
   installed = 'hash', -- job -> hash of its policy
   groups = 'hash', -- group of jobs of which no two run together -> how many jobs it has
   disabled_jobs = 'set', -- jobs that are disabled
-  cooling = 'zset', -- jobs that failures have disabled and that get a probe run, by time (ms)
+  timers = 'zset', -- <rule>:<job>: jobs to be looked at again because time may open their gate, by time (ms)
   waiting_jobs = 'set', -- jobs with runs in their lanes
   stale_jobs = 'set', -- jobs to be looked at again, because other queues are served than before
   unseen_jobs = 'set', -- jobs to be looked at again, because a job began or ended that very many depend on
   held_back_jobs = 'set', -- these very jobs: their waiting runs stay until unseen_jobs is empty
   -- the index: which waiting runs may start
-  bars = 'zset', -- jobs whose first waiting run is only kept by rules 3 and 5, by its rank: they bar jobs they conflict with
+  bars = 'zset', -- jobs whose first waiting run lacks only room or its turn, by its rank: they bar jobs they conflict with
   open_sets = 'set', -- queues with a non-empty open set
   ready_sets = 'set', -- those of them that live workers serve
   -- runs
@@ -35,7 +37,7 @@ local KEY = {
   under_way = 'hash', -- queue -> granted runs that have not started
   dead_letters = 'zset', -- dead letters of all jobs, by time (ms)
   unknown_dead_letters = 'zset', -- dead letters of jobs that nobody knew, by time (ms); bounded
-  -- workers and schedulers
+  -- workers and schedulers (nodes); a key or argument called `worker` stands for either
   leases = 'zset', -- live workers by the end of their lease (ledger clock)
   live = 'hash', -- release:<release> and kind:<kind> -> how many live workers there are
   worker_names = 'hash', -- worker name -> worker, the latest that registered
@@ -63,12 +65,12 @@ local KEY = {
 }
 
 -- Keys of which there is one for each job, run, worker ...
-local KEYS_OF = {
+KEYS_OF = {
   job = 'hash', -- <job>: policy, state (packed); blocked: how many conflicting jobs hold room; disabled: by whom, why and since
   --              when (JSON); seen: once no live release has it, the latest that had it; copies: how many copies of its
   --              messages were dropped; minute: what it did in the current minute (lib/statistics.lua)
   room = 'hash', -- <job>: keyed jobs: room key -> room taken
-  scheduled = 'zset', -- <job>: its runs that wait and have not started, by arrival; only of jobs that others depend on
+  unstarted = 'zset', -- <job>: its runs that wait and have not started, by arrival; only of jobs that others depend on
   history = 'list', -- <job>: runs that ended (JSON: see HISTORY), the latest first; bounded
   observed = 'hash', -- <job>: observe mode: reason -> how often a run would have waited for it
   job_dead_letters = 'zset', -- <job>: its dead letters, by time (ms); bounded
@@ -109,73 +111,196 @@ local KEYS_OF = {
 -- retrying (its next attempt is under way), ending (somebody has to tell Celery how it ended), behind (a next_attempt
 -- record), released (somebody is publishing it past the gate).
 --
--- A run is stored as a table of these fields. Fields that this version does not know are kept as they are.
---   job, key: its job and room key; state; since: when it got there (ms); attempt; rank; arrived (ms)
---   publication; task_id: if the run has an id of its own
---   fence, worker: of the start; started: it has started; recoveries: how often it was recovered
---   grant, destination, tries: number of the grant, queue it is handed over to, how often that got lost
---   deps_checked: its dependencies were met once, and are not checked again
---   expires, eta: not to start after, not before (ms); queue, granted_queue: its own queue and its pool's granted one
---   why: how it ends; behind: there is a next_attempt record; alone: it is tried alone
---   stray: its message came to a worker that lacks its job. It waits, in no lane, for one that takes the message in
---   entry, due, continuous: the entry of the schedule that fired it, for when (ms), whether that one is continuous
---   first_wait: what it waited for first; gate_for: which rule it waits for; spent: how long it has waited since its last
---   start (ms): { gate, delay, hand_over, traced: what a tracer wants to know } (lib/statistics.lua)
--- Known only during a call (packed_run): id: part of its key; was: its state as it was read; ran, ago: how long its code ran,
---   and since when it is over (ms), as its worker says
-local RUN = {
+-- A run is stored as a table of these fields, by name. Fields that this version does not know are kept as they are.
+RUN = {
   -- An attempt of the same job takes these over from the attempt before it.
-  inherited = { 'recoveries', 'arrived', 'entry', 'due', 'continuous', 'first_wait' },
+  inherited = { 'arrived', 'entry', 'due', 'continuous', 'first_wait', 'figures' },
+  -- What holds of a field that is missing. These values are not stored.
+  defaults = { key = '', publication = '', granted_queue = '', attempt = 0, tries = 0, started = false, deps_checked = false },
 }
+
+function RUN.fields()
+  return {
+    job = 'its job',
+    key = 'its room key',
+    state = 'see above',
+    since = 'when it got into this state (ms)',
+    attempt = 'of its message: see keys.py',
+    rank = 'see the top of this file',
+    arrived = 'when it was first seen (ms)',
+    publication = 'see lib/identity.lua',
+    task_id = 'if the run has an id of its own',
+    fence = 'of its start',
+    worker = 'where it started',
+    started = 'it has started',
+    figures = 'what was counted of it: name -> how often (Figures in records.py)',
+    grant = 'number of the grant',
+    destination = 'the queue that it is handed over to',
+    tries = 'how often that, or its retry, got lost',
+    deps_checked = 'its dependencies were met once, and are not checked again',
+    expires = 'not to start after (ms)',
+    eta = 'not to start before (ms)',
+    queue = 'its own queue',
+    granted_queue = 'the granted queue of its pool',
+    why = 'how it ends',
+    behind = 'there is a next_attempt record',
+    alone = 'it is tried alone',
+    stray = 'its message came to a worker that lacks its job; it waits, in no lane, for one that takes the message in',
+    entry = 'the entry of the schedule that fired it',
+    due = 'for when (ms)',
+    continuous = 'that entry is continuous',
+    first_wait = 'what it waited for first',
+    gate_for = 'the rule that it waits for',
+    spent = 'waits since its last start (ms): { gate, delay, hand_over, traced: for a tracer } (lib/statistics.lua)',
+  }
+end
+
+-- Known only during a call, and not stored.
+function RUN.of_call()
+  return {
+    id = 'part of its key',
+    was = 'its state as it was read',
+    ran = 'how long its code ran (ms), as its worker says',
+    ago = 'since when it is over (ms), as its worker says',
+    hangs = 'verb explain: 1 if its worker is silent',
+  }
+end
 
 -- A job is stored as two tables: its policy, in j.policy, and its state, in the fields of j itself.
--- Policy: the options of the decorator (max_running, depends_on, on_crash, max_recoveries, max_consecutive_failures,
---   cool_down_ms, when_disabled), and hash; keyed: max_running counts by room key; conflicts: jobs it conflicts with, but for
---   those in its groups; groups; dependents
--- State: running: room taken; busy: runs started and not ended; waiting: runs in its lanes, waiting_checked: of these in
---   lane_checked; parked: waiting runs that are in no lane; last_ok: whether the last run succeeded; last_end, last_success,
---   last_start: ticks; last_end_ms; last_took: ms; last_run: the run that started last; bar_rank: its rank in bars;
---   open_set: the one it is in; failures: in a row, last_error; probe: while disabled, the run that tries whether it works
---   again, '' if one may
--- Known only during a call, or stored in fields of their own (packed_state): name, policy, blocked, disabled, minute; sum:
---   minute, opened and changed; dirty: the state changed
+local JOB = {}
 
--- What the history tells about a run that ended, as far as it is not nothing (0 or ''). Times in ms. fires: of fires that
--- made no run, how many.
-local HISTORY = { 'id', 'attempt', 'outcome', 'arrived', 'started', 'ended', 'worker', 'fence', 'recoveries', 'waited_for',
+function JOB.policy()
+  return {
+    max_running = 'an option', max_consecutive_failures = 'an option', cool_down_seconds = 'an option',
+    when_disabled = 'an option', on_crash = 'an option', max_recoveries = 'an option', depends_on = 'an option',
+    hash = 'of all these',
+    keyed = 'max_running counts by room key',
+    conflicts = 'jobs that it conflicts with, without those in its groups',
+    groups = 'groups of jobs of which no two run together',
+    dependents = 'jobs that depend on it',
+  }
+end
+
+function JOB.fields()
+  return {
+    running = 'room taken',
+    busy = 'runs that started and have not ended',
+    waiting = 'runs in its lanes',
+    waiting_checked = 'of these: in lane_checked',
+    parked = 'waiting runs that are in no lane',
+    last_ok = 'whether the last run succeeded',
+    last_end = 'tick of the last end',
+    last_success = 'tick of the last success',
+    last_start = 'tick of the last start',
+    last_end_ms = 'time of the last end',
+    last_took = 'how long the last run took (ms)',
+    last_run = 'the run that started last',
+    last_error = 'the last error, in one line',
+    failures = 'in a row',
+    bar_rank = 'its rank in bars',
+    open_set = 'the one that it is in',
+    probe = "while disabled: the run that tries whether it works again, '' if one may",
+  }
+end
+
+-- Known only during a call, or stored in fields of their own: packed_state leaves these out.
+function JOB.of_call()
+  return {
+    name = 'part of its key',
+    policy = 'above',
+    blocked = 'how many conflicting jobs hold room',
+    disabled = 'by whom, why and since when (JSON)',
+    minute = 'what it did in the current minute, as stored',
+    sum = 'the same, opened and changed',
+    dirty = 'the state changed',
+  }
+end
+
+-- What the history tells about a run that ended, besides its figures, as far as it is not nothing (0 or ''). Times in ms.
+-- fires: of fires that made no run, how many.
+local HISTORY = { 'id', 'attempt', 'outcome', 'arrived', 'started', 'ended', 'worker', 'fence', 'waited_for',
   'error', 'key', 'entry', 'due', 'fires' }
 
--- Records in the arguments of verbs. Each field is one argument. Of those in `numbers`, '' is none.
-local ARGUMENTS = {
-  outcome = { 'id', 'fence', 'outcome', 'note', 'traceback', 'ran_ms', 'ended_ago_ms',
-    numbers = { fence = true, ran_ms = true, ended_ago_ms = true } },
-  arrival = { 'id', 'attempt', 'job', 'key', 'priority', 'grant', 'expires_ms', 'queue', 'granted_queue', 'message', 'eta_ms',
+-- Records in the arguments of verbs. Each field is one argument. Of those in `numbers`, '' is none. Each is a function because
+-- a script builds this file anew in every call, and reads few of them.
+local ARGUMENTS = {}
+
+function ARGUMENTS.outcome()
+  return { 'id', 'fence', 'outcome', 'note', 'traceback', 'ran_ms', 'ended_ago_ms',
+    numbers = { fence = true, ran_ms = true, ended_ago_ms = true } }
+end
+
+function ARGUMENTS.arrival()
+  return { 'id', 'attempt', 'job', 'key', 'priority', 'grant', 'expires_ms', 'queue', 'granted_queue', 'message', 'eta_ms',
     'publication', 'anonymous', 'queued_ms',
-    numbers = { attempt = true, priority = true, grant = true, expires_ms = true, eta_ms = true, queued_ms = true } },
-  claim = { 'fence', 'task_id', numbers = { fence = true } },
-  stray = { 'id', 'attempt', 'job', 'priority', 'grant', 'expires_ms', 'queue', 'granted_queue', 'message', 'publication',
-    'anonymous', numbers = { attempt = true, priority = true, grant = true, expires_ms = true } },
-  end_of_run = { 'id', 'attempt', numbers = { attempt = true } },
-  discarded = { 'id', 'attempt', 'publication', 'anonymous', numbers = { attempt = true } },
-  held_run = { 'id', 'fence', numbers = { fence = true } },
-  grant = { 'id', 'number', numbers = { number = true } },
-  said = { 'id', 'fence', 'text', numbers = { fence = true } },
-  presence = { 'worker', 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'release', 'mode', 'lease_ms', 'owner', 'done_ms',
-    'policies', 'jobs', 'history', 'letters', 'letters_ms', numbers = { slots = true, lease_ms = true } },
-  registration = { 'schema', 'oldest_schema', 'epoch', 'fence', 'service', numbers = { schema = true, oldest_schema = true, fence = true } },
-  adoption = { 'entry', 'name', 'task', 'job', 'every', 'source', 'last_ms', 'gap_ms', 'message', 'queue', 'granted_queue',
-    'key', 'priority', numbers = { last_ms = true } },
-  fire = { 'entry', 'generation', 'due_ms', 'next_ms', 'missed', 'job', 'id', 'late_ms', 'overlap', 'key', 'priority',
+    numbers = { attempt = true, priority = true, grant = true, expires_ms = true, eta_ms = true, queued_ms = true } }
+end
+
+function ARGUMENTS.claim()
+  return { 'fence', 'task_id', numbers = { fence = true } }
+end
+
+function ARGUMENTS.stray()
+  return { 'id', 'attempt', 'job', 'priority', 'grant', 'expires_ms', 'queue', 'granted_queue', 'message', 'publication',
+    'anonymous', numbers = { attempt = true, priority = true, grant = true, expires_ms = true } }
+end
+
+function ARGUMENTS.end_of_run()
+  return { 'id', 'attempt', numbers = { attempt = true } }
+end
+
+function ARGUMENTS.discarded()
+  return { 'id', 'attempt', 'publication', 'anonymous', numbers = { attempt = true } }
+end
+
+function ARGUMENTS.held_run()
+  return { 'id', 'fence', numbers = { fence = true } }
+end
+
+function ARGUMENTS.grant()
+  return { 'id', 'number', numbers = { number = true } }
+end
+
+function ARGUMENTS.said()
+  return { 'id', 'fence', 'text', numbers = { fence = true } }
+end
+
+function ARGUMENTS.presence()
+  return { 'worker', 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'release', 'mode', 'lease_ms', 'owner', 'done_ms',
+    'policies', 'jobs', 'history', 'letters', 'letters_ms', numbers = { slots = true, lease_ms = true } }
+end
+
+function ARGUMENTS.registration()
+  return { 'schema', 'oldest_schema', 'epoch', 'fence', 'service',
+    numbers = { schema = true, oldest_schema = true, fence = true } }
+end
+
+function ARGUMENTS.adoption()
+  return { 'entry', 'name', 'task', 'job', 'every', 'source', 'last_ms', 'gap_ms', 'message', 'queue', 'granted_queue', 'key',
+    'priority', numbers = { last_ms = true } }
+end
+
+function ARGUMENTS.fire()
+  return { 'entry', 'generation', 'due_ms', 'next_ms', 'missed', 'job', 'id', 'late_ms', 'overlap', 'key', 'priority',
     'expires_ms', 'queue', 'granted_queue', 'message', 'eta_ms', 'refused',
-    numbers = { due_ms = true, missed = true, late_ms = true, priority = true, expires_ms = true, eta_ms = true } },
-  sent = { 'entry', 'generation', 'due_ms', 'next_ms', 'missed', numbers = { due_ms = true, missed = true } },
-  next_due = { 'entry', 'due_ms', numbers = {} },
-  place = { 'pool', 'number', 'fence', 'info', 'leaving', numbers = {} },
-}
+    numbers = { due_ms = true, missed = true, late_ms = true, priority = true, expires_ms = true, eta_ms = true } }
+end
+
+function ARGUMENTS.sent()
+  return { 'entry', 'generation', 'due_ms', 'next_ms', 'missed', numbers = { due_ms = true, missed = true } }
+end
+
+function ARGUMENTS.next_due()
+  return { 'entry', 'due_ms', numbers = {} }
+end
+
+function ARGUMENTS.place()
+  return { 'pool', 'number', 'fence', 'info', 'leaving', numbers = {} }
+end
 
 -- The fields of the key `ledger` that every call reads, with what holds if one is missing.
 --   tick: the last fence; seq: the last arrival; clock: the ledger clock (ms); total: room taken; max_running: the global cap;
---   paused; done_ms: life of a done-marker; next: nothing in later, expiring and cooling comes before this time (ms); alone:
+--   paused; done_ms: life of a done-marker; next: nothing in later, expiring and timers comes before this time (ms); alone:
 --   how many runs wait to be tried alone; history, letters, letters_ms: how many ended runs and dead letters are kept for a
 --   job, and how long these; epoch, opens: lib/epoch.lua
 -- It also has: schema, owner, swept (Redis's time of the last sweep, ms), counted (of the last count of all workers), lease
@@ -183,16 +308,18 @@ local ARGUMENTS = {
 --   often people changed the schedule), unchanged (up to which change entries are no longer in changed_entries), decisions
 --   (how often somebody paused, disabled or enabled something, or changed the schedule), restored (the number of the last
 --   that members knew when the ledger was emptied), left_out (how many of these nobody could restore)
-local GLOBAL = { 'tick', 'seq', 'clock', 'total', 'max_running', 'done_ms', 'next', 'alone', 'history', 'letters', 'letters_ms',
+GLOBAL = { 'tick', 'seq', 'clock', 'total', 'max_running', 'done_ms', 'next', 'alone', 'history', 'letters', 'letters_ms',
   'opens', 'epoch', 'paused',
   defaults = { tick = 0, seq = 0, clock = 0, total = 0, done_ms = 7200000, alone = 0, history = 100, letters = 1000,
     letters_ms = 1209600000, opens = 0 } }
 
 -- The prefix, Redis's clock (seconds and microseconds; ms), and the calling worker, filled in by lib/session.lua.
-local P, K, call, TIME, NOW, SESSION
-local CLASS = 1125899906842624 -- 2^50
+local P
+K, call, TIME, NOW, SESSION = nil
+-- 2^50. A rank is the class of its priority (3 - priority) * CLASS + the number of the arrival: rank % CLASS is the arrival.
+CLASS = 1125899906842624
 -- Filled in by lib/statistics.lua.
-local STATS = {}
+STATS = {}
 
 -- Keys are put together when they are used, and kept as long as the prefix is the same.
 local AS_KEY = {
@@ -226,13 +353,48 @@ on_call(function()
 end)
 
 -- Lua's own tostring() keeps 14 digits of a number; ticks and ranks have more.
-local function int(x)
+function int(x)
   return string.format('%.0f', x)
 end
 
+-- Which fields of hashes are numbers.
+local function number_fields()
+  return {
+    pid = true, slots = true, since = true, beat = true, lease = true, done = true, failed = true,
+    last = true, at = true, prev = true, next = true, gap = true, priority = true,
+    wanted = true, needed = true, changed = true, seen = true, oldest = true,
+    ['until'] = true, swept = true, schema = true, decisions = true,
+  }
+end
+
+local IS_NUMBER = nil
+
+-- These fields of a hash, by name; one that is missing, or should be a number and is none, is nil. Returns nil and the error
+-- if the key is of another type.
+function read_hash(key, ...)
+  local v = redis.pcall('HMGET', key, ...)
+  if v.err then return nil, v.err end
+  IS_NUMBER = IS_NUMBER or number_fields()
+  local found = {}
+  for i = 1, #v do
+    local field = select(i, ...)
+    if v[i] then
+      if IS_NUMBER[field] then found[field] = tonumber(v[i]) else found[field] = v[i] end
+    end
+  end
+  return found
+end
+
+local READ = {}
+
+local function fields_of(kind)
+  READ[kind] = READ[kind] or ARGUMENTS[kind]()
+  return READ[kind]
+end
+
 -- The record of ARGV that begins at `at`, and where the next one begins.
-local function read_argument(kind, at)
-  local fields, record = ARGUMENTS[kind], {}
+function read_argument(kind, at)
+  local fields, record = fields_of(kind), {}
   local count, numbers = #fields, fields.numbers
   for i = 1, count do
     local field, value = fields[i], ARGV[at + i - 1]
@@ -243,14 +405,24 @@ local function read_argument(kind, at)
 end
 
 -- All of them, from `at` to the end of ARGV, or `count` of them.
-local function read_arguments(kind, at, count)
-  local found, width = {}, #ARGUMENTS[kind]
+function read_arguments(kind, at, count)
+  local found, width = {}, #fields_of(kind)
   for i = 1, count or math.floor((#ARGV - at + 1) / width) do found[i], at = read_argument(kind, at) end
   return found, at
 end
 
--- A run to be stored, without the fields that belong to the call.
-local function packed_run(r)
+local WITH_DEFAULTS = { __index = RUN.defaults }
+
+-- The record of a run, with its defaults.
+function run_record(fields)
+  return setmetatable(fields, WITH_DEFAULTS)
+end
+
+-- A run to be stored, without its defaults and the fields that belong to the call.
+function packed_run(r)
+  for field, default in pairs(RUN.defaults) do
+    if r[field] == default then r[field] = nil end
+  end
   local id, was, ran, ago = r.id, r.was, r.ran, r.ago
   r.id, r.was, r.ran, r.ago = nil, nil, nil, nil
   local text = cmsgpack.pack(r)
@@ -259,7 +431,7 @@ local function packed_run(r)
 end
 
 -- The state of a job to be stored, without the fields that belong to the call or are stored apart.
-local function packed_state(j)
+function packed_state(j)
   local name, policy, blocked, disabled, minute, sum = j.name, j.policy, j.blocked, j.disabled, j.minute, j.sum
   j.name, j.policy, j.blocked, j.disabled, j.minute, j.sum, j.dirty = nil, nil, nil, nil, nil, nil, nil
   local text = cmsgpack.pack(j)
@@ -268,13 +440,13 @@ local function packed_state(j)
 end
 
 -- A stored record, or nil if it cannot be read.
-local function unpacked(text)
+function unpacked(text)
   if type(text) ~= 'string' then return nil end
   local sound, record = pcall(cmsgpack.unpack, text)
   return sound and type(record) == 'table' and record or nil
 end
 
 -- Which run or job a key is about, without the prefix: for people, and for set_aside.
-local function without_prefix(key)
+function without_prefix(key)
   return string.sub(key, #P + 1)
 end

@@ -1,25 +1,25 @@
 -- Transitions: every change of a run's state, and what follows from it. Needs records, rules, index, room, statistics.
--- It is one file, though a long one, because these changes call each other.
+-- This file is long because these changes call each other.
 
 local GRANT_MS = 3000
 
 -- A retry is sent through the broker: when it is taken for lost. Ten leases, then twice as long each time.
-local function retry_deadline(tries)
-  return int(G.clock + 10 * SESSION.lease * 2 ^ math.min(tries or 0, 12))
+function retry_deadline(tries)
+  return int(G.clock + 10 * SESSION.lease * 2 ^ math.min(tries, 12))
 end
 
 -- A new attempt of a run takes over what it has in common with the attempt before it.
-local function inherit(r, before)
+function inherit(r, before)
   for _, field in ipairs(RUN.inherited) do r[field] = before[field] end
 end
 
 -- The first run to go while its job may be tried again is the probe.
 local function claim_probe(j, r)
-  if j.disabled and j.probe == '' and r.rank >= 0 then j.probe, j.dirty = r.id, true end
+  if j.disabled and j.probe == '' and not is_forced(r.rank) then j.probe, j.dirty = r.id, true end
 end
 
 -- The run starts on a worker; it holds room already. A start gives it a new fence, and voids all before.
-local function start(j, r, worker, message)
+function start(j, r, worker, message)
   r.state = 'running'
   r.worker = worker
   r.fence = tick()
@@ -41,7 +41,7 @@ local function start(j, r, worker, message)
 end
 
 -- The run holds room, and somebody has to publish it to that queue. Granting it again voids older copies.
-local function grant(j, r, queue)
+function grant(j, r, queue)
   claim_probe(j, r)
   if r.destination ~= queue then
     if r.destination then count_under_way(r.destination, -1) end
@@ -55,14 +55,14 @@ local function grant(j, r, queue)
 end
 
 -- The run is no longer on its way to a worker.
-local function ungrant(r)
+function ungrant(r)
   call('ZREM', K.deadlines, r.id)
   if r.destination then count_under_way(r.destination, -1) end
   r.grant, r.destination = nil, nil
 end
 
 -- The run that was granted waits again.
-local function take_back(j, r)
+function take_back(j, r)
   ungrant(r)
   free(j, r.key)
   enqueue(j, r)
@@ -70,7 +70,7 @@ local function take_back(j, r)
 end
 
 -- How many runs ended and failed in this call.
-local DONE, FAILED
+DONE, FAILED = nil
 
 local function worker_name(worker)
   if not worker then return nil end
@@ -79,10 +79,10 @@ local function worker_name(worker)
 end
 
 -- Runs of continuous entries that ended in this call: lib/entries.lua goes on with these.
-local ENDED_CONTINUOUS
+ENDED_CONTINUOUS = nil
 
 -- For people: a line of the history, with fields as in HISTORY.
-local function keep(j, fields)
+function keep(j, fields)
   if G.history <= 0 then return end
   local kept = call('LPUSH', K.history(j.name), cjson.encode(fields))
   if kept > G.history * 1.2 then call('LTRIM', K.history(j.name), 0, G.history - 1) end
@@ -90,13 +90,13 @@ end
 
 -- For people: how a run ended. started: whether it was running just now. Its worker may have told how long its code ran and
 -- how long ago that was (settle): after an outage the ledger knows neither.
-local function note_down(j, r, outcome, note, started)
+function note_down(j, r, outcome, note, started)
   local over = NOW - (r.ago or 0)
   local began = started and (r.ran and over - r.ran or r.since)
-  keep(j, { id = r.id, attempt = r.attempt ~= 0 and r.attempt or nil, outcome = outcome,
+  keep(j, with_figures({ id = r.id, attempt = r.attempt ~= 0 and r.attempt or nil, outcome = outcome,
     arrived = math.min(r.arrived, began or over), started = began or nil, ended = over, worker = worker_name(r.worker),
-    fence = r.fence and int(r.fence), recoveries = r.recoveries ~= 0 and r.recoveries or nil, waited_for = r.first_wait,
-    error = note ~= '' and note or nil, key = r.key ~= '' and r.key or nil, entry = r.entry, due = r.due })
+    fence = r.fence and int(r.fence), waited_for = r.first_wait, error = note ~= '' and note or nil,
+    key = r.key ~= '' and r.key or nil, entry = r.entry, due = r.due }, r))
   STATS.count(j, outcome)
   if started then
     j.last_took = over - began
@@ -106,20 +106,17 @@ local function note_down(j, r, outcome, note, started)
 end
 
 -- Jobs that failures have disabled in this call: { name, why }.
-local DISABLED
+DISABLED = nil
 
 on_call(function() DONE, FAILED, ENDED_CONTINUOUS, DISABLED = 0, 0, {}, {} end)
 
-local function cool_down(j)
+function cool_down(j)
   j.probe = nil
-  if j.policy.cool_down_ms then
-    call('ZADD', K.cooling, int(NOW + j.policy.cool_down_ms), j.name)
-    look_at(NOW + j.policy.cool_down_ms)
-  end
+  if j.policy.cool_down_seconds then set_timer(j.name, 'cool_down', NOW + j.policy.cool_down_seconds * 1000) end
 end
 
--- A run that started has ended. ok: true succeeded, false failed, nil: it counts neither way. note: what failed.
-local function ended(j, r, ok, note)
+-- A run has ended. ok: true (succeeded), false (failed) or nil (counts as neither). note: the error.
+function ended(j, r, ok, note)
   if ok ~= nil then
     j.last_ok = ok
     j.last_end = tick()
@@ -155,24 +152,24 @@ local function ended(j, r, ok, note)
 end
 
 -- The highest attempt of the run that ended, as far as it is remembered; or nil. r: its id and publication.
-local function done_of(r)
+function done_of(r)
   local attempt, publication = string.match(call('GET', K.done(r.id)) or '', '^(-?%d+) (.*)$')
   return publication == r.publication and tonumber(attempt) or nil
 end
 
 -- The done-marker makes sure that no copy of a message starts this attempt again.
-local function mark_done(r, attempt)
+function mark_done(r, attempt)
   call('SET', K.done(r.id), int(attempt) .. ' ' .. r.publication, 'PX', G.done_ms)
 end
 
 -- The record of an attempt goes.
-local function forget(r, marker)
+function forget(r, marker)
   delete_run(r)
   if marker then mark_done(r, r.attempt) end
 end
 
 -- A dead letter goes.
-local function remove_dead_letter(id, name)
+function remove_dead_letter(id, name)
   local r = load_run(id, K.dead_letter)
   if r and r.task_id then call('SREM', K.task_runs(r.task_id), id) end
   call('DEL', K.dead_letter(id))
@@ -182,24 +179,26 @@ local function remove_dead_letter(id, name)
 end
 
 -- The run failed for good: its record becomes a dead letter. trace: the traceback, or ''.
-local function dead_letter(r, note, trace)
+function dead_letter(r, note, trace)
   if G.letters <= 0 then return forget(r, true) end
   mark_done(r, r.attempt)
   local key = K.dead_letter(r.id)
   call('RENAME', K.run(r.id), key)
   call('HDEL', key, 'progress', 'timed_out')
-  call('HSET', key, 'info', cjson.encode({ id = r.id, job = r.job, at = NOW, error = note or '', traceback = trace or '',
-    attempt = r.attempt, key = r.key, arrived = r.arrived, worker = worker_name(r.worker),
-    recoveries = r.recoveries, queue = r.queue }))
+  call('HSET', key, 'info', cjson.encode(with_figures({ id = r.id, job = r.job, at = NOW, error = note or '',
+    traceback = trace or '', attempt = r.attempt, key = r.key, arrived = r.arrived, worker = worker_name(r.worker),
+    queue = r.queue }, r)))
   call('ZADD', K.dead_letters, int(NOW), r.id)
   call('ZADD', K.job_dead_letters(r.job), int(NOW), r.id)
   local over = call('ZCARD', K.job_dead_letters(r.job)) - G.letters
-  for _, id in ipairs(over > 0 and call('ZRANGE', K.job_dead_letters(r.job), 0, over - 1) or {}) do remove_dead_letter(id, r.job) end
+  for _, id in ipairs(over > 0 and call('ZRANGE', K.job_dead_letters(r.job), 0, over - 1) or {}) do
+    remove_dead_letter(id, r.job)
+  end
 end
 
 -- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'skipped', 'crashed', 'unregistered'): an
 -- ending.
-local function ending(r, why)
+function ending(r, why)
   r.state = 'ending'
   r.why = why
   call('ZADD', K.deadlines, int(G.clock + GRANT_MS), r.id)
@@ -207,7 +206,7 @@ local function ending(r, why)
 end
 
 -- The higher attempt that waits for r, or nil: there is none, or its record is gone.
-local function following(r)
+function following(r)
   local x = r.behind and load_run(r.id, K.next_attempt) or nil
   if r.behind and not x then
     audit('ledger', 'lost', r.id, r.job)
@@ -253,7 +252,7 @@ local function continue_with_retry(j, r)
 end
 
 -- The run leaves whatever state it is in but running, with its room, lane, grant; the record stays.
-local function withdraw(j, r)
+function withdraw(j, r)
   if r.state == 'waiting' then
     dequeue(j, r)
   elseif r.state == 'later' then
@@ -269,7 +268,7 @@ local function withdraw(j, r)
 end
 
 -- A run that has not started is called off: it ends without an outcome.
-local function call_off(j, r, why)
+function call_off(j, r, why)
   withdraw(j, r)
   note_down(j, r, why, nil, false)
   ended(j, r, nil)
@@ -278,20 +277,20 @@ local function call_off(j, r, why)
   refresh_dependents(j)
 end
 
-local CRASH, UNREGISTERED = 'its process or worker died', 'no live worker has this job'
+CRASH, UNREGISTERED = 'its process or worker died', 'no live worker has this job'
 
 -- The worker is not kept free for this run any more.
-local function no_longer_alone(r)
+function no_longer_alone(r)
   if not r.alone then return end
   if SESSION.worker == r.worker then SESSION.alone = nil end
   call('HDEL', K.worker(r.worker), 'alone')
 end
 
--- A running run came back without an outcome: its process died (counted), its whole worker did (counted == 'worker'), or
--- it was stopped or never began (not counted). begun: its code may have begun; then a job with on_crash 'fail' never begins
--- it again. Returns 'requeued', 'superseded' or 'dead'; the caller dead-letters or ends a dead one. Or 'failed': Celery knew that
--- its time was over, and it has ended.
-local function recover(j, r, counted, begun)
+-- A running run came back without an outcome: its process died (died: 'process'), its whole worker did ('worker'),
+-- or it was stopped or never began (nil): that counts as no crash. begun: its code may have begun; then a job with on_crash
+-- 'fail' never begins it again. Returns 'requeued', 'superseded' or 'dead'; the caller dead-letters or ends a dead one. Or
+-- 'failed': Celery was told before that it had timed out.
+function recover(j, r, died, begun)
   local timed_out = note_of(r, 'timed_out')
   call('SREM', K.worker_runs(r.worker), r.id)
   no_longer_alone(r)
@@ -314,13 +313,11 @@ local function recover(j, r, counted, begun)
     refresh(j)
     return 'superseded'
   end
-  if counted then
-    r.recoveries = r.recoveries + 1
-    STATS.count(j, 'recovered')
-  end
+  local recoveries = died and count_figure(r, 'recoveries') or 0
+  if died then STATS.count(j, 'recovered') end
   local fails = begun and j.policy.on_crash == 'fail'
-  if fails or (counted and r.recoveries > j.policy.max_recoveries) then
-    if counted == 'worker' and not fails and not r.alone then
+  if fails or (died and recoveries > j.policy.max_recoveries) then
+    if died == 'worker' and not fails and not r.alone then
       -- Others ran there as well: whose fault it was shows when it is tried alone.
       r.alone = true
     else
@@ -342,14 +339,14 @@ local SUCCEEDED = { succeeded = true, failed = false }
 
 -- The outcome of a running run; `o` is an argument `outcome`. Returns 'ok', 'refused' (its fence is void: nothing changes),
 -- or, for the outcomes 'crashed', 'interrupted' and 'returned', what recover says. Jobs that ended are noted in `after`.
-local function settle(o, after)
+function settle(o, after)
   local id, outcome, note, trace = o.id, o.outcome, o.note, o.traceback
   local r = load_run(id)
   if not r or r.state ~= 'running' or r.fence ~= o.fence then return 'refused' end
   r.ran, r.ago = o.ran_ms, o.ended_ago_ms
   local j = job(r.job)
   if outcome == 'crashed' or outcome == 'interrupted' or outcome == 'returned' then
-    local what = recover(j, r, outcome == 'crashed', outcome ~= 'returned')
+    local what = recover(j, r, outcome == 'crashed' and 'process' or nil, outcome ~= 'returned')
     if what == 'dead' then
       DONE, FAILED = DONE + 1, FAILED + 1
       dead_letter(r, note ~= '' and note or CRASH, trace)

@@ -1,22 +1,23 @@
--- What several verbs tell people. Needs records, rules, index, term.
+-- Parts of replies for people. Needs records, rules, index, term.
 
-local function counts(key)
+function counts(key)
   local found, flat = {}, call('HGETALL', key)
   for i = 1, #flat, 2 do found[flat[i]] = tonumber(flat[i + 1]) or flat[i + 1] end
   return next(found) and found or nil
 end
 
 -- closely: with what was noted while it ran. Fences are strings: JSON numbers of Lua have 14 digits.
-local function shown(r, closely)
-  return { id = r.id, job = r.job, key = r.key, state = r.state, attempt = r.attempt, fence = r.fence and int(r.fence), worker = r.worker,
-    recoveries = r.recoveries, arrived = r.arrived, since = r.since, expires = r.expires, queue = r.destination or r.queue,
-    priority = 3 - math.floor(r.rank / CLASS), started = r.started or false, over = closely and note_of(r, 'timed_out') or nil,
-    progress = closely and note_of(r, 'progress') or nil }
+function shown(r, closely)
+  return with_figures({ id = r.id, job = r.job, key = r.key, state = r.state, attempt = r.attempt,
+    fence = r.fence and int(r.fence), worker = r.worker,
+    arrived = r.arrived, since = r.since, expires = r.expires, queue = r.destination or r.queue,
+    priority = 3 - math.floor(r.rank / CLASS), started = r.started, over = closely and note_of(r, 'timed_out') or nil,
+    progress = closely and note_of(r, 'progress') or nil }, r)
 end
 
 -- The arrival of the run that has waited longest, of those of the highest and of the lowest priority; of a keyed job,
 -- of the lane that goes first.
-local function oldest(j)
+function oldest(j)
   local found = nil
   for _, checked in ipairs({ false, true }) do
     local lane = lane_of(j, j.policy.keyed and first_in(lane_heads_of(j, checked)) or '', checked)
@@ -31,25 +32,35 @@ local function oldest(j)
   return found
 end
 
--- How a job is doing, or nil if there is none.
-local function told_job(name)
-  local j = job(name)
-  return j and { name = name, max_running = j.policy.max_running, keyed = j.policy.keyed, running = j.running, busy = j.busy, waiting = j.waiting, later = j.parked, disabled = j.disabled,
-    failures = j.failures, max_consecutive_failures = j.policy.max_consecutive_failures, last_error = j.last_error, succeeded = j.last_ok, ended = j.last_end_ms, took = j.last_took,
-    begun = j.last_start and math.floor(j.last_start / 1000), succeeded_at = j.last_success and math.floor(j.last_success / 1000),
-    oldest = j.waiting > 0 and oldest(j) or nil, observed = counts(K.observed(name)),
-    copies = tonumber(call('HGET', K.job(name), 'copies') or 0), letters = call('ZCARD', K.job_dead_letters(name)),
-    gone = j.policy.hash == 'gone' and (call('HGET', K.job(name), 'seen') or '') or nil, probe = j.disabled and j.probe, cools = j.disabled and tonumber(call('ZSCORE', K.cooling, name)) or nil }
+-- What a waiting run of j waits for: a reason of the gate, or why it is not running although the gate would let it in.
+-- queue: its destination.
+function reason_shown(j, r, queue)
+  return unclaimed(j, queue) or r.stray and { 'astray' } or reason_to_wait(j, r) or r.alone and { 'alone' } or { 'slot', queue }
 end
 
-local function told_jobs(names)
+-- How a job is doing, or nil if there is none.
+function told_job(name)
+  local j = job(name)
+  return j and { name = name, max_running = j.policy.max_running, keyed = j.policy.keyed, running = j.running, busy = j.busy,
+    waiting = j.waiting, later = j.parked, disabled = j.disabled,
+    failures = j.failures, max_consecutive_failures = j.policy.max_consecutive_failures, last_error = j.last_error,
+    succeeded = j.last_ok, ended = j.last_end_ms, took = j.last_took,
+    begun = j.last_start and math.floor(j.last_start / 1000),
+    succeeded_at = j.last_success and math.floor(j.last_success / 1000),
+    oldest = j.waiting > 0 and oldest(j) or nil, observed = counts(K.observed(name)),
+    copies = tonumber(call('HGET', K.job(name), 'copies') or 0), letters = call('ZCARD', K.job_dead_letters(name)),
+    gone = j.policy.hash == 'gone' and (call('HGET', K.job(name), 'seen') or '') or nil, probe = j.disabled and j.probe,
+    cools = j.disabled and timer_of(name, 'cool_down') or nil }
+end
+
+function told_jobs(names)
   local found = {}
   for _, name in ipairs(names) do found[#found + 1] = told_job(name) end
   return found
 end
 
 -- Of a list the first ones, and the others.
-local function cut(names, most)
+function cut(names, most)
   local rest = {}
   for i = most + 1, #names do
     rest[#rest + 1], names[i] = names[i], nil
@@ -58,19 +69,18 @@ local function cut(names, most)
 end
 
 -- The first members of a sorted set; of none, none: to ZRANGE, -1 is the last one.
-local function firsts_of(key, most)
+function firsts_of(key, most)
   return most > 0 and call('ZRANGE', key, 0, most - 1) or {}
 end
 
 -- A time in ms that can be one.
-local function time_of(text)
-  local ms = tonumber(text or nil)
+local function time_of(ms)
   return ms and ms > 0 and ms < 1e14 and math.floor(ms) or nil
 end
 
--- Entries that fire jobs, and what of them is due when. Not those of code that whoever leads does not have: nobody fires
+-- Entries that fire jobs, with their due times. Without entries from code that the leader does not have: nobody fires
 -- them.
-local function told_entries(from, count)
+function told_entries(from, count)
   local led = {} -- by service
   local function is_led(service)
     if led[service] == nil then led[service] = leader(service) ~= nil end
@@ -78,17 +88,17 @@ local function told_entries(from, count)
   end
   local found, ids = {}, count > 0 and redis.pcall('ZRANGE', K.entries, from, from + count - 1) or {}
   for _, id in ipairs(ids.err and {} or ids) do
-    local v = redis.pcall('HMGET', K.entry(id), 'job', 'prev', 'last', 'at', 'next', 'gap', 'paused', 'name', 'source')
-    if not v.err and v[1] and not (v[9] == 'code' and is_left(id)) then
-      found[#found + 1] = { id = id, job = v[1], prev = time_of(v[2]), last = time_of(v[3]), at = time_of(v[4]),
-        next = time_of(v[5]), gap = v[6] and (time_of(v[6]) or 0) or nil, paused = v[7] ~= false, led = is_led(service_of_entry(id)),
-        off = v[7] or nil, name = v[7] and (v[8] or id) or nil }
+    local e = read_hash(K.entry(id), 'job', 'prev', 'last', 'at', 'next', 'gap', 'paused', 'name', 'source')
+    if e and e.job and not (e.source == 'code' and is_left(id)) then
+      found[#found + 1] = { id = id, job = e.job, prev = time_of(e.prev), last = time_of(e.last), at = time_of(e.at),
+        next = time_of(e.next), gap = e.gap and (time_of(e.gap) or 0), paused = e.paused ~= nil,
+        led = is_led(service_of_entry(id)), off = e.paused, name = e.paused and (e.name or id) }
     end
   end
   return found
 end
 
-local function count_entries()
+function count_entries()
   local found = redis.pcall('ZCARD', K.entries)
   return type(found) == 'number' and found or 0
 end

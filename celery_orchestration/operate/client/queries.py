@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # imported where they are used: a status needs none of them
     from celery_orchestration.operate.doctor.models import Diagnosis, Health
     from celery_orchestration.operate.explain.models import Explanation
     from celery_orchestration.operate.forecast.report import Forecast
-    from celery_orchestration.operate.graph.dependency_graph import Picture
+    from celery_orchestration.operate.graph.dependency_graph import DependencyGraph
     from celery_orchestration.operate.history.statistics import Statistics, Unit
     from celery_orchestration.operate.measurements import Measured
     from celery_orchestration.operate.pools.models import Desired, PoolsStatus
@@ -215,11 +215,11 @@ class Queries(Connection):
         letters = self._ask(lambda: self._ledger.find_ids(beginning, True, SHORTEST_ID, MOST_RUNNING, MOST_FOUND))
         return [*letters, *(id for id in ids if id.startswith(beginning))]
 
-    def graph(self, job: str | None = None) -> Picture:
+    def graph(self, job: str | None = None) -> DependencyGraph:
         """Which jobs wait for which, and which never run together. `job`: only the jobs related to this one."""
-        from celery_orchestration.operate.graph.dependency_graph import about, picture  # noqa: PLC0415
+        from celery_orchestration.operate.graph.dependency_graph import about, build_graph  # noqa: PLC0415
 
-        found = picture(self._settings.namespace, self._ask(self._ledger.read_graph), app_jobs.jobs(self._app))
+        found = build_graph(self._settings.namespace, self._ask(self._ledger.read_graph), app_jobs.jobs(self._app))
         if job is None:
             return found
         known = [one.name for one in found.jobs]

@@ -1,4 +1,4 @@
-"""Health for probes, from the answer of ``lua/health.lua``."""
+"""Health for probes, from the answer of ``read_health.lua``."""
 
 from __future__ import annotations
 

@@ -130,8 +130,10 @@ class Explainer:
         return {job: queue for queue, jobs in sent.items() for job in jobs}
 
     def _cycles(self) -> list[list[str]]:
+        """Each once around: ["a", "b"]."""
         try:
-            return graph.cycles({name: policy.document() for name, policy in self._jobs.items()})
+            closed = graph.cycles({name: policy.document() for name, policy in self._jobs.items()})
+            return [cycle[:-1] for cycle in closed]
         except ConfigurationError:  # it names something that is no task, which a worker reports
             return []
 

@@ -39,7 +39,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Facts:
-    """`found`: the answer of ``lua/explain.lua``."""
+    """`found`: the answer of ``explain.lua``."""
 
     found: Mapping[str, Any]
     around: Surroundings = Surroundings()

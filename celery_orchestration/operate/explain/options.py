@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from celery import Task
 
-from celery_orchestration.job.options import Dependency, Priority
+from celery_orchestration.job.options import LEDGER_OPTIONS, Dependency, JobOptions, Priority
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.text import show
 from celery_orchestration.ledger.keys import decode_job
@@ -39,31 +40,25 @@ def _of_celery(task: Task, policy: Policy, name: str) -> OptionValue:
 
 def _in_force(policy: Policy, holds: Mapping[str, Any]) -> dict[str, str]:
     """Options that have another value in the ledger than in the code."""
-    written, found = policy.document(), {}
-    pairs = {
-        "max_running": (written["max_running"], holds.get("max_running")),
-        "on_crash": (written["on_crash"], holds["on_crash"]),
-        "max_recoveries": (written["max_recoveries"], holds["max_recoveries"]),
-        "max_consecutive_failures": (written["max_consecutive_failures"], holds.get("max_consecutive_failures")),
-        "cool_down_seconds": (_seconds(written["cool_down_ms"]), _seconds(holds.get("cool_down_ms"))),
-        "when_disabled": (written["when_disabled"], holds.get("when_disabled", "hold")),
-        "depends_on": (
-            _names(dependency["job"] for dependency in written["depends_on"]),
-            _names(decode_job(dependency["job"]) for dependency in holds["depends_on"] or ()),
-        ),
-    }
-    for name, (code, ledger) in pairs.items():
-        if code != ledger:
-            found[name] = _shown(ledger)
-    return found
+    written, in_ledger = policy.document(), holds["policy"]
+    defaults = {option: JobOptions.model_fields[option].default for option in LEDGER_OPTIONS}
+    pairs = {option: (getattr(policy, option), in_ledger.get(option, defaults[option])) for option in LEDGER_OPTIONS}
+    pairs["depends_on"] = (
+        _names(dependency["job"] for dependency in written["depends_on"]),
+        _names(decode_job(dependency["job"]) for dependency in in_ledger["depends_on"] or ()),
+    )
+    return {option: _shown(ledger) for option, (code, ledger) in pairs.items() if not _equal(code, ledger)}
+
+
+def _equal(code: Any, ledger: Any) -> bool:
+    """JSON of Lua keeps 14 digits of a number."""
+    if isinstance(code, float) and isinstance(ledger, int | float):
+        return math.isclose(code, ledger, rel_tol=1e-12)
+    return bool(code == ledger)
 
 
 def _names(jobs: Any) -> str:
     return ", ".join(sorted(set(jobs))) or "none"
-
-
-def _seconds(ms: int | None) -> float | None:
-    return None if ms is None else ms / 1000
 
 
 def _shown(value: Any) -> str:

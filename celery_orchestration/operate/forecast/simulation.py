@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Literal
 
-from celery_orchestration.job import reasons, rules
+from celery_orchestration.job import queues, reasons, rules
 from celery_orchestration.scheduler.times import Asked, Times
 
 #: After this many runs the simulation ends early.
@@ -175,7 +175,7 @@ class Simulation:
 
     def _new(self, job: str, priority: int, key: str) -> rules.Run:
         self._number += 1
-        return rules.Run(job, priority, key, self._number)
+        return rules.Run(job, priority, key, self._number, forced=priority == queues.FORCED)
 
     def _plan_next(self, entry: PlannedEntry, last_ms: int) -> None:
         if entry.times is None:

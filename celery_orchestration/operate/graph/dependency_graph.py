@@ -1,6 +1,6 @@
 """The graph of jobs: which job waits for which, which never run together, and the state of each.
 
-Pure: built from the answer of ``lua/graph.lua`` and the policies of the app's code. Nothing recurses, and cycles are
+Pure: built from the answer of ``read_graph.lua`` and the policies of the app's code. Nothing recurses, and cycles are
 allowed: releases that are live together may form one.
 """
 
@@ -63,7 +63,7 @@ class Exclusive(Model):
     jobs: list[str] = Field(description="by name, two or more")
 
 
-class Picture(Model):
+class DependencyGraph(Model):
     """All jobs and their relations, or those related to one job."""
 
     namespace: str = Field(description="of the ledger")
@@ -73,8 +73,8 @@ class Picture(Model):
     conflicts: list[Conflict] = Field(description="jobs that never run together, without those of one group")
     groups: list[Exclusive] = Field(description="groups of jobs that never run at the same time")
     cycles: list[list[str]] = Field(
-        description="jobs that wait for each other in a circle, for as long as the releases that bring it are live "
-        "together: one for each knot, closed"
+        description="jobs that wait for each other while certain releases are live together: one cycle for each such "
+        "group of jobs, closed (a, b, a)"
     )
 
     def conditions(self) -> dict[tuple[str, str], str]:
@@ -85,7 +85,7 @@ class Picture(Model):
         return {pair: "; ".join(filter(None, parts)) for pair, parts in found.items()}
 
 
-def picture(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Policy]) -> Picture:
+def build_graph(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Policy]) -> DependencyGraph:
     """`found`: the ledger's answer; `policies`: of the app's jobs, some of which the ledger may not know."""
     records = found["jobs"] or ()
     names = [decode_job(one["name"]) for one in records]
@@ -108,17 +108,17 @@ def picture(namespace: str, found: Mapping[str, Any], policies: Mapping[str, Pol
     for name in (*policies, *(one.needs for one in needs), *(name for pair in pairs for name in pair)):
         drawn.setdefault(name, Drawn(name=name, state="unknown"))
     shared = [Exclusive(name=name_of_group(group), jobs=sorted(jobs)) for group, jobs in groups.items()]
-    return _picture(namespace, when(found["now"]), drawn.values(), needs, pairs, shared)
+    return _sorted_graph(namespace, when(found["now"]), drawn.values(), needs, pairs, shared)
 
 
-def about(whole: Picture, job: str) -> Picture:
+def about(whole: DependencyGraph, job: str) -> DependencyGraph:
     """Keeps the jobs related to one job: all that it depends on, all that depend on it, and its conflicts."""
     up = edges((one.job, one.needs) for one in whole.dependencies)
     down = edges((one.needs, one.job) for one in whole.dependencies)
     kept = {*_reached(up, job), *_reached(down, job)}
     kept |= {name for one in whole.conflicts if job in (one.one, one.other) for name in (one.one, one.other)}
     kept |= {name for group in whole.groups if job in group.jobs for name in group.jobs}
-    return _picture(
+    return _sorted_graph(
         whole.namespace,
         whole.at,
         [one for one in whole.jobs if one.name in kept],
@@ -128,18 +128,18 @@ def about(whole: Picture, job: str) -> Picture:
     )
 
 
-def _picture(
+def _sorted_graph(
     namespace: str,
     at: datetime,
     jobs: Iterable[Drawn],
     needs: Sequence[Needs],
     pairs: Collection[tuple[str, str]],
     groups: Iterable[Exclusive],
-) -> Picture:
+) -> DependencyGraph:
     waits_for = edges((one.job, one.needs) for one in needs)
     every = sorted(jobs, key=lambda one: one.name)
     documents = {one.name: {"depends_on": [{"job": other} for other in waits_for.get(one.name, ())]} for one in every}
-    return Picture(
+    return DependencyGraph(
         namespace=namespace,
         at=at,
         jobs=every,
@@ -164,12 +164,11 @@ def _drawn(name: str, found: Mapping[str, Any]) -> Drawn:
 
 
 def _needs(job: str, dep: Mapping[str, Any], decode: bool = True) -> Needs:
-    age = dep.get("max_age_ms")
     return Needs(
         job=job,
         needs=decode_job(dep["job"]) if decode else dep["job"],
         on=dep["on"],
-        max_age_seconds=None if age is None else age / 1000,
+        max_age_seconds=dep.get("max_age_seconds"),
         fresh=dep["fresh"],
     )
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from celery_orchestration.job.text import printable
-from celery_orchestration.operate.graph.dependency_graph import Exclusive, Picture
+from celery_orchestration.operate.graph.dependency_graph import DependencyGraph, Exclusive
 
 #: The fill and border colours of each state.
 COLOURS = {
@@ -26,21 +26,21 @@ def _group_label(group: Exclusive) -> str:
     return f"one at a time: {group.name}" if group.name else "one at a time"
 
 
-def mermaid(picture: Picture) -> str:
-    return "\n".join(_mermaid(picture)) + "\n"
+def mermaid(relations: DependencyGraph) -> str:
+    return "\n".join(_mermaid(relations)) + "\n"
 
 
-def _mermaid(picture: Picture) -> Iterator[str]:
-    number = {one.name: f"n{at}" for at, one in enumerate(picture.jobs)}
+def _mermaid(relations: DependencyGraph) -> Iterator[str]:
+    number = {one.name: f"n{at}" for at, one in enumerate(relations.jobs)}
     yield "flowchart TD"
-    for one in picture.jobs:
+    for one in relations.jobs:
         yield f'    {number[one.name]}["{_mermaid_text(one.name)}"]:::{one.state}'
-    for (needs, job), parts in picture.conditions().items():
+    for (needs, job), parts in relations.conditions().items():
         label = f'|"{_mermaid_text(parts)}"|' if parts else ""
         yield f"    {number[needs]} -->{label} {number[job]}"
-    for pair in picture.conflicts:
+    for pair in relations.conflicts:
         yield f"    {number[pair.one]} -.- {number[pair.other]}"
-    for at, group in enumerate(picture.groups):
+    for at, group in enumerate(relations.groups):
         yield f'    g{at}(["{_mermaid_text(_group_label(group))}"])'
         yield from (f"    g{at} -.- {number[job]}" for job in group.jobs)
     for state, (fill, border) in COLOURS.items():
@@ -58,26 +58,26 @@ def _mermaid_text(text: str) -> str:
     return "".join(c if _PLAIN.match(text, at) else f"#{ord(c)};" for at, c in enumerate(text))
 
 
-def dot(picture: Picture) -> str:
-    return "\n".join(_dot(picture)) + "\n"
+def dot(relations: DependencyGraph) -> str:
+    return "\n".join(_dot(relations)) + "\n"
 
 
-def _dot(picture: Picture) -> Iterator[str]:
-    number = {one.name: f"n{at}" for at, one in enumerate(picture.jobs)}
-    yield f'digraph "{_dot_text(picture.namespace)}" {{'
+def _dot(relations: DependencyGraph) -> Iterator[str]:
+    number = {one.name: f"n{at}" for at, one in enumerate(relations.jobs)}
+    yield f'digraph "{_dot_text(relations.namespace)}" {{'
     yield '    node [shape=box, style="rounded,filled", fontname="sans-serif"];'
     yield '    edge [fontname="sans-serif", fontsize=10];'
-    for one in picture.jobs:
+    for one in relations.jobs:
         fill, border = COLOURS[one.state]
         style = ', style="rounded,dashed"' if one.state == "unknown" else ""
         look = f'class="{one.state}", fillcolor="{fill}", color="{border}"{style}'
         yield f'    {number[one.name]} [label="{_dot_text(one.name)}", {look}];'
-    for (needs, job), parts in picture.conditions().items():
+    for (needs, job), parts in relations.conditions().items():
         label = f' [label="{_dot_text(parts)}"]' if parts else ""
         yield f"    {number[needs]} -> {number[job]}{label};"
-    for pair in picture.conflicts:
+    for pair in relations.conflicts:
         yield f"    {number[pair.one]} -> {number[pair.other]} [dir=none, style=dashed, constraint=false];"
-    for at, group in enumerate(picture.groups):
+    for at, group in enumerate(relations.groups):
         yield f'    g{at} [label="{_dot_text(_group_label(group))}", shape=ellipse, style=dashed];'
         yield from (f"    g{at} -> {number[job]} [dir=none, style=dashed, constraint=false];" for job in group.jobs)
     yield "}"

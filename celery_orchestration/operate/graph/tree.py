@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from celery_orchestration.operate.graph.dependency_graph import Picture, edges
+from celery_orchestration.operate.graph.dependency_graph import DependencyGraph, edges
 
 #: Levels that fit into a window.
 DEEPEST = 12
@@ -26,18 +26,18 @@ class Line:
     drawn: Literal["here", "above", "below"]
 
 
-def tree(picture: Picture, deepest: int = DEEPEST) -> list[Line]:
+def tree(relations: DependencyGraph, deepest: int = DEEPEST) -> list[Line]:
     """Trees from the jobs without dependencies down to their dependents. Each dependency is one line, and so is each
     head.
 
     A job with several dependencies is drawn where it comes first, and only named elsewhere. Jobs deeper than `deepest`
     are drawn as a tree of their own further down. In a cycle the first job by name is the head.
     """
-    waits = {one.job for one in picture.dependencies}
-    free = [one.name for one in picture.jobs if one.name not in waits]
-    in_circles = [cycle[0] for cycle in picture.cycles]
-    work = _Work(edges((one.needs, one.job) for one in picture.dependencies), deepest)
-    for head in (*free, *in_circles, *(one.name for one in picture.jobs)):
+    waits = {one.job for one in relations.dependencies}
+    free = [one.name for one in relations.jobs if one.name not in waits]
+    in_circles = [cycle[0] for cycle in relations.cycles]
+    work = _Work(edges((one.needs, one.job) for one in relations.dependencies), deepest)
+    for head in (*free, *in_circles, *(one.name for one in relations.jobs)):
         work.draw(head)
         while work.put_off:
             work.draw(work.put_off.popleft())

@@ -9,6 +9,7 @@ from celery_orchestration.job.envelope import Envelope
 from celery_orchestration.job.text import show
 from celery_orchestration.ledger import HistoryLine
 from celery_orchestration.ledger.keys import decode_entry, decode_job, retries
+from celery_orchestration.ledger.records import figures_of
 from celery_orchestration.operate.clock import optional_time
 from celery_orchestration.operate.models import (
     Change,
@@ -53,7 +54,7 @@ def read_ended(job: str, text: str) -> Ended:
         waited_rule=line.waited_for.split(" ")[0] if line.waited_for else None,
         worker=line.worker,
         fence=int(line.fence) if line.fence else None,
-        recoveries=line.recoveries,
+        **line.figures(),
         error=line.error,
         entry=decode_entry(line.entry) if line.entry else None,
         due=optional_time(line.due),
@@ -84,7 +85,8 @@ def read_letter(text: str, revoked: bool, message: bytes) -> Letter:
 def _letter(text: str) -> dict[str, Any]:
     found = json.loads(text)
     return {
-        **{name: found[name] for name in ("id", "error", "traceback", "key", "queue", "recoveries")},
+        **{name: found[name] for name in ("id", "error", "traceback", "key", "queue")},
+        **figures_of(found),
         "job": decode_job(found["job"]),
         "at": optional_time(found["at"]),
         "arrived": optional_time(found["arrived"]),

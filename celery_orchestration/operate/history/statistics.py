@@ -74,10 +74,6 @@ class Counts(Model):
         default={}, description="waits at the gate, by their first reason: blocked, depends, room …"
     )
 
-    @property
-    def gate_all(self) -> Durations:
-        return added(self.gate.values())
-
 
 class JobStatistics(Model):
     job: str = Field(description="full name of the task")

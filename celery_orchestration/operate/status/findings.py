@@ -14,7 +14,7 @@ from typing import Literal
 
 from celery_orchestration.job.reasons import REASONS
 from celery_orchestration.operate.explain.root_cause import LONG
-from celery_orchestration.operate.graph.dependency_graph import Picture, edges
+from celery_orchestration.operate.graph.dependency_graph import DependencyGraph, edges
 from celery_orchestration.operate.models import JobStatus, RunStatus, Status
 from celery_orchestration.operate.status.urgency import is_disabled_by_failures, is_failing
 
@@ -57,10 +57,10 @@ class Findings:
         return [one for one in self.findings if one.wrong]
 
 
-def find_root_causes(status: Status, picture: Picture | None) -> Findings:
-    """`picture`: the graph of dependencies."""
+def find_root_causes(status: Status, relations: DependencyGraph | None) -> Findings:
+    """`relations`: the graph of dependencies."""
     known = {job.name: job for job in status.jobs}
-    up = _held_back(status, picture)
+    up = _held_back(status, relations)
     roots = {
         job.name: _Reach(job.name, known, up) for job in status.jobs if job.disabled is not None or is_failing(job)
     }
@@ -90,9 +90,9 @@ def _place(one: Finding) -> tuple[bool, int, int]:
     return not one.wrong, -1 if first else _ORDER.index(one.kind), -one.runs
 
 
-def _held_back(status: Status, picture: Picture | None) -> dict[str, list[str]]:
+def _held_back(status: Status, relations: DependencyGraph | None) -> dict[str, list[str]]:
     """For each job, the jobs that may wait for it."""
-    pairs = [(one.needs, one.job) for one in picture.dependencies] if picture else []
+    pairs = [(one.needs, one.job) for one in relations.dependencies] if relations else []
     pairs += [(run.waits_for, run.job) for run in status.waits if run.waits_for]
     return edges(pair for pair in pairs if pair[0] != pair[1])
 
@@ -173,7 +173,7 @@ def _late(status: Status, explained: set[str]) -> Iterator[Finding]:
 def _past_limits(status: Status) -> Iterator[Finding]:
     for run in status.runs:
         if run.timed_out is not None:
-            text = f"has passed its time limit on {run.worker or 'a worker that is gone'}, and still running"
+            text = f"is past its time limit on {run.worker or 'a worker that is gone'}, and still runs"
             yield Finding("timed_out", text, True, run.job, target=run.id, since=run.timed_out)
 
 

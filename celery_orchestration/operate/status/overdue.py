@@ -10,7 +10,7 @@ SLACK_MS = 60_000
 
 
 def next_fire(entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """The next due time of a job's entries, as ``lua/status.lua`` lists them."""
+    """The next due time of a job's entries, as ``read_status.lua`` lists them."""
     return min((entry["next"] for entry in entries if "next" in entry and not entry["paused"]), default=None)
 
 

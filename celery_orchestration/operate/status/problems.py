@@ -38,7 +38,7 @@ def limits_served(
     served: dict[str, dict[str, Limit]] = {}
     for worker in found["workers"] or ():
         if not is_dead(worker, found["now"]):
-            tasks = {task for queue in worker["queues"] or () for task in sent.get(queue, ())}
+            tasks = {task for queue in worker.get("queues") or () for task in sent.get(queue, ())}
             served.setdefault(worker["kind"], {}).update({task: limits[task] for task in tasks & limits.keys()})
     return served
 

@@ -163,33 +163,30 @@ def _job(
     policy = policies.get(name)
     state = "running" if job["running"] else "waiting" if job["waiting"] or job["later"] else "idle"
     oldest = [when for when in (optional_time(job.get("oldest")), listed.get(name)) if when and job["waiting"]]
-    return JobStatus(
-        name=name,
-        state="disabled" if job.get("disabled") else state,
-        priority=policy.priority.label if policy else None,
-        pool=policy.pool if policy else None,
-        running=job["running"],
-        max_running=job.get("max_running"),
-        keyed=job["keyed"],
-        waiting=job["waiting"],
-        later=job["later"],
-        oldest_arrival=min(oldest, default=None),
-        last_start=optional_time(job.get("begun")),
-        last_end=optional_time(job.get("ended")),
-        last_outcome=None if job.get("ended") is None else "succeeded" if job.get("succeeded") else "failed",
-        last_success=optional_time(job.get("succeeded_at")),
-        last_seconds=job["took"] / 1000 if "took" in job else None,
-        failures=job.get("failures") or 0,
-        max_consecutive_failures=job.get("max_consecutive_failures"),
-        last_error=job.get("last_error") or None,
-        disabled=_disabled(job.get("disabled")),
-        probe=job.get("probe"),
-        next_probe=optional_time(job.get("cools")),
-        dead_letters=job["letters"],
-        dropped_copies=job["copies"],
-        next_fire=optional_time(overdue.next_fire(fires)),
-        overdue=overdue.is_overdue(now, fires, job.get("succeeded_at"), job.get("took")),
-        would_have_waited=_observed(job.get("observed") or {}),
+    # Fields of the same name are taken as they are.
+    return JobStatus.model_validate(
+        {
+            **job,
+            "name": name,
+            "state": "disabled" if job.get("disabled") else state,
+            "priority": policy.priority.label if policy else None,
+            "pool": policy.pool if policy else None,
+            "oldest_arrival": min(oldest, default=None),
+            "last_start": optional_time(job.get("begun")),
+            "last_end": optional_time(job.get("ended")),
+            "last_outcome": None if job.get("ended") is None else "succeeded" if job.get("succeeded") else "failed",
+            "last_success": optional_time(job.get("succeeded_at")),
+            "last_seconds": job["took"] / 1000 if "took" in job else None,
+            "failures": job.get("failures") or 0,
+            "last_error": job.get("last_error") or None,
+            "disabled": _disabled(job.get("disabled")),
+            "next_probe": optional_time(job.get("cools")),
+            "dead_letters": job["letters"],
+            "dropped_copies": job["copies"],
+            "next_fire": optional_time(overdue.next_fire(fires)),
+            "overdue": overdue.is_overdue(now, fires, job.get("succeeded_at"), job.get("took")),
+            "would_have_waited": _observed(job.get("observed") or {}),
+        }
     )
 
 

@@ -1,4 +1,4 @@
-"""Problems with Redis in sentences, from the answer of ``lua/status.lua``."""
+"""Problems with Redis in sentences, from the answer of ``read_status.lua``."""
 
 from __future__ import annotations
 

@@ -19,24 +19,23 @@ from celery_orchestration.operate.models import (
 
 def run_status(run: Mapping[str, Any], now: int, workers: Mapping[str, Any], reason: str | None = None) -> RunStatus:
     worker = workers.get(run.get("worker") or "")
-    return RunStatus(
-        id=run["id"],
-        job=decode_job(run["job"]),
-        state=run["state"],
-        key=run["key"],
-        priority="forced" if run["priority"] == queues.FORCED else Priority(run["priority"]).label,
-        retries=retries(run["attempt"]),
-        worker=worker["name"] if worker else None,
-        queue=run["queue"],
-        fence=int(run["fence"]) if run.get("fence") else None,
-        recoveries=run["recoveries"],
-        arrived=optional_time(run["arrived"]),
-        since=optional_time(run["since"]),
-        seconds=max(0.0, (now - run["since"]) / 1000),
-        expires=optional_time(run.get("expires")),
-        reason=reason,
-        timed_out=optional_time((run.get("over") or {}).get("at")),
-        progress=_progress(run.get("progress")),
+    # Fields of the same name are taken as they are.
+    return RunStatus.model_validate(
+        {
+            **run,
+            "job": decode_job(run["job"]),
+            "priority": "forced" if run["priority"] == queues.FORCED else Priority(run["priority"]).label,
+            "retries": retries(run["attempt"]),
+            "worker": worker["name"] if worker else None,
+            "fence": int(run["fence"]) if run.get("fence") else None,
+            "arrived": optional_time(run["arrived"]),
+            "since": optional_time(run["since"]),
+            "seconds": max(0.0, (now - run["since"]) / 1000),
+            "expires": optional_time(run.get("expires")),
+            "reason": reason,
+            "timed_out": optional_time((run.get("over") or {}).get("at")),
+            "progress": _progress(run.get("progress")),
+        }
     )
 
 

@@ -24,20 +24,16 @@ def worker_state(worker: Mapping[str, Any], now: int) -> Literal["idle", "busy",
 
 
 def worker_status(worker: Mapping[str, Any], now: int) -> WorkerStatus:
-    return WorkerStatus(
-        name=worker["name"],
-        host=worker["host"],
-        pid=worker["pid"],
-        state=worker_state(worker, now),
-        execution_pool=worker["kind"],
-        slots=worker["slots"],
-        running=worker["running"],
-        done=worker["done"],
-        failed=worker["failed"],
-        queues=worker["queues"] or [],
-        mode=worker["mode"],
-        since=optional_time(worker["since"]),
-        last_beat=optional_time(worker["beat"]),
+    """Fields of the same name are taken as they are."""
+    return WorkerStatus.model_validate(
+        {
+            **worker,
+            "state": worker_state(worker, now),
+            "execution_pool": worker["kind"],
+            "queues": worker.get("queues") or [],
+            "since": optional_time(worker["since"]),
+            "last_beat": optional_time(worker["beat"]),
+        }
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from celery_orchestration.operate.graph.dependency_graph import Picture, edges
+from celery_orchestration.operate.graph.dependency_graph import DependencyGraph, edges
 from celery_orchestration.web.formatting import many, query, short
 from celery_orchestration.web.svg import tag, text
 
@@ -85,14 +85,14 @@ def placed(rows: Sequence[Sequence[str]]) -> dict[str, Placed]:
     return found
 
 
-def graph(picture: Picture, nodes: Mapping[str, Node], prefix: str, chosen: str = "") -> Markup:
+def graph(relations: DependencyGraph, nodes: Mapping[str, Node], prefix: str, chosen: str = "") -> Markup:
     """`nodes`: the jobs to draw. `chosen`: the selected job."""
-    pairs = [(one.needs, one.job) for one in picture.dependencies if one.needs in nodes and one.job in nodes]
+    pairs = [(one.needs, one.job) for one in relations.dependencies if one.needs in nodes and one.job in nodes]
     needs = edges((job, need) for need, job in pairs)
     at = placed(ordered(layers(sorted(nodes), needs), pairs))
-    conflicts = [(one.one, one.other) for one in picture.conflicts]
-    conflicts += [pair for group in picture.groups for pair in zip(group.jobs, group.jobs[1:], strict=False)]
-    labels = picture.conditions()
+    conflicts = [(one.one, one.other) for one in relations.conflicts]
+    conflicts += [pair for group in relations.groups for pair in zip(group.jobs, group.jobs[1:], strict=False)]
+    labels = relations.conditions()
     lines = [_conflict(at[a], at[b]) for a, b in conflicts if a in at and b in at]
     lines += [
         _arrow(at[need], at[job], labels.get((need, job), ""), nodes[need].state in ("disabled", "failing"))

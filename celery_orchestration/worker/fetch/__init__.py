@@ -5,14 +5,14 @@ messages that were written down come back after ``visibility_timeout`` (an hour)
 their queues into a **store** of the worker, a hash in the broker's Redis: they are always in one of the two. An
 acknowledgement deletes the message from the store.
 
-- ``node/stores.py``: the keys, and what can be done with a store: open, seal, give back.
+- ``node/stores.py``: the keys, and what can be done with a store: open, seal, give back. ``node/recovery.py``: the
+  thread that gives back stores whose worker is gone.
 - ``channel``: kombu's Redis channel, which fetches into a store. ``store_channel`` acknowledges and gives back,
   ``message`` has its messages and QoS, ``link`` is its connection: it hears when there is a message to fetch.
   ``misses`` says how long a channel waits that often came too late.
 - ``demand``: how many messages are fetched. ``amount`` decides it, by ``durations``.
 - ``transport``: kombu's transport and poller with these channels, and how they get into the worker's connection.
 - ``fetcher``: what all channels of a worker share.
-- ``recovery``: the thread that gives back stores whose worker is gone.
 
 Why no message is lost, and none is taken from a worker that lives:
 

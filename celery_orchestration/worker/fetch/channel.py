@@ -189,8 +189,8 @@ class ReliableChannel(StoreChannel):
     def _refused(self, error: Exception) -> NoReturn:
         if str(error).startswith("SEALED"):
             logger.warning(
-                "This worker stood still, or was cut off, for longer than its lease (or the broker was emptied): "
-                "messages that it had fetched and not begun are back in their queues. It connects to the broker again"
+                "This worker was suspended or cut off for longer than its lease (or the broker was emptied): messages "
+                "that it had fetched and not begun are back in their queues. It reconnects to the broker"
             )
             raise ConnectionError("the store is sealed")
         if str(error).startswith(PASSING):

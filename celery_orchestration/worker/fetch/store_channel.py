@@ -17,7 +17,7 @@ from kombu.transport import virtual
 from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
-from celery_orchestration.node.stores import Stores
+from celery_orchestration.node.stores import TIMEOUTS, Stores
 from celery_orchestration.worker.fetch.link import Link
 from celery_orchestration.worker.fetch.message import FetchedMessage, StoreQoS
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from celery_orchestration.worker.fetch.fetcher import Fetcher
 
 logger = get_logger(__name__)
-
-#: Seconds for a call on a store, unless the transport options say otherwise.
-SOCKET_TIMEOUT, CONNECT_TIMEOUT = 5.0, 3.0
 
 
 class StoreChannel:
@@ -62,7 +59,7 @@ class StoreChannel:
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         params: dict[str, Any] = super()._connparams(asynchronous)  # type: ignore[misc]
         if not asynchronous:
-            for name, seconds in (("socket_timeout", SOCKET_TIMEOUT), ("socket_connect_timeout", CONNECT_TIMEOUT)):
+            for name, seconds in TIMEOUTS.items():
                 if params.get(name, seconds) is None:
                     params[name] = seconds
         return params

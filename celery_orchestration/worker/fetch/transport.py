@@ -205,8 +205,3 @@ def make_reliable(connection: Any, fetcher: Fetcher) -> Any:
 
     connection.get_transport_cls = get_transport_cls
     return connection
-
-
-def is_redis(connection: Any) -> bool:
-    """Whether its messages may be in stores. Does not connect."""
-    return connection.get_transport_cls() in _OURS

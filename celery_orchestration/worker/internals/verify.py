@@ -37,7 +37,7 @@ def verify() -> None:
     missing = [what for what, there in _expectations() if not there]
     if missing:
         raise ConfigurationError(
-            f"celery_orchestration does not know the inside of Celery {celery.__version__} "
+            f"celery_orchestration does not support Celery {celery.__version__} "
             f"({'; '.join(missing)}), so its gate could be bypassed: install a supported version (celery>=5.5,<5.8), "
             "or set CELERY_ORCHESTRATION_MODE=off to run without it"
         )

@@ -19,6 +19,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import before_task_publish
 
 from celery_orchestration import OrchestratedTask
+from support import clocks
 from support.history import recorded
 
 app = Celery(
@@ -324,3 +325,7 @@ def crashing(self: Task, times: int) -> Any:
 def crashing_once(self: Task) -> Any:
     """One that its user wants failed, as Celery does it."""
     return crashing.job.run(99)
+
+
+if clocks.VARIABLE in os.environ:
+    clocks.follow(os.environ[clocks.VARIABLE])

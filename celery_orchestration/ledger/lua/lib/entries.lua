@@ -2,38 +2,34 @@
 --
 --   K.entry(entry), a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job;
 --   every: when, for people; source: code | people; written: what people wrote (JSON);
---   generation: the tick at which it came or was changed; last: the due time of its last fire (ms), at first
---   the time at which it came, or was changed or resumed; prev, next: the due times before and after that;
---   at: the due time of its last fire, how: what became of that (fired | sent | skipped | missed); run: its last run;
---   fires, skips, misses: how many so far; paused: by whom, why and since when it is paused (JSON);
---   gap: of a continuous one, ms between two runs; message: with a mark for the id; queue, granted_queue, key, priority: of
---   its runs
+--   generation: the tick at which it came or was changed; last: due times up to this one are refused (ms): it is that of
+--   the last fire, at first the time at which it came, or was changed or resumed; prev, next: the due times before and
+--   after that; at: the due time of its last fire, nothing if it never fired; how: what became of that (fired | sent | skipped
+--   | missed); run: its last run; fires, skips, misses: how many so far; paused: by whom, why and since when it is paused
+--   (JSON); gap: of a continuous one, ms between two runs; message: with a mark for the id; queue, granted_queue, key,
+--   priority: of its runs
 
 local MARK_PATTERN = '0rch0000%-0000%-4000%-8000%-000000000000'
 
 -- An entry; nil if there is none; nil and what is wrong with it.
-local function load_entry(entry)
-  local v = redis.pcall('HMGET', K.entry(entry), 'generation', 'last', 'run', 'paused', 'how', 'gap', 'message', 'queue',
+function load_entry(entry)
+  local e, problem = read_hash(K.entry(entry), 'generation', 'last', 'run', 'paused', 'how', 'gap', 'message', 'queue',
     'granted_queue', 'key', 'priority', 'job', 'at')
-  if v.err then return nil, v.err end
-  if not v[1] then return nil end
-  local last = tonumber(v[2] or nil)
-  if not tonumber(v[1]) or not last or last ~= last or math.abs(last) == math.huge then
+  if not e then return nil, problem end
+  if not e.generation then return nil end
+  if not tonumber(e.generation) or not e.last or e.last ~= e.last or math.abs(e.last) == math.huge then
     return nil, 'its generation or last fire is no number'
   end
-  local e = { id = entry, generation = v[1], last = last, run = v[3] or nil, paused = v[4] or nil, how = v[5] or '',
-    gap = tonumber(v[6] or nil), message = v[7], queue = v[8], granted_queue = v[9], key = v[10],
-    priority = tonumber(v[11] or nil),
-    job = v[12] or nil, at = tonumber(v[13] or nil) }
+  e.id, e.how = entry, e.how or ''
   -- Workers meet it when a run of it ends: if it lacks something it does not go on until it is adopted again.
   if not (e.message and #e.message >= 4 and e.queue and e.granted_queue and e.key and e.priority) then e.gap = nil end
   return e
 end
 
--- Whoever leads hears that people changed the entry.
+-- The leader is told that people changed the entry.
 local MOST_CHANGES = 1000
 
-local function note_change(entry)
+function note_change(entry)
   call('ZADD', K.changed_entries, call('HINCRBY', K.ledger, 'changes', 1), entry)
   for _, old in ipairs(call('ZRANGE', K.changed_entries, 0, -MOST_CHANGES - 1)) do
     call('HSET', K.ledger, 'unchanged', call('ZSCORE', K.changed_entries, old))
@@ -42,14 +38,14 @@ local function note_change(entry)
 end
 
 -- Redis's clock was set back: the entry would not fire until that has come as far again.
-local AHEAD_MS = 5000
+AHEAD_MS = 5000
 
-local function is_ahead(e)
+function is_ahead(e)
   return e.last > NOW + (e.gap or 0) + AHEAD_MS
 end
 
 -- A run that an entry made, if it has not ended.
-local function is_under_way(id)
+function unended_run(id)
   local r = id and load_run(id)
   return r and r.state ~= 'ending' and r.state ~= 'released' and r or nil
 end
@@ -57,7 +53,7 @@ end
 local COUNTED = { fired = 'fires', sent = 'fires', skipped = 'skips', missed = 'misses' }
 
 -- What became of the fire that was due then. next: the due time after it, or ''.
-local function note_fire(e, due, next_due, how, run, missed)
+function note_fire(e, due, next_due, how, run, missed)
   local key = K.entry(e.id)
   local prev = e.at == e.last and int(e.last) or ''
   call('HSET', key, 'last', int(due), 'at', int(due), 'prev', prev, 'next', next_due, 'how', how)
@@ -75,7 +71,7 @@ end
 
 -- For people: fires that made no run. Those in a row for the same reason are one record in the history, with the first
 -- one's due time as its arrival. id: of the run that was not made, or ''.
-local function note_none(j, e, outcome, why, id, due, count)
+function note_none(j, e, outcome, why, id, due, count)
   local head = call('LINDEX', K.history(j.name), 0)
   local f = head and cjson.decode(head)
   if f and f.outcome == outcome and f.error == why and f.entry == e.id then
@@ -87,24 +83,24 @@ local function note_none(j, e, outcome, why, id, due, count)
 end
 
 -- The run that a fire makes goes to the gate. f: id, key, priority, expires_ms, queue, granted_queue, eta_ms, message.
-local function fire(j, e, due, f)
+function fire(j, e, due, f)
   local message = f.message
-  local r = { id = f.id, job = j.name, key = j.policy.keyed and f.key or '', attempt = 0, recoveries = 0, tries = 0,
-    rank = (3 - f.priority) * CLASS + next_seq(), arrived = NOW, started = false, publication = '', expires = f.expires_ms,
-    eta = f.eta_ms, queue = f.queue, granted_queue = f.granted_queue, entry = e.id, due = due, continuous = e.gap and true }
+  local r = run_record({ id = f.id, job = j.name, key = j.policy.keyed and f.key or nil,
+    rank = (3 - f.priority) * CLASS + next_seq(), arrived = NOW, expires = f.expires_ms,
+    eta = f.eta_ms, queue = f.queue, granted_queue = f.granted_queue, entry = e.id, due = due, continuous = e.gap and true })
   if r.eta and r.eta > NOW then
     STATS.waits(r, nil, nil, message)
     put_off(j, r, message)
     return
   end
-  local reason = closed(j, r)
-  r.first_wait = in_words(reason)
+  local reason = reason_to_wait(j, r)
+  r.first_wait = as_recorded(reason)
   STATS.waits(r, reason, r.first_wait, message)
   enqueue(j, r, message)
   refresh(j)
 end
 
--- Which run follows from an entry, its generation and a due time: scheduler/entries.py knows it, too.
+-- Which run follows from an entry, its generation and a due time. Entry.run_id in scheduler/entries.py computes the same.
 local function run_id(e, due)
   local h = redis.sha1hex(e.id .. ' ' .. e.generation .. ' ' .. int(due))
   return string.format('%s-%s-%s-%s-%s', h:sub(1, 8), h:sub(9, 12), h:sub(13, 16), h:sub(17, 20), h:sub(21, 32))
@@ -112,7 +108,7 @@ end
 
 -- The next run of a continuous entry, unless something keeps it from going on. The id is put into the head of the
 -- message only (envelope.py); it is as long as its mark.
-local function fire_again(e)
+function fire_again(e)
   local j = e.job and job(e.job)
   if not j or j.policy.hash == 'gone' or e.paused then return false end
   if j.disabled and j.policy.when_disabled == 'drop' and j.probe ~= '' then return false end
@@ -131,7 +127,7 @@ end
 
 -- What handing over begins with: continuous jobs whose run has ended in this call go on. Not one that replaced itself:
 -- it goes on under the same id.
-local function fire_continuous()
+function fire_continuous()
   while #ENDED_CONTINUOUS > 0 do
     local r = table.remove(ENDED_CONTINUOUS)
     local e, now = load_entry(r.entry), load_run(r.id)

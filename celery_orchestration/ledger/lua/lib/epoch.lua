@@ -1,8 +1,8 @@
 -- Epochs: the times between which the ledger may have forgotten something. Needs records, memory.
 --
--- A Redis that was restarted, emptied or failed over to a replica may lack what it was told last. Whoever notices
--- declares a new epoch. Then nothing starts until every worker had one lease to claim what it runs (verb claim_runs), and
--- until it has, no worker's turn, heartbeat or sweep is taken: NEWEPOCH.
+-- A Redis that was restarted, emptied or failed over to a replica may lack the last writes. The first node to notice
+-- declares a new epoch. Then nothing starts until every worker had one lease to claim its runs (verb claim_runs). A
+-- turn, heartbeat or sweep before its claim gets NEWEPOCH.
 -- An epoch is named by the tick at which it began, so that epochs rise, and can be compared with fences.
 --
 --   In g:  epoch; before: the epoch before it (none: the ledger was new); why: emptied | moved; had (moved): the number
@@ -20,7 +20,7 @@ local function server()
   return run or '?', replid or '?', not string.find(r, 'master_replid2:0000000000', 1, true)
 end
 
-local function longest_lease(lease)
+function longest_lease(lease)
   for _, worker in ipairs(call('ZRANGE', K.leases, 0, -1)) do
     lease = math.max(lease, tonumber(call('HGET', K.worker(worker), 'lease')) or 0)
   end
@@ -52,7 +52,7 @@ local function declare(why, before, lease)
 end
 
 -- Is this still the Redis that it was? If not, a new epoch begins.
-local function same_epoch(lease)
+function same_epoch(lease)
   if not G.epoch then return end
   local run, replid, continues = server()
   if not run then return end
@@ -66,7 +66,7 @@ local function same_epoch(lease)
 end
 
 -- A worker comes that was last in the epoch `told` ('': it is new).
-local function enter_epoch(told, lease)
+function enter_epoch(told, lease)
   if not G.epoch and told == '' then
     -- Nobody knows of anything before: it opens at once.
     G.epoch = int(tick())

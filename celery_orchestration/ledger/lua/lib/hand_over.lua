@@ -5,12 +5,14 @@
 -- the caller publishes it (`grants`), as long as fewer granted runs are on their way to a queue than live workers
 -- have slots for it.
 
-local HAND
+-- What this call hands over. grants: runs for the caller to publish; starts: runs that start in a slot of the calling worker;
+-- after: jobs of which a run ended (settle fills it); more: call again, not all was handed over; found: see dependents_of.
+-- here: { worker, free, release, queues, spare, kept } of the calling worker, or nil. spare: a function that finds more free
+-- slots, called once, when one is needed; kept: it is kept free for one run.
+HAND = nil
 
 on_call(function() HAND = { grants = {}, starts = {}, after = {}, more = false, found = {} } end)
 
--- here: { worker, free, release, queues, spare, kept } of the calling worker, or nil. spare: a function that finds more free
--- slots, called once, when one is needed; kept: it is kept free for one run.
 local function served_here(name, queue)
   local here = HAND.here
   if not here.serves then
@@ -90,8 +92,8 @@ local function look_at_unseen()
   return false
 end
 
--- The dependents of d whose head may start but for rules 2, 3 and 5, the best first. Of very many they are found once a call,
--- and each is used once.
+-- The dependents of d whose first waiting run lacks only room or its turn, the best first. Of very many they are found once a
+-- call, and each is used once.
 local function dependents_of(d)
   if HAND.found[d.name] then return HAND.found[d.name] end
   local names, found = d.policy.dependents, {}
@@ -106,20 +108,22 @@ local function dependents_of(d)
   return found
 end
 
--- When D ends, those who wait for D are looked at before D's next run: they may pass it, and only it, in the order of
--- their own ranks. Of very many that cannot start now, the first ones.
+-- When D ends, jobs that wait for D go before D's next run: they may pass it, and only it, in the order of their own
+-- ranks. Of very many, only the first are tried.
 local function best_after(best)
+  local only_forced = nil
   for _, d in ipairs(HAND.after) do
     if d.bar_rank then
+      if only_forced == nil then only_forced = held_back(0) ~= nil end
       local dependents = dependents_of(d)
       for i = 1, math.min(#dependents, LOOKS.most) do
         local name = dependents[i].name
         local j = job(name)
         local h = not is_blocked(j) and head(j)
-        if h and enabled_for(j, h.id, h.rank) and not (G.paused and h.rank >= 0) then
+        if h and not (only_forced and not is_forced(h.rank)) then
           local rank = math.min(h.rank, d.bar_rank - 0.5)
           local first = not best or rank < best.rank or rank == best.rank and h.rank < best.own_rank
-          if first and (h.deps_checked or not unmet(j, h.rank)) and not barred(j, h.rank, d.name) then
+          if first and bars_others(j, h) and not barred(j, h.rank, d.name) then
             local r = load_run(h.id)
             if not r then drop_lost(j, h) end
             local queue = r and open_set(name, destination(r))
@@ -137,25 +141,25 @@ local function best_after(best)
   return best
 end
 
-local function hand_over(limit)
+function hand_over(limit)
   fire_continuous()
   local unseen = look_at_unseen()
   HAND.more = unseen
   for _ = 1, limit do
-    if G.clock < G.opens or (G.max_running and G.total >= G.max_running) then return end
+    if held_back(-1) then return end -- not even a forced run could start
     local best = best_after(best_open())
-    if not best or (G.paused and best.rank >= 0) then return end
+    if not best or held_back(best.own_rank) then return end
     local j = job(best.name)
     local h = head(j)
     -- A dependency can grow too old while nothing happens: then this puts j where it belongs, and we look on.
-    if h and (h.deps_checked or not unmet(j, h.rank)) then hand(j, h.id, best.queue, best.place) else refresh(j) end
+    if h and bars_others(j, h) then hand(j, h.id, best.queue, best.place) else refresh(j) end
   end
   local best = best_open()
-  HAND.more = unseen or best ~= nil and not (G.paused and best.rank >= 0)
+  HAND.more = unseen or best ~= nil and not held_back(best.own_rank)
 end
 
 -- Observe mode: everything that waits is let go, whatever the gate says, as far as there are slots for it.
-local function let_go(limit)
+function let_go(limit)
   fire_continuous()
   look_at_unseen()
   take_from(K.waiting, limit, 10 * limit, function(id)
@@ -168,7 +172,7 @@ local function let_go(limit)
 end
 
 -- A run that took its workers down too often is tried once more, alone: one worker that serves it is kept free until
--- nothing else of ours runs there, then it starts. So others that ran beside a poisonous one are not buried with it.
+-- nothing else of ours runs there, then it starts. So runs beside it do not become dead letters with it.
 
 local function let_go_of_alone(worker, r)
   if r and r.alone and r.state == 'waiting' then call('HSET', K.alone, r.id, '') end
@@ -186,7 +190,7 @@ end
 local MOST_ALONE = 32
 
 local function keep_free(here)
-  -- Of very many some: whichever is tried first, all are.
+  -- A random part of very many: each has its turn.
   local all, first = call('HRANDFIELD', K.alone, MOST_ALONE, 'WITHVALUES'), nil
   for i = 1, #all, 2 do
     local r = load_run(all[i])
@@ -194,7 +198,7 @@ local function keep_free(here)
       call('HDEL', K.alone, all[i])
       G.alone, G.dirty = G.alone - 1, true
     end
-    if r and (not first or r.rank < first.rank) and not is_promised(all[i], all[i + 1]) and not closed(job(r.job), r)
+    if r and (not first or r.rank < first.rank) and not is_promised(all[i], all[i + 1]) and not reason_to_wait(job(r.job), r)
       and served_here(r.job, destination(r)) then
       first = r
     end
@@ -205,13 +209,13 @@ local function keep_free(here)
   call('HSET', K.worker(here.worker), 'alone', first.id)
 end
 
-local function try_alone()
+function try_alone()
   local here = HAND.here
   if not SESSION.alone and not SESSION.stops and G.alone > 0 then keep_free(here) end
   if not SESSION.alone then return end
   local r = load_run(SESSION.alone)
   local waits = r and r.alone and r.state == 'waiting'
-  if waits and not SESSION.stops and not closed(job(r.job), r) then
+  if waits and not SESSION.stops and not reason_to_wait(job(r.job), r) then
     here.kept = true
     if here.free > 0 and call('SCARD', K.worker_runs(here.worker)) == 0 then hand(job(r.job), r.id, nil, 'here') end
   elseif r and r.alone and r.worker == here.worker then
@@ -222,7 +226,7 @@ local function try_alone()
 end
 
 -- What a verb that hands over returns at its end: the message of each run that starts here goes with it.
-local function starts_with_messages(starts)
+function starts_with_messages(starts)
   local found = {}
   for i, s in ipairs(starts) do found[i] = { s[1], s[2], call('HGET', K.run(s[1]), 'message') or '' } end
   return found

@@ -8,14 +8,15 @@
 
 -- Returns the id of the run; its record, if it has not ended; the highest attempt that ended, if that is remembered.
 -- any: nobody knows which publication a redelivered message is of: of any that is known.
-local function run_of(task, publication, any)
+function run_of(task, publication, any)
   local own = task .. '~' .. publication
   local r = load_run(task)
   if r and (any or r.publication == publication) then return task, r end
   if not r and call('EXISTS', K.done(task), K.dead_letter(task), K.run(own), K.done(own)) == 0 then
     return task
   end
-  local done = done_of({ id = task, publication = any and string.match(call('GET', K.done(task)) or '', ' (.*)$') or publication })
+  local known = any and string.match(call('GET', K.done(task)) or '', ' (.*)$')
+  local done = done_of({ id = task, publication = known or publication })
   if done then return task, nil, done end
   local further = load_run(own)
   if further then return own, further end

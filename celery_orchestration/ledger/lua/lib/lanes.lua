@@ -1,16 +1,16 @@
 -- Lanes: the waiting runs of one job and room key, by rank. Needs records.
 
 -- checked: the lane of those whose dependencies were checked.
-local function lane_of(j, key, checked)
+function lane_of(j, key, checked)
   return (checked and K.lane_checked or K.lane)(j.name, key)
 end
 
 -- Keyed jobs: the room keys whose lanes have waiting runs and room.
-local function lane_heads_of(j, checked)
+function lane_heads_of(j, checked)
   return (checked and K.lane_heads_checked or K.lane_heads)(j.name)
 end
 
-local function first_in(lane)
+function first_in(lane)
   local e = call('ZRANGE', lane, 0, 0, 'WITHSCORES')
   if e[1] then return e[1], tonumber(e[2]) end
   return nil
@@ -18,7 +18,7 @@ end
 
 -- The first in a set by rank of those that arrived before; of all, if there is none. The order of arrival is that of the
 -- rank within a priority only.
-local function first_until(set, arrival)
+function first_until(set, arrival)
   for class = arrival and -1 or 4, 3 do
     local e = call('ZRANGEBYSCORE', set, int(class * CLASS), '(' .. int(class * CLASS + arrival), 'WITHSCORES', 'LIMIT', 0, 1)
     if e[1] then return e[1], tonumber(e[2]) end

@@ -5,7 +5,7 @@
 
 -- A supervisor, or nil.
 --   session; host, pid; ends: of its lease (ledger clock); tables: pool -> { min, max }; report: opaque, for people
-local function supervisor(name)
+function supervisor(name)
   local text = redis.pcall('HGET', K.supervisors, name)
   if type(text) ~= 'string' then return nil end
   local sound, found = pcall(cjson.decode, text)
@@ -15,7 +15,7 @@ local function supervisor(name)
 end
 
 -- Those whose lease has not run out.
-local function supervisors()
+function supervisors()
   local found, names = {}, redis.pcall('HKEYS', K.supervisors)
   for _, name in ipairs(names.err and {} or names) do
     local one = supervisor(name)
@@ -25,7 +25,7 @@ local function supervisors()
 end
 
 -- How many workers a pool may have at most: the least that a live supervisor allows. nil: none of them has the pool.
-local function most_places(pool)
+function most_places(pool)
   local most = nil
   for _, one in ipairs(supervisors()) do
     local row = one.tables[pool]
@@ -38,7 +38,7 @@ end
 -- A place that somebody holds, or nil.
 --   by, fence, token: its holder, and of which claim; ends: of its lease (ledger clock); since: ms; leaving: its worker is
 --   to stop; info: opaque, about its worker
-local function place(pool, number)
+function place(pool, number)
   local text = redis.pcall('HGET', K.places(pool), number)
   if type(text) ~= 'string' then return nil end
   local sound, found = pcall(cjson.decode, text)
@@ -47,13 +47,15 @@ local function place(pool, number)
   return found
 end
 
-local function save_place(pool, p)
-  call('HSET', K.places(pool), p.number, cjson.encode({ by = p.by, fence = p.fence, token = p.token, ends = p.ends,
-    since = p.since, leaving = p.leaving, info = p.info }))
+function save_place(pool, p)
+  local number = p.number
+  p.number = nil -- it is the field
+  call('HSET', K.places(pool), number, cjson.encode(p))
+  p.number = number
 end
 
 -- Those that are held, by number.
-local function places(pool)
+function places(pool)
   local found, numbers = {}, redis.pcall('HKEYS', K.places(pool))
   for _, number in ipairs(numbers.err and {} or numbers) do found[#found + 1] = place(pool, number) end
   table.sort(found, function(a, b) return tonumber(a.number) < tonumber(b.number) end)
@@ -61,7 +63,7 @@ local function places(pool)
 end
 
 -- How many of them stay.
-local function count_staying(held)
+function count_staying(held)
   local count = 0
   for _, p in ipairs(held) do
     if not p.leaving then count = count + 1 end
@@ -69,7 +71,7 @@ local function count_staying(held)
   return count
 end
 
-local function wanted_of(pool)
+function wanted_of(pool)
   local found = redis.pcall('HGET', K.pool(pool), 'wanted')
   return type(found) == 'string' and tonumber(found) or nil
 end

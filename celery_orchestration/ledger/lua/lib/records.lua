@@ -3,7 +3,7 @@
 -- ---------------------------------------------------------------------------------------------- globals
 
 -- The same table in every call, with all its fields set anew: one that has grown need not grow again.
-local G = {}
+G = {}
 
 on_call(function()
   G.dirty = nil
@@ -17,21 +17,21 @@ on_call(function()
 end)
 
 -- Fences and the order of events: always rising, close to Redis's clock in microseconds.
-local function tick()
+function tick()
   G.dirty = true
   G.tick = math.max(G.tick + 1, TIME[1] * 1000000 + TIME[2])
   return G.tick
 end
 
 -- The order of arrivals.
-local function next_seq()
+function next_seq()
   G.dirty = true
   G.seq = G.seq + 1
   return G.seq
 end
 
 -- Who changed what: for people.
-local function audit(who, what, about, why)
+function audit(who, what, about, why)
   call('LPUSH', K.audit, cjson.encode({ at = NOW, who = who, what = what, about = about, why = why }))
   call('LTRIM', K.audit, 0, 999)
 end
@@ -39,12 +39,12 @@ end
 -- A record that somebody else wrote over must not stop all others: it is set aside.
 local MOST_CORRUPT = 20
 
-local function note_corrupt(what, why)
+function note_corrupt(what, why)
   if call('HLEN', K.corrupt) >= MOST_CORRUPT then call('DEL', K.corrupt) end
   call('HSET', K.corrupt, what, cjson.encode({ at = NOW, why = why }))
 end
 
-local function set_aside(key, why)
+function set_aside(key, why)
   local what = without_prefix(key)
   note_corrupt(what, why)
   if call('EXISTS', key) == 1 then call('RENAME', key, K.set_aside(what)) end
@@ -52,7 +52,7 @@ local function set_aside(key, why)
 end
 
 -- A key that all depend on is of its declared type, or empty. Returns true if it was another's.
-local function see_to(name, ...)
+function see_to(name, ...)
   local key, wanted = K[name], KEY[name]
   if not wanted then key, wanted = key(...), KEYS_OF[name] end
   local found = call('TYPE', key).ok
@@ -62,7 +62,7 @@ local function see_to(name, ...)
 end
 
 -- A live worker of this release and kind came (1) or went (-1).
-local function count_worker(release, kind, by)
+function count_worker(release, kind, by)
   for _, what in ipairs({ 'release:' .. release, 'kind:' .. kind }) do
     if call('HINCRBY', K.live, what, by) <= 0 then call('HDEL', K.live, what) end
   end
@@ -74,22 +74,22 @@ local function count_worker(release, kind, by)
 end
 
 -- The queue of an open set.
-local function queue_of(open)
+function queue_of(open)
   return string.match(open, '^[^\n]*')
 end
 
 -- The slots of all workers that can be read, and how many there are, counted anew.
-local function count_workers()
+function count_workers()
   for _, queue in ipairs(call('HKEYS', K.slots)) do call('DEL', K.release_slots(queue)) end
   call('DEL', K.slots, K.live, K.ready_sets)
   for _, worker in ipairs(call('ZRANGE', K.leases, 0, -1)) do
-    local v = redis.pcall('HMGET', K.worker(worker), 'queues', 'slots', 'state', 'release', 'kind')
-    local sound, queues = pcall(cjson.decode, not v.err and not v[3] and v[1] or '[]')
+    local w = read_hash(K.worker(worker), 'queues', 'slots', 'state', 'release', 'kind') or {}
+    local sound, queues = pcall(cjson.decode, not w.state and w.queues or '[]')
     for _, queue in ipairs(sound and queues or {}) do
-      call('HINCRBY', K.slots, queue, tonumber(v[2]) or 0)
-      call('HINCRBY', K.release_slots(queue), v[4] or '', tonumber(v[2]) or 0)
+      call('HINCRBY', K.slots, queue, w.slots or 0)
+      call('HINCRBY', K.release_slots(queue), w.release or '', w.slots or 0)
     end
-    if not v.err and v[4] then count_worker(v[4], v[5] or '', 1) end
+    if w.release then count_worker(w.release, w.kind or '', 1) end
   end
   for _, queue in ipairs(call('SMEMBERS', K.open_sets)) do
     if call('HEXISTS', K.slots, queue_of(queue)) == 1 then call('SADD', K.ready_sets, queue) end
@@ -98,13 +98,13 @@ local function count_workers()
 end
 
 -- Records of a worker that cannot be read are set aside: it registers again, or its lease runs out.
-local function see_to_worker(worker)
+function see_to_worker(worker)
   see_to('worker_runs', worker)
   if see_to('worker', worker) then count_workers() end
 end
 
 -- Workers and schedulers whose records can be read: { id, end of its lease }.
-local function members()
+function nodes()
   local found, ends = {}, call('ZRANGE', K.leases, 0, -1, 'WITHSCORES')
   for i = 1, #ends, 2 do
     see_to_worker(ends[i])
@@ -118,7 +118,7 @@ end
 -- ------------------------------------------------------------------------------------------------- jobs
 
 -- The jobs that this call has read, by name; false: there is none.
-local J
+J = nil
 local restore
 
 on_call(function() J = {} end)
@@ -139,7 +139,7 @@ local function policy_of(text)
 end
 
 -- A job, or nil if the ledger has no policy for it. Its fields: see schema.lua.
-local function job(name)
+function job(name)
   local j = J[name]
   if j ~= nil then return j or nil end
   local v = redis.pcall('HMGET', K.job(name), 'policy', 'state', 'blocked', 'disabled', 'minute')
@@ -164,13 +164,13 @@ local function job(name)
   return j
 end
 
-local function save_policy(name, policy)
+function save_policy(name, policy)
   call('HSET', K.job(name), 'policy', cmsgpack.pack(policy))
   call('HSET', K.installed, name, policy.hash)
   J[name] = nil
 end
 
-local function flush()
+function flush()
   for name, j in pairs(J) do
     if j and j.dirty then
       local state = packed_state(j)
@@ -189,23 +189,37 @@ local function flush()
 end
 
 -- Something is to be looked at then.
-local function look_at(ms)
+function look_at(ms)
   if not G.next or ms < G.next then
     G.next = ms
     G.dirty = true
   end
 end
 
+-- The waiting runs of a job are looked at again at that time: a rule may open then.
+function set_timer(name, rule, ms)
+  call('ZADD', K.timers, int(ms), rule .. ':' .. name)
+  look_at(ms)
+end
+
+function timer_of(name, rule)
+  return tonumber(call('ZSCORE', K.timers, rule .. ':' .. name) or nil)
+end
+
+function clear_timer(name, rule)
+  call('ZREM', K.timers, rule .. ':' .. name)
+end
+
 -- Somebody paused, disabled or enabled something, or changed the schedule: members refresh their copy (verb read_decisions).
 -- Until all have told what they know of an emptied ledger (verb restore_decisions), what people decide now comes before that.
-local function decide(subject, who)
+function decide(subject, who)
   call('HINCRBY', K.ledger, 'decisions', 1)
   if who ~= 'failures' and who ~= 'probe' and (not G.epoch or G.clock < G.opens) then
     call('HSET', K.decided, subject, 'people')
   end
 end
 
-local function switch_off(j, who, why)
+function switch_off(j, who, why)
   -- That failures had disabled it is kept when a person does as well.
   local before = j.disabled and cjson.decode(j.disabled)
   local failures = before and (before.by == 'failures' and before.why or before.failures)
@@ -216,18 +230,18 @@ local function switch_off(j, who, why)
   audit(who, 'disable', j.name, why)
 end
 
-local function switch_on(j, who, why)
+function switch_on(j, who, why)
   audit(who, 'enable', j.name, why)
   j.disabled, j.failures, j.probe, j.dirty = nil, 0, nil, true
   call('HDEL', K.job(j.name), 'disabled')
   call('SREM', K.disabled_jobs, j.name)
-  call('ZREM', K.cooling, j.name)
+  clear_timer(j.name, 'cool_down')
   decide('job:' .. j.name, who)
 end
 
--- Goes through a sorted set from its beginning, until so many were taken out of it. take(id): takes one out, or says no;
--- of those that stay it looks at `most`.
-local function take_from(key, limit, most, take)
+-- Goes through a sorted set from its beginning, until `limit` members were taken out. take(id) takes one out, or returns
+-- false. Ends after `most` that stay.
+function take_from(key, limit, most, take)
   local stay = 0
   while limit > 0 and stay < most do
     local ids = call('ZRANGE', key, stay, stay + limit - 1)
@@ -239,7 +253,7 @@ local function take_from(key, limit, most, take)
 end
 
 -- Those of the given jobs that have runs in their lanes.
-local function with_waiters(names)
+function with_waiters(names)
   local found = {}
   for from = 1, #names, 1000 do
     local part = { unpack(names, from, math.min(from + 999, #names)) }
@@ -253,7 +267,7 @@ end
 -- ------------------------------------------------------------------------------------------------- runs
 
 -- A run, or nil. Its fields: see schema.lua. key_of: K.run, if not another.
-local function load_run(id, key_of)
+function load_run(id, key_of)
   local key = (key_of or K.run)(id)
   local text = redis.pcall('HGET', key, 'record')
   if not text then return nil end
@@ -262,8 +276,8 @@ local function load_run(id, key_of)
     set_aside(key, type(text) == 'table' and text.err or 'it cannot be read')
     return nil
   end
-  r.id, r.publication, r.was = id, r.publication or '', r.state
-  return r
+  r.id, r.was = id, r.state
+  return run_record(r)
 end
 
 -- The states in which a run waits, and what of it that is.
@@ -281,7 +295,7 @@ function STATS.spend(r)
   r.was = nil
 end
 
-local function save_run(r, key_of, message)
+function save_run(r, key_of, message)
   if r.was then STATS.spend(r) end
   r.since, r.was = NOW, r.state
   local record = packed_run(r)
@@ -293,20 +307,33 @@ local function save_run(r, key_of, message)
   end
 end
 
+-- Counts something of a run: its attempts share the count, and history, status and dead letters show it. Returns how often.
+function count_figure(r, figure)
+  r.figures = r.figures or {}
+  r.figures[figure] = (r.figures[figure] or 0) + 1
+  return r.figures[figure]
+end
+
+-- Adds the figures of a run to what is shown of it.
+function with_figures(shown, r)
+  for figure, count in pairs(r.figures or {}) do shown[figure] = count end
+  return shown
+end
+
 -- The record of a run is removed.
-local function delete_run(r)
+function delete_run(r)
   call('DEL', K.run(r.id))
   if r.task_id then call('SREM', K.task_runs(r.task_id), r.id) end
 end
 
 -- What was noted about this very start of a run, in a field of its hash: { fence, at (ms), ... }, or nil.
-local function note_of(r, field)
+function note_of(r, field)
   local found = r.fence and unpacked(call('HGET', K.run(r.id), field))
   return found and found.fence == r.fence and found or nil
 end
 
--- A job whose record is gone, or could not be read, begins anew: nothing of it starts until whoever sweeps next has installed its
--- policy again. What can be told from its runs and its history is.
+-- A job whose record is gone, or could not be read, begins anew: none of its runs starts until a node has installed its policy
+-- again. Counts and last outcome come from its runs and history.
 restore = function(name, why)
   set_aside(K.job(name), why)
   local j = { name = name, blocked = 0, running = 0, busy = 0, waiting = 0, waiting_checked = 0, parked = 0, dirty = true,

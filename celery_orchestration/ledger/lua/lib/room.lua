@@ -2,7 +2,7 @@
 -- Needs records, rules, index.
 
 -- A keyed lane counts for its job only while it has both waiting runs and room.
-local function touch_lane(j, key)
+function touch_lane(j, key)
   if not j.policy.keyed or j.waiting <= 0 then return end
   local room = has_room(j, key)
   for _, checked in ipairs({ false, true }) do
@@ -33,31 +33,19 @@ local function block_conflicts(j, by)
   end
 end
 
-local function take(j, key)
-  j.running = j.running + 1
-  j.dirty = true
-  G.total = G.total + 1
-  G.dirty = true
-  if j.policy.keyed then
-    call('HINCRBY', K.room(j.name), key, 1)
-    touch_lane(j, key)
-  end
+function take(j, key)
+  count_room(j, key, 1)
+  touch_lane(j, key)
   if j.running == 1 then block_conflicts(j, 1) end
 end
 
-local function free(j, key)
-  j.running = j.running - 1
-  j.dirty = true
-  G.total = G.total - 1
-  G.dirty = true
-  if j.policy.keyed then
-    if call('HINCRBY', K.room(j.name), key, -1) <= 0 then call('HDEL', K.room(j.name), key) end
-    touch_lane(j, key)
-  end
+function free(j, key)
+  count_room(j, key, -1)
+  touch_lane(j, key)
   if j.running == 0 then block_conflicts(j, -1) end
 end
 
-local function note_expiry(r)
+function note_expiry(r)
   if not r.expires then return end
   call('ZADD', K.expiring, int(r.expires), r.id)
   look_at(r.expires)
@@ -65,14 +53,14 @@ end
 
 -- A run of a job that others depend on comes before runs of theirs that arrive after it, until it starts.
 local function comes_first(j, r)
-  if not r.started and #j.policy.dependents > 0 then call('ZADD', K.scheduled(j.name), int(r.rank % CLASS), r.id) end
+  if not r.started and #j.policy.dependents > 0 then call('ZADD', K.unstarted(j.name), int(r.rank % CLASS), r.id) end
 end
 
-local function no_longer_first(j, r)
-  if #j.policy.dependents > 0 then call('ZREM', K.scheduled(j.name), r.id) end
+function no_longer_first(j, r)
+  if #j.policy.dependents > 0 then call('ZREM', K.unstarted(j.name), r.id) end
 end
 
-local function enqueue(j, r, message)
+function enqueue(j, r, message)
   comes_first(j, r)
   r.state = 'waiting'
   save_run(r, nil, message)
@@ -98,7 +86,7 @@ local function enqueue(j, r, message)
   touch_lane(j, r.key)
 end
 
-local function dequeue(j, r)
+function dequeue(j, r)
   call('ZREM', K.waiting, r.id)
   if r.expires then call('ZREM', K.expiring, r.id) end
   if r.stray then
@@ -120,7 +108,7 @@ local function dequeue(j, r)
 end
 
 -- The run is not to start before its time.
-local function put_off(j, r, message)
+function put_off(j, r, message)
   r.state = 'later'
   save_run(r, nil, message)
   call('ZADD', K.later, int(r.eta), r.id)
@@ -129,13 +117,13 @@ local function put_off(j, r, message)
   j.parked, j.dirty = j.parked + 1, true
 end
 
-local function no_longer_put_off(j, r)
+function no_longer_put_off(j, r)
   call('ZREM', K.later, r.id)
   if r.expires then call('ZREM', K.expiring, r.id) end
   j.parked, j.dirty = j.parked - 1, true
 end
 
--- Granted runs on their way to a queue: so many more, or less.
-local function count_under_way(queue, by)
+-- Changes the count of granted runs on their way to a queue.
+function count_under_way(queue, by)
   if call('HINCRBY', K.under_way, queue, by) <= 0 then call('HDEL', K.under_way, queue) end
 end

@@ -1,12 +1,12 @@
--- A call whose reply was lost gives, called again, the same answer: each worker keeps the number and the reply of
--- the last call of each verb that changes something anew each time. Needs records.
+-- A call repeated because its reply was lost gets the same reply. For each worker the ledger keeps the number and
+-- reply of the last call of each verb that is not idempotent. Needs records.
 
 -- Returns the reply of this very call if it was made before. Errors: UNKNOWNWORKER if the worker is not registered
 -- (never was, or its lease ran out); NEWEPOCH epoch if it has to claim its runs first. But a call that the ledger
 -- remembers it made: its reply holds.
-local function replayed(worker, verb, number)
-  local v = call('HMGET', K.worker(worker), 'queues', 'call:' .. verb, 'reply:' .. verb, 'release', 'name', 'alone', 'done', 'failed',
-    'epoch', 'lease', 'state')
+function replayed(worker, verb, number)
+  local v = call('HMGET', K.worker(worker), 'queues', 'call:' .. verb, 'reply:' .. verb, 'release', 'name', 'alone', 'done',
+    'failed', 'epoch', 'lease', 'state')
   if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
   SESSION = { worker = worker, verb = verb, number = number, queues = v[1], release = v[4], name = v[5], alone = v[6] or nil,
     done = tonumber(v[7]) or 0, failed = tonumber(v[8]) or 0, lease = tonumber(v[10]) or SESSION.lease, stops = v[11] ~= false }
@@ -16,7 +16,7 @@ local function replayed(worker, verb, number)
 end
 
 -- done, failed: how many runs ended on this worker in this call, and how many of these failed.
-local function remember(reply, done, failed)
+function remember(reply, done, failed)
   call('HSET', K.worker(SESSION.worker), 'call:' .. SESSION.verb, SESSION.number,
     'reply:' .. SESSION.verb, cmsgpack.pack(reply), 'done', SESSION.done + (done or 0),
     'failed', SESSION.failed + (failed or 0))

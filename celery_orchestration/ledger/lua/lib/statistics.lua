@@ -1,10 +1,10 @@
--- Statistics of a job: how often things happened, and how long runs waited and ran. Needs records.
+-- Statistics of a job: how often things happened, and how long runs waited and ran. Needs records, rules.
 --
--- Three sums are kept for each job. The sum of the current minute is the field minute of its key `job`: it is read and written together with
--- the state of the job, so that a run costs no further command. When the first thing happens in a later minute, that sum
--- goes into a ring of minutes (24 hours), into the sum of its hour and into the sum of all time; the sum of an hour goes
--- into a ring of hours (30 days) in the same way. A place in a ring is written over when its time comes again, so the
--- rings are bounded and need no TTL. Whoever reads knows by `at` whether a place is of the time that is asked for.
+-- Three sums are kept for each job. The sum of the current minute is the field minute of its key `job`: it is read and written
+-- together with the state of the job, so that a run costs no further command. When the first thing happens in a later minute,
+-- that sum goes into a ring of minutes (24 hours), into the sum of its hour and into the sum of all time; the sum of an hour
+-- goes into a ring of hours (30 days) in the same way. A place in a ring is written over when its time comes again, so the
+-- rings are bounded and need no TTL. A reader tells by `at` whether a place is of the time that it wants.
 --
 --   totals:<job>          all: the sum of all time; of_hour: that of one hour; hour: which one. Of deleted jobs: totals:
 --   minutes:<job>:<0-23>  at: an hour; then minute of it -> sum
@@ -17,15 +17,14 @@ STATS.COUNTERS = { 'started', 'succeeded', 'failed', 'crashed', 'revoked', 'expi
   'released', 'skipped', 'retried', 'recovered', 'fires', 'fires_skipped', 'fires_missed', 'waited' }
 -- Each duration has 32 numbers: the first is its sum (ms), the next ones its buckets.
 STATS.DURATIONS = { 'run', 'queue', 'delay', 'hand_over', 'lateness' }
--- What a run waited for at the gate: each is a duration, after those above.
-STATS.REASONS = { 'slot', 'epoch', 'paused', 'disabled', 'room', 'global', 'blocked', 'depends', 'behind', 'alone' }
+-- What a run waited for at the gate (STATS.REASONS, in rules.lua): each reason is a duration, after those above.
 -- The upper ends of the buckets (ms); there is one more for what is longer.
 STATS.LIMITS = { 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000, 300000, 600000, 1800000, 3600000 }
 -- What becomes of a fire, and the counter of it.
 STATS.FIRES = { fired = 'fires', skipped = 'fires_skipped', missed = 'fires_missed' }
 -- Waits of one run that are told to a tracer at most.
 STATS.MOST_TOLD = 16
--- Of the head of a message so much is searched (bytes).
+-- How much of a message's head is searched (bytes).
 STATS.LONGEST_HEAD = 16384
 
 on_call(function() STATS.told = {} end)
@@ -168,7 +167,8 @@ do
       last.to = NOW
     elseif #log < STATS.MOST_TOLD then
       local at_gate = kind == 'gate'
-      log[#log + 1] = { kind = kind, from = from, to = NOW, why = at_gate and traced.why or nil, by = at_gate and traced.by or nil }
+      log[#log + 1] = { kind = kind, from = from, to = NOW, why = at_gate and traced.why or nil,
+        by = at_gate and traced.by or nil }
     end
   end
 

@@ -6,7 +6,7 @@ local MOST_STALE = 200
 -- Which queues are served, and by which releases, decides where waiting runs are handed over to: when that changes, jobs with
 -- waiting runs are looked at again, a part in this call and the rest in the next sweeps. Until then they are handed over to
 -- the queue that was right before, or to none. rel: the release of the worker whose slots these are.
-local function add_slots(queues, by, rel)
+function add_slots(queues, by, rel)
   local changed = false
   for _, queue in ipairs(cjson.decode(queues)) do
     local now, of_release = call('HINCRBY', K.slots, queue, by), call('HINCRBY', K.release_slots(queue), rel, by)
@@ -24,13 +24,13 @@ local function add_slots(queues, by, rel)
 end
 
 -- Nothing more is handed over to this worker. What it runs, and its lease, are untouched. Called again: nothing to do.
-local function take_slots(worker)
-  local v = call('HMGET', K.worker(worker), 'queues', 'slots', 'state', 'release')
-  if v[1] and not v[3] then add_slots(v[1], -(tonumber(v[2]) or 0), v[4] or '') end
+function take_slots(worker)
+  local w = read_hash(K.worker(worker), 'queues', 'slots', 'state', 'release')
+  if w and w.queues and not w.state then add_slots(w.queues, -(w.slots or 0), w.release or '') end
 end
 
 -- Returns whether there are more.
-local function refresh_stale()
+function refresh_stale()
   local names = call('SPOP', K.stale_jobs, MOST_STALE)
   for _, name in ipairs(names) do
     local j = job(name)
@@ -40,14 +40,14 @@ local function refresh_stale()
 end
 
 -- Takes up to `limit` running runs from a worker that is gone. Returns {dead}, {recovered}, done: whether none is left.
--- counted: 'worker' if it counts as a crash of the runs. Whether a run had begun there is not known: so it had.
-local function take_runs(worker, counted, limit)
+-- died: 'worker' if it counts as a crash of the runs, else nil. All runs count as begun: nobody knows which were.
+function take_runs(worker, died, limit)
   local dead, recovered = {}, {}
   local ids = call('SMEMBERS', K.worker_runs(worker))
   for i = 1, math.min(#ids, limit) do
     local r = load_run(ids[i])
     if r and r.state == 'running' and r.worker == worker then
-      local what = recover(job(r.job), r, counted, true)
+      local what = recover(job(r.job), r, died, true)
       if what == 'dead' then
         ending(r, 'crashed')
         dead[#dead + 1] = r.id
@@ -62,7 +62,7 @@ local function take_runs(worker, counted, limit)
 end
 
 -- Returns its name and kind.
-local function remove_worker(worker)
+function remove_worker(worker)
   local name, kind, release = unpack(call('HMGET', K.worker(worker), 'name', 'kind', 'release'))
   take_slots(worker)
   if release then count_worker(release, kind or '', -1) end
@@ -75,8 +75,8 @@ local function remove_worker(worker)
   return name, kind
 end
 
--- For people: a worker died with so many runs.
-local function note_death(name, kind, runs)
+-- For people: a worker died, and how many runs it had.
+function note_death(name, kind, runs)
   call('LPUSH', K.dead_workers, cjson.encode({ name = name, kind = kind, at = NOW, runs = runs }))
   call('LTRIM', K.dead_workers, 0, 19)
 end
@@ -86,7 +86,7 @@ local STOPPED_MS = 604800000
 
 -- The releases in force, oldest first, as one string: those that live workers bring, and of a service without any those
 -- that it had last.
-local function live_releases()
+function live_releases()
   local live, served, names = {}, {}, {}
   local services = {}
   local flat = call('HGETALL', K.services)

@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions entries term memory
+-- uses: schema records lanes rules statistics index room transitions entries term memory
 --
 -- change_schedule: a person changes the schedule.
 --
@@ -55,8 +55,8 @@ elseif what == 'resume' then
   call('SREM', K.paused_entries, entry)
   call('HSET', key, 'last', int(is_ahead(e) and NOW or math.max(NOW, e.last)))
 else
-  call('HSET', key, 'name', name, 'generation', int(tick()), 'last', int(NOW), 'source', 'people', 'task', ARGV[6], 'every', ARGV[8],
-    'written', ARGV[9])
+  call('HSET', key, 'name', name, 'generation', int(tick()), 'last', int(NOW), 'source', 'people', 'task', ARGV[6], 'every',
+    ARGV[8], 'written', ARGV[9])
   if ARGV[7] ~= '' then call('HSET', key, 'job', ARGV[7]) else call('HDEL', key, 'job') end
   call('HDEL', key, 'next')
   call('ZADD', K.entries, int(NOW), entry)

@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions entries hand_over memory
+-- uses: schema records lanes rules statistics index room transitions entries hand_over memory
 --
 -- enable_or_disable: a person turns a job on or off. On: its failures are forgotten, and what was held goes, in rank order.
 --
@@ -12,7 +12,7 @@ local j = job(name)
 if not j then return { 'unknown', {} } end
 if not on then
   switch_off(j, who, why)
-  call('ZREM', K.cooling, name)
+  clear_timer(name, 'cool_down')
   j.probe, j.dirty = nil, true
 elseif j.disabled then
   switch_on(j, who, why)

@@ -6,11 +6,11 @@
 --       asked for yet, most entries to list, service of who asks
 -- Returns  JSON: now, clock_left (ms until the gate opens after the ledger may have forgotten something), pause, total,
 --          max_running, live (how many workers), names[] (of all workers), led (whether a scheduler leads), eviction (Redis's
---          policy, if it can be had), full (whether Redis is), slots{}, under_way{}, jobs{} (of those in the chain), entries (how many the schedule
---          has), fires[] (as status tells them), workers{} (of runs in the chain), chain[], each with: job, run or nothing
---          (nobody has asked for one: what one would wait for now), why: the words of closed() or nothing, queue: if that
---          matters, cycle: the chain is back at this one of it (from 1). Or nil: there is no such job, or run that has not
---          ended.
+--          policy, if it can be had), full (whether Redis is), slots{}, under_way{}, jobs{} (of those in the chain), entries
+--          (how many the schedule has), fires[] (as status tells them), workers{} (of runs in the chain), chain[], each with:
+--          job, run or nothing (nobody has asked for one: what one would wait for now), why: the words of reason_to_wait or
+--          nothing, queue: if that matters, cycle: the chain is back at this one of it (from 1). Or nil: there is no such job,
+--          or run that has not ended.
 -- Errors   none
 -- Called again: the same, as far as nothing changed.
 
@@ -18,15 +18,15 @@ local MOST_RUNS, DEEPEST = 2000, 100
 local chain, jobs, workers, at = {}, {}, {}, {}
 local live, observing, names, active = 0, 0, {}, {}
 
-local there = members()
+local there = nodes()
 for _, member in ipairs(there) do
-  local v = call('HMGET', K.worker(member[1]), 'name', 'kind', 'beat', 'lease', 'mode')
-  local one = { name = v[1], beat = tonumber(v[3]), lease = tonumber(v[4]), left = member[2] - G.clock }
+  local w = read_hash(K.worker(member[1]), 'name', 'kind', 'beat', 'lease', 'mode')
+  local one = { name = w.name, beat = w.beat, lease = w.lease, left = member[2] - G.clock }
   one.silent = one.left <= 0 or NOW - (one.beat or 0) > (one.lease or 0) / 2
-  if v[2] ~= 'beat' then names[#names + 1] = v[1] end
-  if v[2] ~= 'beat' and not one.silent then
+  if w.kind ~= 'beat' then names[#names + 1] = w.name end
+  if w.kind ~= 'beat' and not one.silent then
     live = live + 1
-    if v[5] == 'observe' then observing = observing + 1 end
+    if w.mode == 'observe' then observing = observing + 1 end
   end
   workers[member[1]] = one
 end
@@ -54,7 +54,8 @@ local function slowest(name, fits)
   for _, r in ipairs(active[name] or {}) do
     local w = workers[r.worker or '']
     r.hangs = w and w.silent and 1 or 0
-    local before = found and r.hangs == found.hangs and (r.since < found.since or (r.since == found.since and r.rank < found.rank))
+    local before = found and r.hangs == found.hangs
+      and (r.since < found.since or (r.since == found.since and r.rank < found.rank))
     if fits(r) and (not found or r.hangs > found.hangs or before) then found = r end
   end
   return found
@@ -115,8 +116,8 @@ local function follow(words)
   elseif rule == 'behind' then
     local j = job(name)
     r = how and load_run(how) or j and first_waiting(j)
-  elseif rule == 'depends' and how == 'fires' then
-    local id = call('ZRANGE', K.scheduled(name), 0, 0)[1]
+  elseif rule == 'depends' and how == 'earlier' then
+    local id = call('ZRANGE', K.unstarted(name), 0, 0)[1]
     r = id and load_run(id)
   elseif rule == 'depends' and how == 'busy' then
     local j = job(name)
@@ -132,7 +133,7 @@ of_run = function(r)
   local j = job(r.job)
   if r.state == 'waiting' and j then
     local queue = destination(r)
-    local words = unclaimed(j, r) or r.stray and { 'astray' } or closed(j, r) or r.alone and { 'alone' } or { 'slot', queue }
+    local words = reason_shown(j, r, queue)
     link(r.job, r, words, words[1] == 'slot' and queue)
     follow(words)
   elseif r.state == 'waiting' then
@@ -164,7 +165,8 @@ of_job = function(name)
     return
   end
   -- Nobody has asked for a run: what would one wait for? Where workers only observe, for nothing.
-  local words = (live == 0 or observing < live) and closed(j, { id = '', key = '', rank = (3 - tonumber(ARGV[4])) * CLASS + G.seq + 1 }) or nil
+  local next_one = { id = '', key = '', rank = (3 - tonumber(ARGV[4])) * CLASS + G.seq + 1 }
+  local words = (live == 0 or observing < live) and reason_to_wait(j, next_one) or nil
   link(name, nil, words)
   if words then follow(words) end
 end
@@ -184,8 +186,9 @@ local told = {}
 for name in pairs(jobs) do
   local j, one = job(name), told_job(name)
   if one then
-    for _, option in ipairs({ 'depends_on', 'on_crash', 'max_recoveries', 'cool_down_ms', 'when_disabled' }) do
-      one[option] = j.policy[option]
+    one.policy = { depends_on = j.policy.depends_on }
+    for option, value in pairs(j.policy) do
+      if type(value) ~= 'table' then one.policy[option] = value end -- the others can be long
     end
     told[name] = one
   end
@@ -200,5 +203,6 @@ end
 local eviction, full = memory()
 return cjson.encode({ now = NOW, clock_left = math.max(0, G.opens - G.clock), total = G.total, max_running = G.max_running,
   pause = G.paused and call('HGET', K.ledger, 'pause') or nil, live = live, names = names, slots = counts(K.slots),
-  under_way = counts(K.under_way), eviction = eviction, full = full, jobs = told, chain = chain, workers = next(named) and named or nil,
+  under_way = counts(K.under_way), eviction = eviction, full = full, jobs = told, chain = chain,
+  workers = next(named) and named or nil,
   entries = count_entries(), fires = told_entries(0, tonumber(ARGV[5])), led = leader(ARGV[6]) ~= nil })

@@ -3,7 +3,7 @@
 -- list_dead_letters: dead letters, the latest first, without their messages.
 --
 -- ARGV  1 (of all jobs) | 0, job, how many to skip, how many
--- Returns  { {JSON: id, job, at, error, traceback, attempt, key, arrived, worker, recoveries, queue; 1 if it was revoked} },
+-- Returns  { {JSON: id, job, at, error, traceback, attempt, key, arrived, worker, queue, figures; 1 if it was revoked} },
 --          or nil for an unknown job
 -- Errors   none
 -- Called again: the same, as far as nothing changed.

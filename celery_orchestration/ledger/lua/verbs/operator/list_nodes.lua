@@ -8,11 +8,10 @@
 -- Errors   none
 -- Called again: the same.
 local found, live, releases = {}, {}, {}
-for _, member in ipairs(members()) do
-  local v = call('HMGET', K.worker(member[1]), 'name', 'kind', 'release', 'mode', 'since')
-  for i = 1, 5 do v[i] = v[i] or '' end
-  found[#found + 1] = v
-  live[v[3]] = true
+for _, member in ipairs(nodes()) do
+  local w = read_hash(K.worker(member[1]), 'name', 'kind', 'release', 'mode', 'since')
+  found[#found + 1] = { w.name, w.kind or '', w.release or '', w.mode or '', w.since and int(w.since) or '' }
+  live[w.release or ''] = true
 end
 for _, release in ipairs(call('ZRANGE', K.release_order, 0, -1)) do
   if live[release] then releases[#releases + 1] = release end

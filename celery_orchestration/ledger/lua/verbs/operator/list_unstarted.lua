@@ -2,8 +2,8 @@
 --
 -- list_unstarted: runs of a job that have not started, a part at a time. Reads only.
 --
--- ARGV  job, waiting | later | deadlines (of those that wait for the gate, for their time, or were handed over), how many of that set to
---       skip, how many to look at
+-- ARGV  job, waiting | later | deadlines (of those that wait for the gate, for their time, or were handed over), how many of
+--       that set to skip, how many to look at
 -- Returns  { how many were looked at, { ids of the job's runs among them } }
 -- Errors   none
 -- Called again: the same, as far as nothing changed.

@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions entries hand_over memory
+-- uses: schema records lanes rules statistics index room transitions entries hand_over memory
 --
 -- pause_or_resume: a person stops the gate for all jobs, or opens it again. What runs goes on.
 --

@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions memory
+-- uses: schema records lanes rules statistics index room transitions memory
 --
 -- purge_dead_letters: dead letters go.
 --

@@ -7,8 +7,8 @@
 --            code, and who leads does not have it
 -- Errors   none
 -- Called again: the same, as far as nothing changed.
-local NAMES = { 'name', 'task', 'job', 'every', 'source', 'written', 'last', 'at', 'next', 'how', 'run', 'fires', 'skips', 'misses',
-  'paused', 'gap', 'generation' }
+local NAMES = { 'name', 'task', 'job', 'every', 'source', 'written', 'last', 'at', 'next', 'how', 'run', 'fires', 'skips',
+  'misses', 'paused', 'gap', 'generation' }
 local from, count, entry = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local found = {}
 see_to('entries')

@@ -5,9 +5,9 @@
 --
 -- ARGV  how many jobs at most; of some of them only: their names
 -- Returns  JSON: now, jobs[]: name, disabled, running, waiting (those not due yet too), failed (its last run
---          did), depends_on[] ({job, on, max_age_ms, fresh}), conflicts[] (whom it conflicts with; each pair is told once, by the one
---          whose name comes first: a job may block all others), groups[] (of which no two run together), more[] (names of
---          the others)
+--          did), depends_on[] ({job, on, max_age_seconds, fresh}), conflicts[] (whom it conflicts with; each pair is told once,
+--          by the one whose name comes first: a job may block all others), groups[] (of which no two run together), more[]
+--          (names of the others)
 -- Errors   none
 -- Called again: the same, as far as nothing changed.
 
@@ -20,8 +20,8 @@ for _, name in ipairs(names) do
     for _, other in ipairs(j.policy.conflicts) do
       if other > name then conflicts[#conflicts + 1] = other end
     end
-    jobs[#jobs + 1] = { name = name, disabled = j.disabled ~= nil, running = j.running, waiting = j.waiting + j.parked, failed = j.last_ok == false,
-      depends_on = j.policy.depends_on, conflicts = conflicts, groups = j.policy.groups }
+    jobs[#jobs + 1] = { name = name, disabled = j.disabled ~= nil, running = j.running, waiting = j.waiting + j.parked,
+      failed = j.last_ok == false, depends_on = j.policy.depends_on, conflicts = conflicts, groups = j.policy.groups }
   end
 end
 

@@ -13,17 +13,17 @@ local asked = ARGV[1] ~= '' and call('HGET', K.worker_names, ARGV[1])
 local ends = asked and tonumber(call('ZSCORE', K.leases, asked) or '')
 local worker = nil
 if ends then
-  local v = redis.pcall('HMGET', K.worker(asked), 'beat', 'lease')
-  if not v.err then worker = { left = ends - G.clock, silent = NOW - (tonumber(v[1]) or 0), lease = tonumber(v[2]) or 0 } end
+  local w = read_hash(K.worker(asked), 'beat', 'lease')
+  if w then worker = { left = ends - G.clock, silent = NOW - (w.beat or 0), lease = w.lease or 0 } end
 end
 -- Every member sweeps, and a sweep removes those whose lease ran out. If nobody has swept for a lease, nobody is there.
-local g = call('HMGET', K.ledger, 'owner', 'schema', 'why', 'swept', 'lease')
+local g = read_hash(K.ledger, 'owner', 'schema', 'why', 'swept', 'lease')
 local workers = call('ZCOUNT', K.leases, '(' .. int(G.clock), '+inf') - (tonumber(call('HGET', K.live, 'kind:beat')) or 0)
-if NOW - (tonumber(g[4]) or NOW) > (tonumber(g[5]) or 30000) then workers = 0 end
+if NOW - (g.swept or NOW) > (g.lease or 30000) then workers = 0 end
 local lead = leader(ARGV[2])
 local told = redis.pcall('INFO', 'replication')
 local replica = type(told) == 'string' and string.find(told, 'role:slave', 1, true) ~= nil
 local _, full = memory()
-return cjson.encode({ now = NOW, replica = replica, full = full, owner = g[1], schema = tonumber(g[2]),
+return cjson.encode({ now = NOW, replica = replica, full = full, owner = g.owner, schema = g.schema,
   workers = math.max(0, workers), worker = worker,
-  lead = lead and lead.name, epoch = { why = g[3], left = math.max(0, G.opens - G.clock) } })
+  lead = lead and lead.name, epoch = { why = g.why, left = math.max(0, G.opens - G.clock) } })

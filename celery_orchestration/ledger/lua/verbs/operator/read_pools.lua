@@ -1,15 +1,16 @@
 -- uses: schema records lanes rules index places
 --
--- read_pools: what pools have to do and who does it, for the decision how many workers they need, and for people. Reads only. Its cost
--- grows with the number of live workers, of places and of jobs that are named, not with that of runs or of jobs.
+-- read_pools: what pools have to do and who does it, for the decision how many workers they need, and for people. Reads only.
+-- Its cost grows with the number of live workers, of places and of jobs that are named, not with that of runs or of jobs.
 --
--- ARGV  JSON: pools {pool: [its queues]}, jobs [names of jobs whose duration is asked for], changes (how many of the last changes
---       of each pool are told)
+-- ARGV  JSON: pools {pool: [its queues]}, jobs [names of jobs whose duration is asked for], changes (how many of the last
+--       changes of each pool are told)
 -- Returns  JSON: now, paused, epoch (ms until the gate opens), supervisors[] {name, host, pid, since, left, tables, report},
 --          workers[] {name, host, pid, slots, running, done, failed, draining, since, queues, left, silent, lease},
 --          jobs {job: {took: typical duration (ms) if one is known, room: how many more may run, if that is limited}},
 --          pools {pool: wanted, needed, changed, seen, oldest, why, places[], changes[] (JSON each),
---            handed[] {job, queue, runs, since}: runs on their way to a worker; open[] {job, runs}: runs that wait for nothing but a slot}
+--            handed[] {job, queue, runs, since}: runs on their way to a worker; open[] {job, runs}: runs that wait for nothing
+--            but a slot}
 -- Errors   none
 -- Called again: the same, as far as nothing changed.
 
@@ -45,7 +46,8 @@ local function tell_job(name)
   local j = not seen[name] and job(name)
   seen[name] = true
   if j then
-    jobs[name] = { took = typical(name, j), room = j.policy.max_running and not j.policy.keyed and math.max(0, j.policy.max_running - j.running) or nil }
+    local capped = j.policy.max_running and not j.policy.keyed
+    jobs[name] = { took = typical(name, j), room = capped and math.max(0, j.policy.max_running - j.running) or nil }
   end
 end
 for _, name in ipairs(asked.jobs or {}) do tell_job(name) end
@@ -92,29 +94,27 @@ end
 
 local pools = {}
 for pool in pairs(asked.pools) do
-  local v = redis.pcall('HMGET', K.pool(pool), 'wanted', 'needed', 'changed', 'seen', 'oldest', 'why')
-  if v.err then v = {} end
+  local told = read_hash(K.pool(pool), 'wanted', 'needed', 'changed', 'seen', 'oldest', 'why') or {}
   local held = {}
   for _, p in ipairs(places(pool)) do
     held[#held + 1] = { number = tonumber(p.number), by = p.by, fence = p.fence, since = p.since, leaving = p.leaving or false,
       left = p.ends - G.clock, info = p.info or '' }
   end
   local changes = (asked.changes or 0) > 0 and redis.pcall('LRANGE', K.pool_changes(pool), 0, asked.changes - 1) or {}
-  pools[pool] = { wanted = tonumber(v[1] or nil), needed = tonumber(v[2] or nil), changed = tonumber(v[3] or nil),
-    seen = tonumber(v[4] or nil), oldest = tonumber(v[5] or nil), why = v[6] or nil, places = list(held),
-    changes = not changes.err and list(changes) or nil, handed = handed[pool], open = open[pool] }
+  told.places, told.changes = list(held), not changes.err and list(changes) or nil
+  told.handed, told.open = handed[pool], open[pool]
+  pools[pool] = told
 end
 
 local workers = {}
-for _, member in ipairs(members()) do
+for _, member in ipairs(nodes()) do
   local id = member[1]
-  local v = call('HMGET', K.worker(id), 'name', 'host', 'pid', 'slots', 'queues', 'since', 'beat', 'lease', 'done', 'failed',
+  local w = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'queues', 'since', 'beat', 'lease', 'done', 'failed',
     'state', 'kind')
-  if v[12] ~= 'beat' then
-    workers[#workers + 1] = { name = v[1], host = v[2], pid = tonumber(v[3]), slots = tonumber(v[4]), queues = v[5],
-      since = tonumber(v[6]), silent = NOW - (tonumber(v[7]) or 0), lease = tonumber(v[8]), done = tonumber(v[9] or nil) or 0,
-      failed = tonumber(v[10] or nil) or 0, draining = v[11] ~= false, running = call('SCARD', K.worker_runs(id)),
-      left = member[2] - G.clock, kind = v[12] }
+  if w.kind ~= 'beat' then
+    w.silent, w.left, w.running = NOW - (w.beat or 0), member[2] - G.clock, call('SCARD', K.worker_runs(id))
+    w.draining, w.done, w.failed = w.state ~= nil, w.done or 0, w.failed or 0
+    workers[#workers + 1] = w
   end
 end
 
@@ -124,5 +124,6 @@ for _, one in ipairs(supervisors()) do
     tables = cjson.encode(one.tables), report = one.report or '' }
 end
 
-return cjson.encode({ now = NOW, paused = G.paused, epoch = G.epoch and math.max(0, G.opens - G.clock) or 0, supervisors = list(told),
+return cjson.encode({ now = NOW, paused = G.paused, epoch = G.epoch and math.max(0, G.opens - G.clock) or 0,
+  supervisors = list(told),
   workers = list(workers), jobs = next(jobs) and jobs or nil, pools = next(pools) and pools or nil })

@@ -1,7 +1,7 @@
--- uses: schema records statistics
+-- uses: schema records lanes rules statistics
 --
--- read_statistics: what jobs did, in all or over time. Reads only, and leaves it to whoever asks to unpack (ledger/packed.py): Redis
--- serves nobody else meanwhile.
+-- read_statistics: what jobs did, in all or over time. Reads only. The caller unpacks the sums
+-- (ledger/packed.py): in Redis that would keep others waiting.
 --
 -- ARGV  what: all | minutes | hours; not before (ms; for all: 0); jobs...; '' of those: what deleted jobs did, for all
 -- Returns  { now (ms), JSON: counters[], durations[], reasons[], limits[] (ms) as lib/statistics.lua has them,

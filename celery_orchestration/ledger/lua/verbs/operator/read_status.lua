@@ -6,8 +6,8 @@
 -- ARGV  most running runs, most waiting runs, most jobs, most entries to list, service of who asks
 -- Returns  JSON: now, paused, max_running, total, waiting, later, letters, jobs[], more[] (names of the other jobs), running[],
 --          waits[], workers[], gone[], slots{}, under_way{}, bad{}, owner, eviction (policy, if it can be had), full (whether
---          Redis is), epoch {name, why, left: ms until the gate opens}, lead {who, name, since} of who leads that service now, if somebody
---          does, leads[]: of all services, with service; service: that of who asked; entries (how many
+--          Redis is), epoch {name, why, left: ms until the gate opens}, lead {who, name, since} of who leads that service now,
+--          if somebody does, leads[]: of all services, with service; service: that of who asked; entries (how many
 --          the schedule has), fires[] (of those that fire jobs: job, prev, last, at, next, gap, off, name if it is paused),
 --          pause (JSON: by, why, at), restored {pause, jobs[], entries[], left_out} after the ledger was emptied
 -- Errors   none
@@ -17,15 +17,16 @@ local most_running, most_waiting = tonumber(ARGV[1]), tonumber(ARGV[2])
 local names, more = cut(call('SMEMBERS', K.jobs), tonumber(ARGV[3]))
 local jobs, running, waits, workers = told_jobs(names), {}, {}, {}
 
-for _, member in ipairs(members()) do
+for _, member in ipairs(nodes()) do
   local id = member[1]
-  local v = call('HMGET', K.worker(id), 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'mode', 'since', 'beat', 'lease',
-    'done', 'failed', 'state', 'service')
   local runs = call('SMEMBERS', K.worker_runs(id))
-  workers[#workers + 1] = { id = id, name = v[1], host = v[2], pid = tonumber(v[3]), slots = tonumber(v[4]), kind = v[5],
-    queues = v[6] and cjson.decode(v[6]), mode = v[7], since = tonumber(v[8]), beat = tonumber(v[9]), running = #runs,
-    lease = tonumber(v[10]), left = member[2] - G.clock, done = tonumber(v[11]) or 0, failed = tonumber(v[12]) or 0,
-    draining = v[13] ~= false, service = v[14] or '' }
+  local worker = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'mode', 'since', 'beat', 'lease',
+    'done', 'failed', 'state', 'service')
+  worker.id, worker.running, worker.left = id, #runs, member[2] - G.clock
+  worker.done, worker.failed, worker.service = worker.done or 0, worker.failed or 0, worker.service or ''
+  worker.beat, worker.lease, worker.since = worker.beat or 0, worker.lease or 0, worker.since or 0
+  worker.queues, worker.draining = worker.queues and cjson.decode(worker.queues), worker.state ~= nil
+  workers[#workers + 1] = worker
   for _, run in ipairs(runs) do
     local r = #running < most_running and load_run(run)
     if r then running[#running + 1] = shown(r, true) end
@@ -42,7 +43,7 @@ for _, id in ipairs(firsts_of(K.waiting, most_waiting)) do
   if r and r.state == 'waiting' then
     local one, j = shown(r), job(r.job)
     one.queue = destination(r)
-    one.reason = not j and { 'depends', r.job, 'unknown' } or unclaimed(j, r) or r.stray and { 'astray' } or closed(j, r) or r.alone and { 'alone' } or { 'slot', one.queue }
+    one.reason = j and reason_shown(j, r, one.queue) or { 'depends', r.job, 'unknown' }
     waits[#waits + 1] = one
   else
     local x = r and r.behind and load_run(id, K.next_attempt)
@@ -62,7 +63,7 @@ for _, id in ipairs(firsts_of(K.later, most_waiting - #waits)) do
   end
 end
 
-local g = call('HMGET', K.ledger, 'owner', 'why', 'pause')
+local g = read_hash(K.ledger, 'owner', 'why', 'pause')
 local eviction, full = memory()
 
 -- What members have restored in this epoch.
@@ -82,9 +83,12 @@ for i = 1, decided.err and 0 or #decided, 2 do
   end
 end
 
-return cjson.encode({ now = NOW, paused = G.paused, max_running = G.max_running, total = G.total, waiting = call('ZCARD', K.waiting),
+return cjson.encode({ now = NOW, paused = G.paused, max_running = G.max_running, total = G.total,
+  waiting = call('ZCARD', K.waiting),
   later = call('ZCARD', K.later), letters = call('ZCARD', K.dead_letters), gone = call('LRANGE', K.dead_workers, 0, -1),
   jobs = jobs, more = more, running = running, waits = waits, workers = workers, slots = counts(K.slots),
-  under_way = counts(K.under_way), owner = g[1], bad = counts(K.corrupt), eviction = eviction, full = full, service = ARGV[5], lead = leader(ARGV[5]), leads = leaders(),
-  epoch = G.epoch and { name = G.epoch, why = g[2], left = math.max(0, G.opens - G.clock) } or nil,
-  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[4])), pause = G.paused and g[3] or nil, restored = restored })
+  under_way = counts(K.under_way), owner = g.owner, bad = counts(K.corrupt), eviction = eviction, full = full,
+  service = ARGV[5], lead = leader(ARGV[5]), leads = leaders(),
+  epoch = G.epoch and { name = G.epoch, why = g.why, left = math.max(0, G.opens - G.clock) } or nil,
+  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[4])), pause = G.paused and g.pause or nil,
+  restored = restored })

@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions memory
+-- uses: schema records lanes rules statistics index room transitions memory
 --
 -- release_waiting: everything that waits now is to be published past the ledger, some at a time: the way out. A run that is
 -- released is no longer the gate's; its message stays here until it was published (verb confirm_released), or, should that not

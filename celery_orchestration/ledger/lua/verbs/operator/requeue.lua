@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions entries hand_over memory
+-- uses: schema records lanes rules statistics index room transitions entries hand_over memory
 --
 -- requeue: a dead letter becomes a run again, from the beginning. Or it, or a run that waits, becomes one of another job: that
 -- waits for a worker that has this job to take its message in.
@@ -32,10 +32,11 @@ else
   remove_dead_letter(r.id, r.job)
 end
 call('DEL', K.done(ARGV[3]))
-local class = r.rank < 0 and 2 or math.floor(r.rank / CLASS)
-enqueue(j, { id = ARGV[3], job = j.name, key = j.policy.keyed and not as and r.key or '', stray = stray, attempt = tonumber(ARGV[4]), rank = class * CLASS + next_seq(),
-  recoveries = 0, tries = 0, deps_checked = false, started = false, queue = ARGV[7] or r.queue, granted_queue = ARGV[8] or r.granted_queue, arrived = NOW, publication = r.publication,
-  task_id = ARGV[3] == r.id and r.task_id or nil }, ARGV[5])
+local class = is_forced(r.rank) and 2 or math.floor(r.rank / CLASS)
+enqueue(j, run_record({ id = ARGV[3], job = j.name, key = j.policy.keyed and not as and r.key or nil, stray = stray,
+  attempt = tonumber(ARGV[4]), rank = class * CLASS + next_seq(), queue = ARGV[7] or r.queue,
+  granted_queue = ARGV[8] or r.granted_queue, arrived = NOW, publication = r.publication,
+  task_id = ARGV[3] == r.id and r.task_id or nil }), ARGV[5])
 refresh(j)
 audit(ARGV[1], 'requeue', r.id, r.job)
 hand_over(16)

@@ -1,7 +1,7 @@
--- uses: schema records statistics lanes rules index room transitions entries term memory
+-- uses: schema records lanes rules statistics index room transitions entries term memory
 --
--- adopt_entries: a leader tells which entries there are, and hears how far they are. One that is new, or whose schedule the code
--- has changed, begins now: its first due time comes after that. One that people added and that the code has now is the
+-- adopt_entries: a leader tells which entries there are, and hears how far they are. One that is new, or whose schedule the
+-- code has changed, begins now: its first due time comes after that. One that people added and that the code has now is the
 -- code's; what people wrote is kept, for when the code has it no more.
 --
 -- ARGV  term, the time at which new ones begin (ms; the same for all that belong together),
@@ -9,7 +9,8 @@
 --         leader knows of, or ''), and of a continuous one gap_ms (between two runs, or ''), message, queue, granted_queue,
 --         key, priority
 -- Returns  { ok | term (another one leads: nothing changed),
---            { of each: {generation, last fire (ms), 1 if it is paused} | {corrupt, what is wrong} | {gone} (people removed it) } }
+--            { of each: {generation, last fire (ms), 1 if it is paused} | {corrupt, what is wrong} | {gone} (people
+--            removed it) } }
 -- Errors   none
 -- Called again: the same.
 if not is_term(ARGV[1]) then return { 'term', {} } end
@@ -30,7 +31,8 @@ for _, a in ipairs(read_arguments('adoption', 3)) do
     if not e or is_ahead(e) or (before and before ~= a.every) then
       -- It is new; or its code has another schedule than before, whose due times never were; or Redis's clock was set
       -- back.
-      e = { generation = int(tick()), last = not e and a.last_ms or tonumber(ARGV[2]), paused = e and e.paused, gap = e and e.gap }
+      e = { generation = int(tick()), last = not e and a.last_ms or tonumber(ARGV[2]), paused = e and e.paused,
+        gap = e and e.gap }
       call('HSET', key, 'generation', e.generation, 'last', int(e.last))
     end
     call('HSET', key, 'name', a.name, 'task', a.task, 'every', a.every, 'source', source)

@@ -1,7 +1,7 @@
--- uses: schema records statistics lanes rules index room transitions entries term hand_over memory
+-- uses: schema records lanes rules statistics index room transitions entries term hand_over memory
 --
--- continue_entries: continuous entries begin, and go on if their chain of runs broke: cancelled by hand, forgotten, dropped. A run
--- that is put off for much longer than the pause between two runs is brought forward: Redis's clock was set back, or the
+-- continue_entries: continuous entries begin, and go on if their chain of runs broke: cancelled by hand, forgotten, dropped. A
+-- run that is put off for much longer than the pause between two runs is brought forward: Redis's clock was set back, or the
 -- pause is shorter now.
 --
 -- ARGV  term, entries...
@@ -29,7 +29,7 @@ for i = 2, #ARGV do
   if not e or not e.gap then
     answers[#answers + 1] = { 'stale' }
   else
-    local r = is_under_way(e.run)
+    local r = unended_run(e.run)
     if r then bring_forward(e, r) end
     answers[#answers + 1] = { not r and fire_again(e) and 'fired' or 'rests' }
   end

@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions entries term hand_over due memory
+-- uses: schema records lanes rules statistics index room transitions entries term hand_over wake memory
 --
 -- dispatch: fires that are due. Each becomes one run, whatever happens: it is named by its entry, the generation of that and
 -- its due time, and a due time not after the entry's last one is refused. Whether it makes a run at all (catch_up, overlap,
@@ -25,7 +25,7 @@ if full then return { 'full', {}, {} } end
 
 -- Does the entry's last run keep the next one from being made? Returns why.
 local function overlaps(e, overlap)
-  local r = overlap ~= 'allow' and is_under_way(e.run)
+  local r = overlap ~= 'allow' and unended_run(e.run)
   if not r then return nil end
   if not r.started then return 'the run before it has not started' end
   if overlap == 'skip' then return 'the run before it has not ended' end
@@ -43,7 +43,7 @@ end
 -- The gate looks at these for a run of j: should one of them be corrupt, that has to show before anything is written.
 local function look_around(j, key)
   for _, checked in ipairs({ false, true }) do call('ZCARD', lane_of(j, j.policy.keyed and key or '', checked)) end
-  see_to('scheduled', j.name)
+  see_to('unstarted', j.name)
   for _, dep in ipairs(j.policy.depends_on) do job(dep.job) end
   for _, name in ipairs(j.blocked > 0 and j.policy.conflicts or with_waiters(j.policy.conflicts)) do job(name) end
   for _, group in ipairs(j.policy.groups) do
@@ -101,7 +101,7 @@ for _, f in ipairs(read_arguments('fire', 2)) do
   local sound, answer = pcall(judge, f)
   answers[#answers + 1] = sound and answer or { 'corrupt', type(answer) == 'table' and answer.err or tostring(answer) }
 end
--- What others have waiting must not undo what was fired.
+-- An error in another job must not undo these fires.
 local sound, problem = pcall(hand_over, 64)
 if not sound then note_corrupt('dispatch', type(problem) == 'table' and problem.err or tostring(problem)) end
 flush()

@@ -13,15 +13,15 @@ local who, name, length, mine, service = ARGV[1], ARGV[2], tonumber(ARGV[3]), AR
 local key = lead_key(service)
 make_way()
 see_to('led_services')
-local v = redis.pcall('HMGET', key, 'term', 'who', 'until', 'name')
-if v.err then
+local held = read_hash(key, 'term', 'who', 'until', 'name')
+if not held then
   call('DEL', key) -- of another type: nobody leads
-  v = {}
+  held = {}
 end
 -- A clock that was set back must not make a term longer.
-local left = math.min((tonumber(v[3]) or 0) - NOW, length)
-local term, leader = v[1] or '', v[4] or ''
-if v[2] == who and (term == mine or left > 0) then
+local left = math.min((held['until'] or 0) - NOW, length)
+local term, leader = held.term or '', held.name or ''
+if held.who == who and (term == mine or left > 0) then
   call('HSET', key, 'until', int(NOW + length))
 elseif left <= 0 then
   term, leader = int(tick()) .. (service == '' and '' or '@' .. service), name

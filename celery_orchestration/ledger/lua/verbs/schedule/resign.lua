@@ -8,7 +8,7 @@
 -- Called again: 0.
 local key = lead_key(service_of_term(ARGV[2]))
 make_way()
-local v = call('HMGET', key, 'who', 'term', 'until')
-if v[1] ~= ARGV[1] or v[2] ~= ARGV[2] or v[3] == '0' then return 0 end
+local held = read_hash(key, 'who', 'term', 'until')
+if not held or held.who ~= ARGV[1] or held.term ~= ARGV[2] or held['until'] == 0 then return 0 end
 call('HSET', key, 'until', 0)
 return 1

@@ -4,8 +4,8 @@
 --
 -- ARGV  supervisor, its session, a token of this claim, pool, lease (ms)
 -- Returns  { claimed, number, fence } | { enough } (as many as wanted are held) | { full } (no number up to the pool's max is
---          free: workers that stop still have theirs) | { closed, ms } (a new epoch has not opened: those that had places say so
---          first) | { unknown } (the ledger does not know the supervisor: renew first)
+--          free: workers that stop still have theirs) | { closed, ms } (a new epoch has not opened: those that had places say
+--          so first) | { unknown } (the ledger does not know the supervisor: renew first)
 -- Errors   SUPERSEDED: another process has taken the name over
 -- Called again with the same token: the same place.
 local name, session, token, pool, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
@@ -24,6 +24,7 @@ local number = 1
 while taken[number] do number = number + 1 end
 if number > (most_places(pool) or 0) then return { 'full' } end
 local fence = int(tick())
-save_place(pool, { number = int(number), by = name, fence = fence, token = token, ends = G.clock + lease, since = NOW, info = '' })
+save_place(pool, { number = int(number), by = name, fence = fence, token = token, ends = G.clock + lease, since = NOW,
+  info = '' })
 flush()
 return { 'claimed', int(number), fence }

@@ -6,7 +6,8 @@
 --       sweeps (ms), the epoch it knows ('': none), what it is (JSON: host, pid, tables, report), then of each place it
 --       has: place
 -- Returns  { epoch, ms until a new epoch opens, { of each place named: ok | leaving (its worker is to stop) | void (another has
---            it, or it was forgotten and is beyond max) }, { of each place that it holds and did not name: pool, number, fence, info, 1: its worker is to stop } }
+--            it, or it was forgotten and is beyond max) }, { of each place that it holds and did not name: pool, number, fence,
+--            info, 1: its worker is to stop } }
 -- Errors   SUPERSEDED: another process has taken the name over
 -- Called again: the same.
 --

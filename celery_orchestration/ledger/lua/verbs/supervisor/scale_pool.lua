@@ -1,11 +1,11 @@
 -- uses: schema records memory places
 --
--- scale_pool: how many workers a pool is to have from now on, by a supervisor's decision. Of those that are too many, places are
--- told to stop.
+-- scale_pool: how many workers a pool is to have from now on, by a supervisor's decision. Of those that are too many, places
+-- are told to stop.
 --
--- ARGV  supervisor, pool, how many were wanted when it decided ('': nobody had said), how many are wanted, when as many were needed
---       last (ms; a later time that another supervisor has told stays), how long the oldest ready run has waited (ms), the reason, figures (JSON), then places that may go, the best
---       ones first: number and fence of each
+-- ARGV  supervisor, pool, how many were wanted when it decided ('': nobody had said), how many are wanted, when as many were
+--       needed last (ms; a later time that another supervisor has told stays), how long the oldest ready run has waited (ms),
+--       the reason, figures (JSON), then places that may go, the best ones first: number and fence of each
 -- Returns  { 1, or 0 if others have decided meanwhile, how many are wanted now, { numbers of the places told to stop } }
 -- Errors   none
 -- Called again: others have decided, unless nothing changed; no place more is told to stop.

@@ -1,7 +1,7 @@
--- uses: schema records statistics lanes rules index room transitions identity entries hand_over memory
+-- uses: schema records lanes rules statistics index room transitions identity entries hand_over memory
 --
--- accept_strays: messages came to a worker that lacks their jobs. Each waits here for a worker that has its job; a run that was handed
--- over waits again. One of a job that no live release has, and that the ledger knows nothing of, becomes a dead letter.
+-- accept_strays: messages came to a worker that lacks their jobs. Each waits here for a worker that has its job; a run that was
+-- handed over waits again. One of a job that no live release has, and that the ledger knows nothing of, becomes a dead letter.
 --
 -- ARGV  worker, then of each: stray (anonymous: 1 if it may be of any publication that is known, see lib/identity.lua)
 -- Returns  { { of each: wait (the ledger has it: acknowledge it) | drop (it is known already: acknowledge it)
@@ -71,9 +71,9 @@ local function take_in(v)
   if full and not found then return 'full' end
   local answer, before = known(v, id, found, done)
   if answer then return answer end
-  local r = { id = id, job = v.job, key = '', attempt = v.attempt, rank = (3 - v.priority) * CLASS + next_seq(), recoveries = 0, tries = 0,
-    expires = v.expires_ms, queue = v.queue, granted_queue = v.granted_queue, arrived = NOW, started = false, stray = true,
-    publication = found and found.publication or v.publication, task_id = id ~= v.id and v.id or nil }
+  local r = run_record({ id = id, job = v.job, attempt = v.attempt, rank = (3 - v.priority) * CLASS + next_seq(),
+    expires = v.expires_ms, queue = v.queue, granted_queue = v.granted_queue, arrived = NOW, stray = true,
+    publication = found and found.publication or v.publication, task_id = id ~= v.id and v.id or nil })
   if not j or (j.policy.hash == 'gone' and not before) then
     r.stray = nil
     dead_letter_unknown(r, v.message)

@@ -1,4 +1,4 @@
--- uses: schema records statistics session lanes rules index room transitions entries hand_over memory
+-- uses: schema records session lanes rules statistics index room transitions entries hand_over memory
 --
 -- cancel: runs that have not started end as revoked. A running one is left alone; a dead letter is remembered as revoked.
 --
@@ -33,7 +33,7 @@ for _, id in ipairs(ids) do
     call_off(job(r.job), r, ARGV[3])
     endings[#endings + 1] = { id, ARGV[3] }
     last = r
-    if by_hand then call('ZADD', K.deadlines, -1, id) end -- nobody here carries it out: whoever sweeps next does
+    if by_hand then call('ZADD', K.deadlines, -1, id) end -- the next sweep carries it out
   end
 end
 hand_over(16)

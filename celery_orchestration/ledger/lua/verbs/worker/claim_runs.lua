@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions entries hand_over memory
+-- uses: schema records lanes rules statistics index room transitions entries hand_over memory
 --
 -- claim_runs: in a new epoch a worker tells what it runs. That is running, with the very fence it has, even beyond caps,
 -- unless the ledger knows better. What the ledger takes for running there and is not, goes back to its queue.
@@ -72,10 +72,10 @@ local function claim(v)
   G.dirty = true
   if is_void(r, v) then return 'void' end
   if r and r.attempt == v.attempt and r.state == 'running' and r.fence == v.fence and r.worker == worker then return 'ok' end
-  local new = { id = v.id, job = v.job, key = j.policy.keyed and v.key or '', attempt = v.attempt,
-    rank = (3 - v.priority) * CLASS + next_seq(), recoveries = 0, expires = v.expires_ms, queue = v.queue,
-    granted_queue = v.granted_queue, arrived = NOW, started = false, publication = v.publication,
-    task_id = v.task_id ~= v.id and v.task_id or nil }
+  local new = run_record({ id = v.id, job = v.job, key = j.policy.keyed and v.key or nil, attempt = v.attempt,
+    rank = (3 - v.priority) * CLASS + next_seq(), expires = v.expires_ms, queue = v.queue,
+    granted_queue = v.granted_queue, arrived = NOW, publication = v.publication,
+    task_id = v.task_id ~= v.id and v.task_id or nil })
   if r then
     local x = step_back(r)
     if x and x.attempt > v.attempt then new.behind = true elseif x then drop_behind(x) end

@@ -1,4 +1,4 @@
--- uses: schema records statistics memory
+-- uses: schema records lanes rules statistics memory
 --
 -- confirm_published: granted runs are in the broker now.
 --

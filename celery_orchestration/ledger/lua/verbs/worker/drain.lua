@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions entries hand_over workers memory
+-- uses: schema records lanes rules statistics index room transitions entries hand_over workers memory
 --
 -- drain: a worker begins to stop. It shows as draining, its slots count no more, and what was to be handed over to it goes
 -- elsewhere where that can be. What it runs goes on; should its lease run out, that is not counted as a crash of its runs.

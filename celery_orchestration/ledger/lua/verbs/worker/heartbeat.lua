@@ -1,6 +1,6 @@
 -- uses: schema records memory epoch
 --
--- heartbeat: a worker's lease runs on, for all its runs at once.
+-- heartbeat: renews the lease of a worker or scheduler, for all its runs at once.
 --
 -- ARGV  worker, lease (ms), then of each run it has a held_run
 -- Returns  { Redis's time (ms), ids of those that are void: recovered, ended or started elsewhere meanwhile }
@@ -11,11 +11,11 @@ local worker = ARGV[1]
 make_way()
 same_epoch()
 see_to_worker(worker)
-local known = call('HMGET', K.worker(worker), 'queues', 'epoch', 'state')
-if not known[1] then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
-if known[2] and known[2] ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. G.epoch) end
+local known = read_hash(K.worker(worker), 'queues', 'epoch', 'state')
+if not known.queues then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
+if known.epoch and known.epoch ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. G.epoch) end
 -- The end of one that departs is fixed.
-if known[3] ~= 'departing' then call('ZADD', K.leases, int(G.clock + tonumber(ARGV[2])), worker) end
+if known.state ~= 'departing' then call('ZADD', K.leases, int(G.clock + tonumber(ARGV[2])), worker) end
 call('HSET', K.worker(worker), 'beat', int(NOW))
 local void, has = { int(NOW) }, {}
 for _, run in ipairs(read_arguments('held_run', 3)) do

@@ -3,33 +3,33 @@
 -- inspect: runs that wait, for Celery's own remote control. All workers are asked at once; each run is told to one of them.
 -- Reads only.
 --
--- ARGV  worker that asks, waiting | later (runs that wait, or that are not due yet) | ids, most runs to look at, most bytes of a
---       message that is looked at, how many of these are returned, task ids...
--- Returns  { { task id, job, waiting | later, eta (ms) or '', the beginning of its message or '' } }: those that this worker is to
---          report
+-- ARGV  worker that asks, waiting | later (runs that wait, or that are not due yet) | ids, most runs to look at, most bytes of
+--       a message that is looked at, how many of these are returned, task ids...
+-- Returns  { { task id, job, waiting | later, eta (ms) or '', the beginning of its message or '' } }: those that this worker is
+--          to report
 -- Errors   none
 -- Called again: the same, as far as nothing changed.
 
--- Who reports is chosen among so many workers, the first by name: others have nothing to look for.
+-- The worker that reports a run is one of the first by name. Other workers need not search.
 local MOST_WORKERS = 50
 local me, which, most, largest, beginning = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 
 local workers, asks = {}, false
 for _, name in ipairs(call('ZRANGE', K.ordered_names, 0, MOST_WORKERS - 1)) do
   local worker = call('HGET', K.worker_names, name) or ''
-  local v = redis.pcall('HMGET', K.worker(worker), 'queues', 'state', 'kind', 'beat', 'lease', 'release')
-  if not v.err and v[1] and NOW - (tonumber(v[4]) or 0) <= (tonumber(v[5]) or 0) / 2 then
+  local w = read_hash(K.worker(worker), 'queues', 'state', 'kind', 'beat', 'lease', 'release')
+  if w and w.queues and NOW - (w.beat or 0) <= (w.lease or 0) / 2 then
     local queues = {}
-    for _, queue in ipairs(cjson.decode(v[1])) do queues[queue] = true end
+    for _, queue in ipairs(cjson.decode(w.queues)) do queues[queue] = true end
     -- One that is stopping may be gone before it answers; solo answers only between its tasks.
-    workers[#workers + 1] = { id = worker, queues = queues, ready = not v[2] and v[3] ~= 'solo',
-      release = v[6] or '' }
+    workers[#workers + 1] = { id = worker, queues = queues, ready = not w.state and w.kind ~= 'solo',
+      release = w.release or '' }
     asks = asks or worker == me
   end
 end
 if not asks then return {} end
 
--- Whoever has the job comes first: other services share the ledger, and their workers are not asked together with ours.
+-- Workers that have the job come first: other services share the ledger, and Celery does not ask their workers with ours.
 local known = {}
 local function has_job(one, name)
   local of = one.release .. '\n' .. name

@@ -1,7 +1,7 @@
--- uses: schema records statistics lanes rules index room transitions entries hand_over workers memory
+-- uses: schema records lanes rules statistics index room transitions entries hand_over workers memory
 --
--- install_policies: puts the merged policies of all releases in force into effect, a part of them in each call. Jobs that nobody defines
--- or refers to any more and that have no runs go away.
+-- install_policies: puts the merged policies of all releases in force into effect, a part of them in each call. Jobs that
+-- nobody defines or refers to any more and that have no runs go away.
 --
 -- ARGV  releases they were merged from, global cap or '', 1 if this is the last part, jobs whose policy is another than the
 --       one that is installed (JSON: name -> policy, as schema.lua describes it; conflicts, depends_on and dependents only name
@@ -74,7 +74,7 @@ local function note_last_release(j)
   end
 end
 
--- Jobs of which it is counted anew who of those they conflict with holds room: that may have changed for both sides.
+-- Jobs whose count of conflicting jobs that hold room is computed again: it may have changed on both sides.
 local affected = {}
 
 local function affects(j)
@@ -109,30 +109,33 @@ local function enable_again(j)
   j.disabled = nil
 end
 
+-- An option without a value comes as JSON's null.
+local function drop_nulls(options)
+  for option, value in pairs(options) do
+    if value == cjson.null then options[option] = nil end
+  end
+end
+
 local relaned = {}
 for name, p in pairs(wanted) do
   local j = job(name)
   if not j or j.policy.hash ~= p.hash then
-    for _, number in ipairs({ 'max_running', 'max_consecutive_failures', 'cool_down_ms' }) do
-      if type(p[number]) ~= 'number' then p[number] = nil end
-    end
-    for _, dep in ipairs(p.depends_on) do
-      if type(dep.max_age_ms) ~= 'number' then dep.max_age_ms = nil end
-    end
+    drop_nulls(p)
+    for _, dep in ipairs(p.depends_on) do drop_nulls(dep) end
     if j then
       affects(j)
       leave_groups(j)
       if j.policy.keyed ~= p.keyed or j.policy.max_running ~= p.max_running then relaned[name] = relane(j, p.keyed) end
       flush() -- what is known of it so far: it is read again with its new policy
     end
-    if #p.dependents == 0 then call('DEL', K.scheduled(name)) end
+    if #p.dependents == 0 then call('DEL', K.unstarted(name)) end
     save_policy(name, p)
     if j and j.policy.hash == 'corrupt' then enable_again(j) end
     call('SADD', K.jobs, name)
     j = job(name)
     affects(j)
     join_groups(j)
-    if j.disabled and cjson.decode(j.disabled).by == 'failures' and not j.probe and not call('ZSCORE', K.cooling, name) then
+    if j.disabled and cjson.decode(j.disabled).by == 'failures' and not j.probe and not timer_of(name, 'cool_down') then
       cool_down(j)
     end
   end
@@ -144,10 +147,11 @@ for _, name in ipairs(unwanted) do
     affects(j)
     leave_groups(j)
     if j.policy.hash == 'corrupt' then enable_again(j) end
-    if j.running == 0 and j.busy == 0 and j.waiting == 0 and j.parked == 0 and not j.disabled and call('ZCARD', K.job_dead_letters(name)) == 0 then
+    local has_runs = j.running > 0 or j.busy > 0 or j.waiting > 0 or j.parked > 0
+    if not has_runs and not j.disabled and call('ZCARD', K.job_dead_letters(name)) == 0 then
       STATS.forget(name)
-      call('DEL', K.job(name), K.observed(name), K.history(name), K.scheduled(name))
-      call('ZREM', K.cooling, name)
+      call('DEL', K.job(name), K.observed(name), K.history(name), K.unstarted(name))
+      clear_timer(name, 'cool_down')
       call('SREM', K.jobs, name)
       call('HDEL', K.installed, name)
       J[name] = false
@@ -157,7 +161,7 @@ for _, name in ipairs(unwanted) do
       local policy = {}
       for field, value in pairs(j.policy) do policy[field] = value end
       policy.conflicts, policy.groups, policy.depends_on, policy.dependents, policy.hash = {}, {}, {}, {}, 'gone'
-      call('DEL', K.scheduled(name))
+      call('DEL', K.unstarted(name))
       flush()
       save_policy(name, policy)
     end

@@ -1,4 +1,4 @@
--- uses: schema records statistics lanes rules index room transitions entries hand_over workers memory
+-- uses: schema records lanes rules statistics index room transitions entries hand_over workers memory
 --
 -- leave: a worker stops in good order. Runs it still has go back to their queue (on_crash 'fail': they have failed); that is
 -- no crash of theirs.

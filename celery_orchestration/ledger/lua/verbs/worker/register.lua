@@ -1,14 +1,15 @@
--- uses: schema records statistics lanes rules index room transitions workers memory epoch
+-- uses: schema records lanes rules statistics index room transitions workers memory epoch
 --
 -- register: a worker process announces itself, or announces itself again after its lease was lost or in a new epoch.
 --
 -- ARGV  presence: with kind (of its execution pool), queues (JSON), policies of its release (JSON), their jobs (JSON), history
 --         and letters (runs and dead letters kept for a job), letters_ms (how long these)
---       registration: schema, oldest_schema (the oldest that works beside ours), epoch in which it claimed its runs last ('': it
---         is new), the highest fence it has seen ('': none), service ('': the one that the ledger is named after)
+--       registration: schema, oldest_schema (the oldest that works beside ours), epoch in which it claimed its runs last
+--         ('': it is new), the highest fence it has seen ('': none), service ('': the one that the ledger is named after)
 -- Returns  { releases of the live workers, releases the installed policies were merged from, epoch (another than told:
 --            it has to claim its runs), what began the epoch ('' | emptied | moved), ms until the gate opens }
--- Errors   FOREIGN owner (another app owns this ledger, which is not for sharing), SCHEMA version (written by a version we do not know)
+-- Errors   FOREIGN owner (another app owns this ledger, which is not for sharing), SCHEMA version (written by a version we do
+--          not know)
 -- Called again: the same.
 
 local node, at = read_argument('presence', 1)
@@ -16,9 +17,9 @@ local registration = read_argument('registration', at)
 local worker, name, queues, release, owner = node.worker, node.name, node.queues, node.release, node.owner
 local schema, oldest = registration.schema, registration.oldest_schema
 
-local v = call('HMGET', K.ledger, 'owner', 'schema')
-if v[1] and v[1] ~= owner then return redis.error_reply('FOREIGN ' .. v[1]) end
-local found = tonumber(v[2]) or schema
+local ledger = read_hash(K.ledger, 'owner', 'schema')
+if ledger.owner and ledger.owner ~= owner then return redis.error_reply('FOREIGN ' .. ledger.owner) end
+local found = ledger.schema or schema
 if found < oldest or found > schema + 1 then return redis.error_reply('SCHEMA ' .. found) end
 
 make_way()
@@ -51,5 +52,5 @@ add_slots(queues, node.slots, release)
 count_worker(release, node.kind, 1)
 refresh_stale()
 flush()
-local g = call('HMGET', K.ledger, 'releases', 'why')
-return { live_releases(), g[1] or '', G.epoch, g[2] or '', math.max(0, G.opens - G.clock) }
+local g = read_hash(K.ledger, 'releases', 'why')
+return { live_releases(), g.releases or '', G.epoch, g.why or '', math.max(0, G.opens - G.clock) }

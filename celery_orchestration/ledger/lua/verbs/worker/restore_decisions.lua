@@ -1,9 +1,10 @@
--- uses: schema records statistics lanes rules index room transitions entries memory
+-- uses: schema records lanes rules statistics index room transitions entries memory
 --
--- restore_decisions: the ledger was emptied, or lacks what was decided last, because it failed over to a replica that was behind. A
--- member tells what had been decided before: the pause, disabled jobs, entries that people added or paused. What was undone
--- and is still there after a failover stays: people undo it again. Only until the gate opens. Of what several members tell, the one that knew the latest decision
--- counts; what people decided since the ledger was emptied comes before all of them.
+-- restore_decisions: the ledger was emptied, or lacks what was decided last, because it failed over to a replica that was
+-- behind. A member tells what had been decided before: the pause, disabled jobs, entries that people added or paused. What was
+-- undone and is still there after a failover stays: people undo it again. Only until the gate opens. Of what several members
+-- tell, the one that knew the latest decision counts; what people decided since the ledger was emptied comes before all of
+-- them.
 --
 -- ARGV  name of the member, epoch, and what decisions told last: the number, the document (JSON)
 -- Returns  how many decisions were restored, or withdrawn again because this member knows better
@@ -38,7 +39,7 @@ local function set_job(name, off)
   else
     call('HDEL', K.job(name), 'disabled')
     call('SREM', K.disabled_jobs, name)
-    call('ZREM', K.cooling, name)
+    clear_timer(name, 'cool_down')
   end
   if not j then return end
   j.disabled, j.probe, j.dirty = off, nil, true

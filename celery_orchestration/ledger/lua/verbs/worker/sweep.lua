@@ -1,4 +1,4 @@
--- uses: schema records statistics session lanes rules index room transitions entries hand_over due workers memory epoch clock
+-- uses: schema records session lanes rules statistics index room transitions entries hand_over wake workers memory epoch clock
 --
 -- sweep: what nobody else notices. Advances the ledger clock, takes the runs of workers whose lease ran out, does what is
 -- due, grants again what was granted and got lost, and hands over. Any worker may call it at any time.
@@ -29,9 +29,10 @@ local more, endings, dead_names, recovered, retries = false, {}, {}, 0, {}
 advance_clock(interval)
 
 local left = limit -- of the runs that may be taken in this call
-local late_workers = call('ZRANGEBYSCORE', K.leases, '-inf', '(' .. int(G.clock), 'LIMIT', 0, limit)
-more = #late_workers == limit
-for _, gone in ipairs(late_workers) do
+-- Their leases ended before the ledger clock.
+local expired = call('ZRANGEBYSCORE', K.leases, '-inf', '(' .. int(G.clock), 'LIMIT', 0, limit)
+more = #expired == limit
+for _, gone in ipairs(expired) do
   if left <= 0 then
     more = true
     break
@@ -39,7 +40,7 @@ for _, gone in ipairs(late_workers) do
   if gone ~= worker then
     see_to_worker(gone)
     local drained = call('HEXISTS', K.worker(gone), 'state') == 1
-    local dead, back, done = take_runs(gone, not drained and 'worker', left)
+    local dead, back, done = take_runs(gone, not drained and 'worker' or nil, left)
     recovered = recovered + #back + #dead
     left = left - #back - #dead
     for _, id in ipairs(dead) do endings[#endings + 1] = { id, 'crashed' } end
@@ -120,7 +121,8 @@ if not SESSION.stops and call('EXISTS', K.astray) == 1 then
   call('HSET', K.worker(worker), 'strays', #ids == part and from + part or 0)
   for _, id in ipairs(ids) do
     local r = #strays < limit and load_run(id)
-    if r and (serves[r.queue] or serves[r.granted_queue]) and call('SISMEMBER', K.release_jobs(SESSION.release), r.job) == 1 then
+    local serves_it = r and (serves[r.queue] or serves[r.granted_queue])
+    if serves_it and call('SISMEMBER', K.release_jobs(SESSION.release), r.job) == 1 then
       call('ZADD', K.astray, int(G.clock + STRAY_MS), id)
       strays[#strays + 1] = call('HGET', K.run(id), 'message')
     elseif r == nil then

@@ -1,4 +1,4 @@
--- uses: schema records statistics session lanes rules index room transitions identity entries hand_over due memory
+-- uses: schema records session lanes rules statistics index room transitions identity entries hand_over wake memory
 --
 -- turn: one round trip of a worker. Records the outcomes of runs that ended, does what is due, hands over the room that is
 -- free, and asks the gate for runs that arrived, in this order, so that a run never waits for one that is over.
@@ -19,8 +19,8 @@
 --            { granted: {id, grant number} for the caller to publish }, { started here: {id, fence, message} },
 --            { jobs that failures disabled: {name, why} }, { endings: {id, why} to carry out },
 --            ms until something is due, or -1,
---            { of each run that starts, has waited and is traced: {run id, JSON [{kind: gate | delay | hand_over, from, to (ms),
---              why: words, by: {id, fence, trace} of the run that it waited for}]} } }
+--            { of each run that starts, has waited and is traced: {run id, JSON [{kind: gate | delay | hand_over,
+--              from, to (ms), why: words, by: {id, fence, trace} of the run that it waited for}]} } }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 
@@ -54,7 +54,7 @@ HAND.here.spare = function()
     local j = not arrival.grant and not arrival.eta_ms and job(arrival.job)
     if j then
       local r = { id = arrival.id, key = j.policy.keyed and arrival.key or '', rank = rank_of(arrival, G.seq + i) }
-      arrival.waits = HAND.here.kept or closed(j, r) ~= nil
+      arrival.waits = HAND.here.kept or reason_to_wait(j, r) ~= nil
       if arrival.waits then found = found + 1 end
     end
   end
@@ -69,10 +69,10 @@ local function pump(limit)
   end
 end
 
-local endings, more_due, woken = {}, false, 0
-if G.next and G.next <= NOW then endings, more_due, woken = wake(64) end
+local endings, more_due, due = {}, false, 0
+if G.next and G.next <= NOW then endings, more_due, due = wake(64) end
 if (G.alone > 0 or SESSION.alone) and not observe then try_alone() end
-if #settled > 0 or HAND.here.free > 0 or woken > 0 or call('EXISTS', K.unseen_jobs) == 1 then pump(16) end
+if #settled > 0 or HAND.here.free > 0 or due > 0 or call('EXISTS', K.unseen_jobs) == 1 then pump(16) end
 
 -- What the ledger knows of this run already (its record, or the attempt that ended). Returns an answer if that decides,
 -- else nil and what the new attempt inherits from the one before.
@@ -126,10 +126,10 @@ local function admit(arrival)
   local answer, before_it, running = known(found, done, arrival)
   if answer then return answer end
   if arrival.queued_ms then STATS.observe(j, 'queue', arrival.queued_ms) end
-  local r = { id = id, job = name, key = j.policy.keyed and arrival.key or '', attempt = arrival.attempt,
-    rank = rank_of(arrival, next_seq()), recoveries = 0, tries = 0, expires = arrival.expires_ms, queue = arrival.queue,
+  local r = run_record({ id = id, job = name, key = j.policy.keyed and arrival.key or nil, attempt = arrival.attempt,
+    rank = rank_of(arrival, next_seq()), expires = arrival.expires_ms, queue = arrival.queue,
     granted_queue = arrival.granted_queue, arrived = NOW, eta = arrival.eta_ms,
-    publication = found and found.publication or arrival.publication, task_id = id ~= arrival.id and arrival.id or nil }
+    publication = found and found.publication or arrival.publication, task_id = id ~= arrival.id and arrival.id or nil })
   if before_it and before_it.job == name then
     inherit(r, before_it)
     r.deps_checked = before_it.started
@@ -144,7 +144,7 @@ local function admit(arrival)
     note_expiry(r)
     return { 'wait' }
   end
-  r.started = before_it and before_it.job == name and before_it.started or false
+  r.started = before_it and before_it.job == name and before_it.started
   if r.eta then
     STATS.waits(r, nil, nil, message)
     put_off(j, r, message)
@@ -157,17 +157,18 @@ local function admit(arrival)
     endings[#endings + 1] = { id, 'skipped' }
     return { 'wait' }
   end
-  local reason = HAND.here.kept and { 'alone' } or closed(j, r)
+  local reason = HAND.here.kept and { 'alone' } or reason_to_wait(j, r)
+  -- hand_over has not come to its end: runs that wait go before this one into the room of all jobs.
   if not reason and HAND.more and G.max_running then reason = { 'global' } end
   if not reason or observe then
     take(j, r.key)
     start(j, r, worker, message)
     refresh(j)
     if not reason then return { 'start', int(r.fence), id } end
-    call('HINCRBY', K.observed(name), in_words(reason), 1)
+    call('HINCRBY', K.observed(name), as_recorded(reason), 1)
     return { 'start', int(r.fence), id, unpack(reason) }
   end
-  local words = in_words(reason)
+  local words = as_recorded(reason)
   r.first_wait = r.first_wait or words
   STATS.waits(r, reason, words, message)
   enqueue(j, r, message)

@@ -1,6 +1,8 @@
 """The table of canvas programs. ``python -m play.programs`` executes all of them and prints what each came to.
 
 A program is a function; what it returns, and what ``echo`` heard meanwhile, must be the same for plain tasks and jobs.
+
+This file is long because it is a table: each program stands alone.
 """
 
 import json

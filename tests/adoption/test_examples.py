@@ -123,27 +123,10 @@ def on_a_terminal(command: list[str], env: dict[str, str], timeout: float) -> tu
     return returncode, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
-def started_with(name: str, value: str) -> list[psutil.Process]:
-    """Living processes that have this in their environment, or something below it."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(name, "").startswith(value) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-@pytest.fixture
-def scratch(tmp_path: Path) -> Iterator[Path]:
-    """Where the demo keeps its files; by it all its processes are known, and ended should it not have done so."""
-    yield tmp_path
-    for process in started_with("TMPDIR", str(tmp_path)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
 @pytest.mark.slow
-def test_the_demo_breaks_things_runs_to_its_end_and_leaves_nothing_behind(scratch: Path) -> None:
+def test_the_demo_breaks_things_runs_to_its_end_and_leaves_nothing_behind(
+    scratch: Path, started_with: Callable[[str, str], list[psutil.Process]]
+) -> None:
     env = {**environment(), "TERM": "xterm", "COLUMNS": "120", "TMPDIR": str(scratch)}
     returncode, shown = on_a_terminal([sys.executable, "-m", "examples.demo"], env, timeout=100)
     assert returncode == 0, shown[-3000:]
@@ -175,7 +158,9 @@ def test_the_demo_breaks_things_runs_to_its_end_and_leaves_nothing_behind(scratc
 
 
 @pytest.fixture
-def image_service(scratch: Path) -> Iterator[dict[str, str]]:
+def image_service(
+    scratch: Path, started_with: Callable[[str, str], list[psutil.Process]]
+) -> Iterator[dict[str, str]]:
     """``up`` on the image service; the environment for its load generator."""
     ports = [str(free_port()) for _ in range(3)]
     env = {
@@ -232,20 +217,3 @@ def test_the_load_generator_tells_what_was_lost_and_what_ran_twice(monkeypatch: 
     close_app(load.app)
     for name in [name for name in sys.modules if name.startswith("examples.image_service")]:
         del sys.modules[name]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_every_fire_is_accounted_for_while_either_scheduler_is_killed_at_random(scratch: Path) -> None:
-    """A minute of what ``make endurance`` does for ten, at a pace at which all three jobs are due."""
-    env = {**environment(), "TMPDIR": str(scratch)}
-    command = [sys.executable, "-m", "examples.endurance", "--minutes", "1", "--pace", "80", "--seed", "7"]
-    ended = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=200, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "every fire is accounted for" in ended.stdout
-    due = {job: int(count) for job, count in re.findall(r"^(\w+): (\d+) due", ended.stdout, re.M)}
-    assert due["fetch_data"] > 50
-    assert due["process_data"] > 25
-    assert due["cleanup"] > 0
-    assert re.search(r"SIGKILL, one stood by: [1-9]", ended.stdout)
-    assert (started_with("TMPDIR", str(scratch)), list(scratch.iterdir())) == ([], [])

@@ -1,4 +1,4 @@
-"""Row 44: a worker that cannot renew its lease, with runs of ``on_lease_lost="stop"``.
+"""A worker that cannot renew its lease, with runs of ``on_lease_lost="stop"``.
 
 Its process is gone before another copy starts: every test compares when the first process was seen dead with when the
 second copy began.

@@ -1,4 +1,7 @@
-"""``celery -A shop orchestration up``: everything on one machine, in a terminal, and nothing left behind."""
+"""``celery -A shop orchestration up``: everything on one machine, in a terminal, and nothing left behind.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

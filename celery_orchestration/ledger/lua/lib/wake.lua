@@ -1,9 +1,10 @@
--- What time brings: runs that are due go to the gate, waiting runs that expired end, a job that has cooled down may try a
--- run, old dead letters go. Needs records, rules, index, room, transitions.
+-- Wakes what time has come for: runs with a start time go to the gate, waiting runs that expired end, and jobs whose timer
+-- is up are looked at again (a job that has cooled down may try a run). The verbs turn and sweep call it.
+-- Needs records, rules, index, room, transitions.
 
 -- A run asked for while its job is disabled, where such runs are dropped. Forced ones are not, nor is a probe, nor the
 -- retry of one that began before.
-local function is_dropped(j, r)
+function is_dropped(j, r)
   return j.disabled and j.policy.when_disabled == 'drop' and not r.started and not enabled_for(j, r.id, r.rank)
 end
 
@@ -11,7 +12,7 @@ local function come_due(r)
   local j = job(r.job)
   no_longer_put_off(j, r)
   if not j.policy.keyed then r.key = '' end -- a release may have changed that
-  if not r.started and r.rank >= 0 then
+  if not r.started and not is_forced(r.rank) then
     -- As if it arrived now. A retry keeps its rank.
     r.rank = math.floor(r.rank / CLASS) * CLASS + next_seq()
   end
@@ -20,8 +21,8 @@ local function come_due(r)
     call_off(j, r, 'skipped')
     return { r.id, 'skipped' }
   end
-  local reason = closed(j, r)
-  local words = in_words(reason)
+  local reason = reason_to_wait(j, r)
+  local words = as_recorded(reason)
   r.first_wait = r.first_wait or words
   STATS.waits(r, reason, words)
   enqueue(j, r)
@@ -29,7 +30,7 @@ local function come_due(r)
 end
 
 -- Returns { endings: {id, why} to carry out }, whether there is more, and how much was due.
-local function wake(limit)
+function wake(limit)
   local endings, more, count = {}, false, 0
   local function up_to_now(key, most)
     local found = call('ZRANGEBYSCORE', key, '-inf', int(NOW), 'LIMIT', 0, most)
@@ -54,16 +55,16 @@ local function wake(limit)
       call('ZREM', K.later, id)
     end
   end
-  for _, name in ipairs(up_to_now(K.cooling, limit)) do
-    call('ZREM', K.cooling, name)
+  for _, timer in ipairs(up_to_now(K.timers, limit)) do
+    call('ZREM', K.timers, timer)
+    local rule, name = string.match(timer, '^(.-):(.*)$')
     local j = job(name)
-    if j and j.disabled and not j.probe then
-      j.probe, j.dirty = '', true
-      refresh(j)
-    end
+    -- Other rules look at the clock themselves.
+    if j and rule == 'cool_down' and j.disabled and not j.probe then j.probe, j.dirty = '', true end
+    if j then refresh(j) end
   end
   G.next, G.dirty = nil, true
-  for _, key in ipairs({ K.expiring, K.later, K.cooling }) do
+  for _, key in ipairs({ K.expiring, K.later, K.timers }) do
     local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
     if first[1] then look_at(tonumber(first[2])) end
   end

@@ -7,28 +7,38 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from celery import Celery
 from celery.utils.log import get_logger
+from kombu.transport import redis as kombu_redis
 from redis import Redis
 
 from celery_orchestration.node.backoff import Backoff
-from celery_orchestration.node.stores import Names, Store, Stores
-from celery_orchestration.worker.fetch.fetcher import Fetcher
-from celery_orchestration.worker.fetch.transport import is_redis, make_reliable
-
-if TYPE_CHECKING:
-    from celery_orchestration.node.presence import Node
+from celery_orchestration.node.presence import Node
+from celery_orchestration.node.stores import TIMEOUTS, Store, Stores
 
 logger = get_logger(__name__)
 
+#: kombu's transports whose messages may be in stores. ``worker/fetch/transport.py`` has one of ours for each.
+TRANSPORTS = (kombu_redis.Transport, kombu_redis.SentinelTransport)
+
+
+class OwnStores(Protocol):
+    """What a worker knows of its own stores."""
+
+    #: The ids of those that it has open.
+    open: set[str]
+    #: What was acknowledged in stores that could not be ended.
+    acknowledged: dict[str, list[str]]
+
 
 class Recovery(threading.Thread):
-    def __init__(self, node: Node, fetcher: Fetcher | None = None) -> None:
-        """`fetcher`: of a worker that has stores itself."""
+    def __init__(self, node: Node, own_stores: OwnStores | None = None) -> None:
+        """`own_stores`: None where the node has no stores itself."""
         super().__init__(name="orchestration-recovery", daemon=True)
         self._node = node
-        self._fetcher = fetcher
+        self._own_stores = own_stores
         self._ledger = node.ledger.new_connection()
         self._swept = threading.Event()
         self._stopped = threading.Event()
@@ -63,7 +73,7 @@ class Recovery(threading.Thread):
     def _give_back_left_stores(self) -> None:
         stores = self._connected()
         found = stores.all()  # before the ledger is asked: a worker that opens one now is registered already
-        ours = self._fetcher.open.copy() if self._fetcher is not None else set()
+        ours = self._own_stores.open.copy() if self._own_stores is not None else set()
         workers = {store.worker for store in found} - {self._node.worker}
         gone = (
             self._ledger.find_gone_workers(int(self._node.settings.lease_seconds * 1000), workers) if workers else set()
@@ -74,7 +84,7 @@ class Recovery(threading.Thread):
                 self._give_back(stores, store)
 
     def _give_back(self, stores: Stores, store: Store) -> None:
-        acknowledged = self._fetcher.acknowledged if self._fetcher is not None else {}
+        acknowledged = self._own_stores.acknowledged if self._own_stores is not None else {}
         if store.id in acknowledged:
             stores.acknowledge(store.id, acknowledged[store.id])
         moved = stores.end(store.id)
@@ -84,10 +94,12 @@ class Recovery(threading.Thread):
 
     def _connected(self) -> Stores:
         if self._stores is None:
-            node = self._node
-            self._connection = make_reliable(node.app.connection_for_read(), _nobody(node.store_names))
+            self._connection = self._node.app.connection_for_read()
             channel = self._connection.default_channel
-            self._stores = Stores(Redis(connection_pool=channel.pool), node.store_names)
+            for name, seconds in TIMEOUTS.items():  # before the channel makes its pool, which reads them
+                if getattr(channel, name) is None:
+                    setattr(channel, name, seconds)
+            self._stores = Stores(Redis(connection_pool=channel.pool), self._node.store_names)
         return self._stores
 
     def _disconnect(self) -> None:
@@ -101,11 +113,6 @@ def _log(exc: Exception) -> None:
     logger.error("Cannot look for messages that dead workers have fetched, it is tried again: %r", exc)
 
 
-def _nobody(names: Names) -> Fetcher:
-    """For a connection that fetches nothing."""
-    return Fetcher("", "", names, 1.0, int)
-
-
-def has_stores(app: Any) -> bool:
+def has_stores(app: Celery) -> bool:
     """Whether workers on this app's broker may have stores there. Does not connect."""
-    return is_redis(app.connection_for_read())
+    return app.connection_for_read().get_transport_cls() in TRANSPORTS
