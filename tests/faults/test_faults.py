@@ -549,8 +549,8 @@ class Publisher:
         self._stage = stage
         self._ledger = Ledger.of(stage.app, settings_of(stage.app))
         self._turns = 0
-        relseq = key_of(prefix_of(stage.app), "release_order")
-        release = until(lambda: stage.ledger.zrange(relseq, 0, 0), message="the worker's policies are in force")[0]
+        about = key_of(prefix_of(stage.app), "ledger")
+        release = until(lambda: stage.ledger.hget(about, "releases"), message="the worker's policies are in force")
         self._presence = Presence(
             "0" * 12, "publisher@test", "host", 1, 1, "prefork", ("celery", "default.granted"), release, "enforce",
             60_000, stage.app.main, 3_600_000, "", (),
