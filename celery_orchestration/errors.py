@@ -11,8 +11,7 @@ class OrchestrationError(Exception):
 class ConfigurationError(OrchestrationError, ImproperlyConfigured, click.ClickException):  # type: ignore[misc]
     """A job option, a setting, a name or a URL is wrong.
 
-    It is a :class:`click.ClickException`, so that every ``celery`` command shows its one
-    message without a traceback.
+    It is a :class:`click.ClickException`, so that every ``celery`` command shows only its message, without a traceback.
     """
 
     def __init__(self, message: str) -> None:
@@ -23,14 +22,14 @@ class ConfigurationError(OrchestrationError, ImproperlyConfigured, click.ClickEx
 
 
 class UserError(OrchestrationError, click.ClickException):
-    """An error whose message alone is shown to the user; in a terminal without a traceback."""
+    """An error of which the user sees only the message, without a traceback."""
 
     def __init__(self, message: str) -> None:
         click.ClickException.__init__(self, message)
 
 
 class WrongUse(UserError):
-    """The request makes no sense. The exit status of a command is 2."""
+    """The request makes no sense. A command then exits with status 2."""
 
     exit_code = 2
 

@@ -151,7 +151,7 @@ _imported: WeakSet[Celery] = WeakSet()
 
 
 def _jobs(app: Celery) -> dict[str, Policy]:
-    """The app's jobs, those in modules that a worker imports by itself included."""
+    """The app's jobs, including those in modules that a worker imports by itself."""
     if app not in _imported:
         app.loader.import_default_modules()
         _imported.add(app)
@@ -172,7 +172,7 @@ def _is_of(job: Any, name: str) -> bool:
 
 
 def _last(how: Literal["succeeded", "failed", "never"] | Ended) -> Last | None:
-    """The present moment is 0."""
+    """Its time is in seconds, and now is 0."""
     if isinstance(how, Ended):
         return Last(how.outcome == "succeeded", -how.seconds_ago)
     if how == "never":

@@ -205,7 +205,7 @@ def _selfish(dependencies: Edges, blocks: Edges) -> Iterator[str]:
 
 
 def _ambiguous(policies: Mapping[str, Policy]) -> Iterator[str]:
-    """Refuse to depend on "the latest run succeeded" of a job whose runs end in any order.
+    """Refuse a dependency on success if any number of runs of that job may run at once, and so end in any order.
 
     A cap per key does not limit their number either.
     """
@@ -228,7 +228,7 @@ def _ambiguous(policies: Mapping[str, Policy]) -> Iterator[str]:
 
 
 def _report(problems: Sequence[Problem], line: Callable[[Problem], str]) -> Iterator[str]:
-    """Only the first ten: each suggestion compares all names."""
+    """A line for each of the first ten problems: each suggestion compares all names."""
     yield from map(line, islice(problems, 10))
     if len(problems) > 10:
         yield f"... and {len(problems) - 10} more"

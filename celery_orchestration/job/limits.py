@@ -4,7 +4,7 @@ The worker starts a clock when such a run begins. The first one to act decides h
 in time, or the worker, which tells Celery that the run failed; a later result of the code is then refused. A solo
 worker is busy with the code and cannot watch the clock, so the code itself notices that it returned too late.
 
-Worker and code share one process there, and so the clocks.
+With these pools the worker and the code run in one process, and share the clocks.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ LARGEST = 2**53
 
 
 def as_json(done: Any, total: Any = None, note: Any = "") -> str:
-    """The report as JSON. Raises TypeError or ValueError if it makes no sense."""
+    """The report as JSON. Raises TypeError or ValueError for values that cannot be a progress."""
     if not isinstance(note, str):
         raise TypeError(f"progress: note should be a string, not {type(note).__name__}")
     values = {"done": _number("done", done), "total": None if total is None else _number("total", total)}

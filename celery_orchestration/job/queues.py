@@ -1,7 +1,7 @@
 """The queues of pools and priorities, and the routes to them.
 
-A routed job is sent to ``{pool}.{priority}``. A handed-over run goes to ``{pool}.granted``, which workers serve on its
-own channel, so that it never waits behind a backlog. Routing uses the first of: the options of the call,
+A routed job is sent to ``{pool}.{priority}``. A handed-over run goes to ``{pool}.granted``, which workers serve on a
+channel of its own, so that the run never waits behind a backlog. Routing uses the first of: the options of the call,
 ``Task.queue``, the user's ``task_routes``, and our route, which applies only if ``priority`` or ``pool`` was written.
 
 A worker without ``-Q`` serves its default queue, the ``default.*`` queues of its jobs, and any other ``default.*``
@@ -111,7 +111,7 @@ def route(app: Celery) -> Any:
         if not (job.routed or moved):
             return None
         queue = queue_name(job.pool, Priority.parse(moved) if moved else job.priority)
-        return {"queue": declared(app, queue) if can_be_used(app, queue) else queue}  # Celery refuses a mere name
+        return {"queue": declared(app, queue) if can_be_used(app, queue) else queue}  # Celery refuses a name alone
 
     return orchestration_route
 

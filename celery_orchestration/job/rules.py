@@ -117,7 +117,7 @@ class Gate(Protocol):
         """A run of the job that has not started arrived before `run`."""
 
     def last_end(self, job: str) -> Last | None:
-        """None: no run of it has ever ended."""
+        """None if no run of the job has ever ended."""
 
     def seconds_since_end(self, job: str) -> float: ...
     def last_start(self, job: str) -> float | None: ...
@@ -180,12 +180,12 @@ def behind(gate: Gate, run: RunAtGate, ignoring: str | None = None) -> list[str]
     return None if first is None else ["behind", first.job]
 
 
-#: A waiting run that one of these keeps does not hold up others.
+#: A waiting run that one of these rules holds back does not hold up others.
 NOT_BARRING = (
     disabled,
     depends,
 )
-#: In the order in which the gate tries them: the first that keeps a run from starting is its reason.
+#: In the order in which the gate tries them: the first rule that keeps a run from starting gives the reason.
 RULES: tuple[Callable[[Gate, RunAtGate], list[str] | None], ...] = (
     epoch,
     paused,
@@ -236,7 +236,7 @@ def _unsatisfied(gate: Gate, run: RunAtGate, dependency: Dependency) -> str | No
 
 @dataclass
 class Situation:
-    """A :class:`Gate` that is told what happens. Times are seconds, of any clock."""
+    """A :class:`Gate` over plain values. The caller reports what happens. Times are seconds of any clock."""
 
     jobs: Mapping[str, Job]
     #: The cap over all jobs.
@@ -244,7 +244,7 @@ class Situation:
     paused: bool = False
     #: Disabled jobs, with the reason.
     disabled: Mapping[str, str] = field(default_factory=dict)
-    #: None: never. A job that is not there has just succeeded.
+    #: How the latest run of a job ended; None: no run ever did. A job that is not there has just succeeded.
     ended: dict[str, Last | None] = field(default_factory=dict)
     #: When the last run of a job started, if one ever did.
     started: dict[str, float] = field(default_factory=dict)

@@ -4,8 +4,8 @@ When a run that has waited starts, each of its waits becomes a span with its own
 opentelemetry-instrumentation-celery makes of the run itself. Both are children of the call. The span of a wait at the
 gate names its reason, and links to the call of the run that it waited for.
 
-The header ``traceparent`` of a message tells the ledger that its call is traced; only then it keeps the waits of the
-run. The spans are made in the process that runs the code, where OpenTelemetry is set up.
+The header ``traceparent`` of a message tells the ledger that its call is traced. Only then does it keep the waits of
+the run. The spans are made in the process that runs the code, where OpenTelemetry is set up.
 """
 
 from __future__ import annotations

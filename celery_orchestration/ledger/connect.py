@@ -38,18 +38,18 @@ _PLAIN: Mapping[str, Any] = {
 SCHEMES = (*_PLAIN, "sentinel")
 _SCHEME = r"[\w+]+://"
 
-#: Seconds. A call that takes longer is made again; scripts take less than a thousandth of this.
+#: Seconds after which the caller makes a call again. Scripts take less than a thousandth of this.
 SOCKET_TIMEOUT = 5.0
 CONNECT_TIMEOUT = 3.0
 
 _TCP = {"socket_connect_timeout": CONNECT_TIMEOUT, "socket_keepalive": True}
 #: Options of a broker's address that are not about Redis.
 _OF_KOMBU = frozenset({"heartbeat", "connect_timeout", "login_method", "failover_strategy", "uri_prefix", "insist"})
-#: What an address cannot change. Retrying is up to the caller, who knows what calling twice means.
+#: Options that an address cannot change. Retrying is up to the caller, who knows what calling twice means.
 _FIXED = {"retry": Retry(NoBackoff(), 0), "retry_on_timeout": False, "decode_responses": False}
 
 
-@dataclass(frozen=True, repr=False)  # it has secrets
+@dataclass(frozen=True, repr=False)  # without a repr, because it has secrets
 class Address:
     """Where the ledger is, and what is needed to connect there."""
 
@@ -80,7 +80,7 @@ def find(app: Celery, settings: Settings) -> Address:
 
 
 def key_prefix(app: Celery) -> str:
-    """The global_keyprefix: teams that share one Redis by prefix expect the ledger to keep to it."""
+    """The ``global_keyprefix``: teams that share one Redis by prefix expect the ledger to use theirs."""
     own = _own(app.conf)
     prefix = str(own.options.get("global_keyprefix") or "") if own else ""
     if own and own.source == "result_backend" and prefix and not prefix.endswith((":", "_", "-", ".")):
@@ -112,7 +112,7 @@ def _own(conf: Any) -> Address | None:
 
 
 def _plain(address: Address) -> ConnectionPool:
-    # A list of brokers for kombu's failover: the first one holds the ledger, there is only one.
+    # In a list of brokers for kombu's failover, the first one holds the ledger: there is only one ledger.
     url = _split(address.url)[0]
     scheme = _scheme(url)
     if scheme not in _PLAIN:
@@ -144,7 +144,7 @@ def _sentinel(address: Address) -> ConnectionPool:
 
 
 def _read(url: str) -> dict[str, Any]:
-    """What an address says, as redis-py's options. No error shows what may be part of a password."""
+    """An address as redis-py's options. Errors never show anything that may be part of a password."""
     user_and_password = _cut(url)[1].rpartition("@")[0]
     if not set("/?#").isdisjoint(user_and_password):
         raise ValueError("/ ? # in a user or password must be written as %2F %3F %23, and an @ after them as %40")
@@ -167,18 +167,18 @@ def _read(url: str) -> dict[str, Any]:
             options[option] = _PARSERS.get(option, str)(text)
         except (ValueError, TypeError, ImportError, AttributeError):
             raise ValueError(f"bad value of option {name!r}") from None
-    if "credential_provider" in options:  # which excludes them
+    if "credential_provider" in options:  # redis-py accepts only one of both
         del options["username"], options["password"]
     return options
 
 
 def _split(url: str) -> list[str]:
-    """The addresses of a list; a ; in a password is not the end of one."""
+    """Split a list of addresses. A ``;`` in a password does not end an address."""
     return re.split(rf";(?={_SCHEME})", url.rstrip(";"))
 
 
 def _cut(url: str) -> tuple[str, str]:
-    """The scheme with its ://, and the rest."""
+    """Split an address into its scheme with ``://``, and the rest."""
     match = re.match(_SCHEME, url)
     end = match.end() if match else 0
     return url[:end], url[end:]
@@ -214,7 +214,7 @@ _PARSERS: Mapping[str, Any] = {
 
 
 def _without_secrets(url: str) -> str:
-    """Only what cannot be part of a password, even of one that should have been escaped."""
+    """The address without anything that may be part of a password, even of one that should have been escaped."""
     scheme, rest = _cut(url)
     secret, at, place = rest.rpartition("@")
     if "?" in secret:  # the @ may be in an option as well

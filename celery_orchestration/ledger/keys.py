@@ -20,7 +20,7 @@ LONGEST_ROOM_KEY = 120
 #: Bytes. ``record_progress.lua`` has the same number.
 LONGEST_PROGRESS = 2000
 LONGEST_NOTE = 1000
-#: Of an entry that people add; the schedule in the code may have longer ones.
+#: For entries that people add. The schedule in the code may have longer names.
 LONGEST_ENTRY_NAME = LONGEST_NOTE
 
 
@@ -44,7 +44,7 @@ def decode_job(encoded: str) -> str:
 
 
 def named_group(name: str) -> str:
-    """A group that ``exclusive`` names. Those without a name, of jobs that all block each other, begin otherwise."""
+    """A group that ``exclusive`` names. Groups without a name (jobs that all block each other) begin with ``-``."""
     return f"={name}"
 
 
@@ -53,7 +53,7 @@ def name_of_group(group: str) -> str | None:
 
 
 def service(main: str | None, namespace: str) -> str:
-    """Which of the services that share a ledger an app is. The one that the ledger is named after needs no name."""
+    """The service of an app, among those that share a ledger; '' for the one that the ledger is named after."""
     return "" if namespace == default_namespace(main) else entry(main or "__main__")
 
 
@@ -62,7 +62,7 @@ def decode_service(encoded: str) -> str:
 
 
 def entry(name: str, service: str = "") -> str:
-    """An entry of a service's schedule. Celery makes names of calls for entries that have none: they may be long."""
+    """An entry of a service's schedule. If an entry has no name, Celery makes one of its call, which may be long."""
     if service:
         return f"{service}:{entry(name)}"
     raw = name.encode("utf-8", "surrogatepass")
@@ -72,12 +72,12 @@ def entry(name: str, service: str = "") -> str:
     return f"{encoded[: LONGEST_NAME - 33]}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
-#: The beginning without an escape that was cut in two, and a digest.
+#: A name that was cut: its beginning (an escape that was cut in two is dropped), and a digest.
 _CUT_ENTRY = re.compile(rf"(?=.{{{LONGEST_NAME}}}$)(.*?)(?:%[0-9A-F]?)?~[0-9a-f]{{32}}", re.DOTALL)
 
 
 def decode_entry(encoded: str) -> str:
-    """The name of an entry, as far as it is in its key: of a long one the beginning."""
+    """The name of an entry, from its key. The key of a long name has only its beginning."""
     encoded = encoded.rpartition(":")[2]
     cut = _CUT_ENTRY.fullmatch(encoded)
     if cut is None:
@@ -90,21 +90,21 @@ def service_of_entry(encoded: str) -> str:
 
 
 def room_key(value: str) -> str:
-    """A room key of bounded length: a long one keeps its beginning, for people, and its digest."""
+    """A room key of bounded length. A long one is cut: its beginning (for people), and its digest."""
     raw = value.encode("utf-8", "surrogatepass")
-    shown = value.encode("utf-8", "ignore").decode()  # JSON may bring half a surrogate pair, Redis takes none
+    shown = value.encode("utf-8", "ignore").decode()  # JSON may contain half a surrogate pair, which Redis refuses
     if shown == value and len(value) <= LONGEST_ROOM_KEY:
         return value
     return f"{shown[: LONGEST_ROOM_KEY - 33]}~{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def text(value: str) -> str:
-    """What Redis takes: JSON, and people, may bring half a surrogate pair."""
+    """A text that Redis accepts: JSON and people may write half a surrogate pair."""
     return value.encode("utf-8", "replace").decode()
 
 
 def note(value: str) -> str:
-    """What a person wrote, of bounded length."""
+    """A person's note, of bounded length."""
     return text(value if len(value) <= LONGEST_NOTE else f"{value[: LONGEST_NOTE - 1]}…")
 
 
@@ -114,7 +114,7 @@ def attempt(nesting: int, retries: int) -> int:
 
 
 def publication(identity: str) -> str:
-    """Of a message: short, and part of the id of a run that has one of its own."""
+    """A short name of a publication. It is part of the id of a run whose id is not the task id."""
     return hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""Statistics as Lua packs them, by name. Pure.
+"""Unpacks statistics that Lua has packed. Pure.
 
-A sum is a table from numbers to numbers (``lua/lib/statistics.lua`` says which is what), packed by Redis's
-``cmsgpack``. For Redis it would take many times as long to unpack a day of them as to hand them out, and it would serve
-nobody else meanwhile.
+A sum is a table from numbers to numbers (``lua/lib/statistics.lua`` says what they mean), packed by Redis's
+``cmsgpack``. Unpacking a day of them in Redis would take many times as long as returning them, and keep all other
+callers waiting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS = {
 
 
 def unpack_sum(data: bytes) -> Sum:
-    """Nothing, if it is none."""
+    """Empty if this is not a sum."""
     try:
         found, _ = _table(data, 0)
     except (IndexError, ValueError, struct.error):
@@ -37,7 +37,7 @@ def unpack_sum(data: bytes) -> Sum:
 
 
 def unpack_open(data: bytes) -> tuple[int, Sum] | None:
-    """The minute that is not over, and its sum; None, if it is none."""
+    """The current minute and its sum; None if this is neither."""
     try:
         minute, at = _number(data, 0)
         found, _ = _table(data, at)
@@ -54,12 +54,12 @@ def _number(data: bytes, at: int) -> tuple[float, int]:
         return kind - 0x100, at + 1
     form = _NUMBERS.get(kind)
     if form is None:
-        raise ValueError(f"no number: {kind:#x}")
+        raise ValueError(f"not a number: {kind:#x}")
     return form.unpack_from(data, at + 1)[0], at + 1 + form.size
 
 
 def _table(data: bytes, at: int) -> tuple[Sum, int]:
-    """A table with the keys 1, 2, 3 … comes as an array."""
+    """A table with the keys 1, 2, 3 … is packed as an array."""
     kind = data[at]
     if 0x80 <= kind <= 0x8F or kind == 0xDE:
         size, at = (kind & 0x0F, at + 1) if kind != 0xDE else (int.from_bytes(data[at + 1 : at + 3], "big"), at + 3)
@@ -74,20 +74,20 @@ def _table(data: bytes, at: int) -> tuple[Sum, int]:
         for key in range(1, size + 1):
             found[key], at = _number(data, at)
         return found, at
-    raise ValueError(f"no table: {kind:#x}")
+    raise ValueError(f"not a table: {kind:#x}")
 
 
 class Names:
-    """What the numbers of a sum are."""
+    """Names the numbers of a sum."""
 
-    def __init__(self, told: Mapping[str, Sequence[str]]) -> None:
-        self._counters = told["counters"]
-        self._durations = told["durations"]
-        self._reasons = told["reasons"]
+    def __init__(self, declared: Mapping[str, Sequence[str]]) -> None:
+        self._counters = declared["counters"]
+        self._durations = declared["durations"]
+        self._reasons = declared["reasons"]
 
     def named(self, at: int, found: Sum) -> dict[str, Any]:
         """Counters, durations (``{"sum": ms, "<number of a bucket, from 1>": how many}``) and, as ``gate``, durations
-        by reason. What is 0 is left out."""
+        by reason. Values of 0 are left out."""
         by_name: dict[str, Any] = {"at": at}
         for number, count in found.items():
             place, part = divmod(number, 32)
@@ -106,7 +106,7 @@ class Names:
             return found
         reason = place - len(self._durations)
         if reason >= len(self._reasons):
-            return None  # of a later version
+            return None  # from a later version
         gate: dict[str, dict[str, float]] = by_name.setdefault("gate", {})
         return gate.setdefault(self._reasons[reason], {})
 

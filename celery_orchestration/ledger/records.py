@@ -20,7 +20,7 @@ Argument = bytes | str | int | float
 
 # -- keys
 
-#: Keys of which there is one, with their types.
+#: Single keys, with their types.
 KEY = {
     "ledger": "hash", "jobs": "set", "installed": "hash", "groups": "hash", "disabled_jobs": "set", "timers": "zset",
     "waiting_jobs": "set", "stale_jobs": "set", "unseen_jobs": "set", "held_back_jobs": "set", "bars": "zset",
@@ -32,7 +32,7 @@ KEY = {
     "changed_entries": "zset", "paused_entries": "set", "leader": "hash", "led_services": "set", "decided": "hash",
     "audit": "list", "corrupt": "hash", "supervisors": "hash",
 }  # fmt: skip
-#: Keys of which there is one for each job, run, worker and so on.
+#: Families of keys: one key for each job, run, worker and so on.
 KEYS_OF = {
     "job": "hash", "room": "hash", "unstarted": "zset", "history": "list", "observed": "hash",
     "job_dead_letters": "zset", "totals": "hash", "minutes": "hash", "hours": "hash", "lane": "zset",
@@ -45,7 +45,7 @@ KEYS_OF = {
 
 
 def key_of(prefix: str, name: str, *parts: str | int) -> str:
-    """The key of this name; of one that there is several of, `parts` say which: ``key_of(prefix, "run", id)``."""
+    """The key of this name. For a family of keys, `parts` say which one: ``key_of(prefix, "run", id)``."""
     if name not in (KEYS_OF if parts else KEY):
         raise KeyError(f"no key is declared as {name}")
     return prefix + ":".join((name, *map(str, parts)))
@@ -69,18 +69,18 @@ class Outcome:
     id: str
     fence: str
     outcome: str
-    #: What failed, for people, and where.
+    #: What failed and where, for people.
     note: str = ""
     traceback: str = ""
-    #: How long its code ran (None: not known), and when that ended, by the monotonic clock: the ledger may hear of it
-    #: much later.
+    #: How long its code ran (None: not known), and when it ended, by the monotonic clock: the outcome may reach the
+    #: ledger much later.
     ran_ms: int | None = None
     ended: float | None = field(default=None, metadata=_sent_as("ended_ago_ms", _ago_ms))
 
 
 @dataclass(slots=True)
 class Arrival:
-    """A message arrived, and a slot is free for it; or it is not to start before a time, and needs none yet."""
+    """A message arrived and a slot is free for it; or it must not start before a time, and needs no slot yet."""
 
     id: str
     attempt: int
@@ -93,11 +93,11 @@ class Arrival:
     granted_queue: str
     message: bytes
     eta_ms: int | None = None
-    #: Which call it comes from; '' for a fire. See ``lua/lib/identity.lua``.
+    #: The call that it comes from; '' for a fire. See ``lua/lib/identity.lua``.
     publication: str = ""
-    #: It was delivered before, and does not say which publication it is of.
+    #: It was delivered before, and does not say of which publication it is.
     anonymous: bool = False
-    #: How long it was in its queue, as far as it says when it was sent.
+    #: How long it was in its queue; None if it does not say when it was sent.
     queued_ms: int | None = None
 
 
@@ -130,7 +130,7 @@ class Discarded:
 
 @dataclass(frozen=True)
 class Presence:
-    """What a worker process tells about itself."""
+    """A worker process as it registers."""
 
     worker: str
     name: str
@@ -146,7 +146,7 @@ class Presence:
     done_ms: int
     policies: str = field(repr=False)
     jobs: tuple[str, ...] = field(repr=False, metadata=_sent_as("jobs", json.dumps))
-    #: Kept for each job: runs that ended; dead letters, and how long these.
+    #: How many ended runs and dead letters are kept for each job, and for how long the dead letters.
     history: int = 100
     letters: int = 1000
     letters_ms: int = 14 * 86_400_000
@@ -154,7 +154,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """How a worker registers. `epoch`, `fence`: the last in which it claimed its runs, and the highest it has seen."""
+    """`epoch`: the last one in which the worker claimed its runs. `fence`: the highest one that it has seen."""
 
     schema: int
     oldest_schema: int
@@ -165,7 +165,7 @@ class Registration:
 
 @dataclass(slots=True)
 class Adoption:
-    """An entry that the leader has. The last six: of a continuous one."""
+    """An entry that the leader has. Only continuous entries have the last six fields."""
 
     entry: str
     name: str
@@ -184,7 +184,7 @@ class Adoption:
 
 @dataclass(slots=True)
 class Fire:
-    """An entry is due. Without a job, only whether to send it is asked; without a message, whether to make one."""
+    """An entry is due. Without a job, the verb only says whether to send it; without a message, whether to make one."""
 
     entry: str
     generation: str
@@ -202,13 +202,13 @@ class Fire:
     granted_queue: str = ""
     message: bytes = b""
     eta_ms: int | None = None
-    #: Why it is not to be sent.
+    #: Why it must not be sent; '' if it may.
     refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A fire of a task that is no job of ours is in the broker."""
+    """A fire of a plain task is in the broker."""
 
     entry: str
     generation: str
@@ -230,25 +230,25 @@ class Place:
     pool: str
     number: int
     fence: str
-    #: About its worker, as its supervisor wrote it down.
+    #: About its worker, as its supervisor recorded it.
     info: str = field(default="", compare=False)
-    #: The pool has shrunk: its worker is to stop.
+    #: The pool has shrunk: its worker has to stop.
     leaving: bool = field(default=False, compare=False)
 
 
 @dataclass(slots=True)
 class Claim:
-    """A run that this worker has, in a new epoch. It is sent as its arrival, with the id of the run, and the rest."""
+    """A run that this worker has, in a new epoch. It is sent as its arrival, with the id of the run, and a claim."""
 
     run: Arrival
     fence: str
-    #: Its id, if that is not the task's.
+    #: The id of the run, if it is not the task id.
     id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The time of a run is over, and its code goes on."""
+    """The time of a run is over, but its code still runs."""
 
     id: str
     fence: str
@@ -288,7 +288,7 @@ def arguments(records: Iterable[Any]) -> list[Argument]:
 
 @cache
 def _reader(of: Hashable) -> tuple[Callable[[Any], tuple[Any, ...]], list[tuple[int, Callable[[Any], Argument]]]]:
-    """What reads all fields of a record, and how some of them are converted."""
+    """Returns what reads all fields of a record, and how to convert some of them."""
     declared = fields(of)  # type: ignore[arg-type]
     converters = {at: one.metadata["convert"] for at, one in enumerate(declared) if "convert" in one.metadata}
     converters |= {at: _truth for at, one in enumerate(declared) if one.type == "bool"}
@@ -299,19 +299,19 @@ def _truth(value: bool) -> Argument:
     return 1 if value else ""
 
 
-# -- what they tell
+# -- what verbs return
 
 
 @dataclass(frozen=True)
 class Noun:
-    """How a figure is called: ``1 recovery``, ``2 recoveries``."""
+    """The name of a figure: ``1 recovery``, ``2 recoveries``."""
 
     one: str
     many: str
 
 
 class Figures(BaseModel):
-    """What the ledger counts of each run. Everything that tells about a run has these fields."""
+    """What the ledger counts of each run. Every record and model of a run has these fields."""
 
     recoveries: Annotated[int, Noun("recovery", "recoveries")] = Field(
         default=0, description="how often its process or worker died"
@@ -342,14 +342,14 @@ class HistoryLine(Figures):
     ended: int = 0
     worker: str | None = None
     fence: str | None = None
-    #: The words of the gate for what it waited for first.
+    #: What it waited for first, in the words of the gate.
     waited_for: str | None = None
     error: str | None = None
     key: str = ""
-    #: The entry that fired it, and for when.
+    #: The entry that fired it, and the due time.
     entry: str | None = None
     due: int | None = None
-    #: Of fires that made no run: how many.
+    #: How many fires this line stands for, if they made no run.
     fires: int | None = None
 
     @classmethod

@@ -22,9 +22,9 @@ class Waiting:
 
 @dataclass(slots=True)
 class Claimed:
-    #: Of each claim: ok, void, unknown.
+    #: For each claim: ok, void, unknown.
     answers: list[str]
-    #: How many outcomes the ledger had forgotten, and how many runs go back to their queues.
+    #: How many outcomes the ledger had forgotten and took again, and how many runs go back to their queues.
     told_again: int
     returned: int
     disabled: list[Disabled] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Claimed:
 
 @dataclass(slots=True)
 class Registered:
-    #: Releases of the live workers, and those the installed policies were merged from.
+    #: Releases of the live workers, and those that the installed policies were merged from.
     live: str
     installed: str
     epoch: str
@@ -43,8 +43,8 @@ class Registered:
 
 @dataclass(slots=True)
 class Answer:
-    """What the gate says to an arrival: start (with a fence), wait, drop (why), unknown (job), full (Redis), kept (this
-    worker is kept free for another run)."""
+    """The answer of the gate to an arrival: start (with a fence), wait, drop (why), unknown (job), full (Redis), kept
+    (this worker is kept free for another run)."""
 
     what: str
     fence: str = ""
@@ -55,7 +55,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Start:
-    """A run that was handed over to this very worker: it starts in a slot that was offered."""
+    """A run that was handed over to the calling worker: it starts in a slot that the worker offered."""
 
     id: str
     fence: str
@@ -72,7 +72,7 @@ class Disabled:
 
 @dataclass(slots=True)
 class Ending:
-    """A run that ends without having run: Celery has to be told."""
+    """A run that ends without having run: somebody has to tell Celery."""
 
     id: str
     why: str
@@ -91,7 +91,7 @@ class Turn:
     endings: list[Ending]
     #: Seconds until something is due, or None.
     due: float | None
-    #: Of runs that start, have waited and are traced: run id, and its waits as the verb turn tells them.
+    #: Run id -> its waits as the verb turn returns them, of traced runs that start and have waited.
     traces: dict[str, str] = field(default_factory=dict)
 
 
@@ -111,17 +111,17 @@ class Sweep:
     due: float | None
     #: Number of the last decision.
     decisions: int
-    #: Messages that came to workers without their job, for this worker to take in.
+    #: Messages that came to workers without their job. This worker takes them in.
     strays: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What people and failures have decided, for nodes to remember."""
+    """What people and failures have decided. Nodes remember it."""
 
     number: int
     epoch: str
-    #: The verb read_decisions makes it, and only the verb restore_decisions reads it.
+    #: The verb read_decisions writes it, and only the verb restore_decisions reads it.
     document: bytes
 
 
@@ -152,7 +152,7 @@ class Adopted:
 class Dispatched:
     #: ok, term, full.
     what: str
-    #: Of each fire; see ``lua/verbs/schedule/dispatch.lua``.
+    #: For each fire; see ``lua/verbs/schedule/dispatch.lua``.
     answers: list[tuple[str, ...]]
     grants: list[Grant]
 
@@ -161,7 +161,7 @@ class Dispatched:
 class Changes:
     number: int
     complete: bool
-    #: Entry, whether it is there, what people wrote.
+    #: Entry, whether it exists, what people wrote.
     entries: list[tuple[str, bool, str]]
 
 
@@ -179,7 +179,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    #: Releases that they bring, the oldest first.
+    #: Their releases, the oldest first.
     releases: str
     #: Life of a done-marker.
     done_ms: int
@@ -189,11 +189,11 @@ class Members:
 @dataclass(frozen=True, slots=True)
 class RenewedPlaces:
     epoch: str
-    #: Until a new epoch opens.
+    #: How long until a new epoch opens.
     closed_ms: int
-    #: Of each place that was named: ok, leaving, void.
+    #: For each place that was named: ok, leaving, void.
     answers: list[str]
-    #: Places that the supervisor holds and did not name: its last process had them.
+    #: Places that the supervisor holds and did not name: an earlier process of it had them.
     found: list[Place]
 
 

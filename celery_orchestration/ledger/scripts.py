@@ -71,7 +71,7 @@ def script(verb: str) -> Script:
 
 
 def library(verb: str) -> Library:
-    """The one that has this verb."""
+    """The library of functions that has this verb."""
     return _library(_home(verb))
 
 
@@ -87,7 +87,7 @@ def header(verb: str) -> str:
 
 @cache
 def _texts() -> dict[str, str]:
-    """Of all verbs."""
+    """The text of each verb."""
     found = (file for folder in (_LUA / "verbs").iterdir() if folder.is_dir() for file in folder.iterdir())
     return {file.name.removesuffix(".lua"): file.read_text() for file in found if file.name.endswith(".lua")}
 
@@ -102,7 +102,8 @@ def _library(home: tuple[str, ...]) -> Library:
 
 @cache
 def _home(verb: str) -> tuple[str, ...]:
-    """The libraries of the library of functions that it is in: those that it uses, and maybe more."""
+    """Names the library of functions that has this verb by the Lua libraries in it: those that the verb uses, and maybe
+    more."""
     able = (uses for uses in map(_uses, verbs()) if set(uses) >= set(_uses(verb)))
     return max(able, key=lambda uses: (len(uses), uses))
 
@@ -123,7 +124,7 @@ def _libraries_text(names: tuple[str, ...]) -> str:
 
 @cache
 def library_text(name: str) -> str:
-    """One of the libraries that verbs use. What it shares is local to the whole text, the rest to a block of its own:
+    """The text of a Lua library in a script. What it shares is local to the whole script, all else to its own block:
     Lua allows 200 local variables at a time."""
     file = _LUA / f"{name}.lua"
     text = (file if file.is_file() else _LUA / "lib" / f"{name}.lua").read_text()

@@ -3,7 +3,7 @@
 A call can be made in two halves, :meth:`Wire.send` and :meth:`Wire.receive`, by callers that poll the socket.
 
 It works on redis-py's connection, without its client: with hiredis a call costs half the processor time, and this is
-done once for every run. A wire belongs to one thread. Whatever goes wrong with the connection is a
+done once for every run. A wire belongs to one thread. Every problem with the connection is raised as
 :class:`LedgerUnavailable`: the caller does not know whether the script ran, and asks again.
 """
 
@@ -32,20 +32,20 @@ from celery_orchestration.errors import LedgerError, LedgerUnavailable
 from celery_orchestration.ledger.records import Argument
 from celery_orchestration.ledger.scripts import LIBRARY_PREFIX, Script, library, verbs
 
-#: Replies that say "not now" rather than "no". Redis 6.2 puts text of its own before the code of an error in a script.
+#: Errors that pass. Redis 6.2 puts text of its own before the code of an error in a script.
 _PASSING = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, AuthenticationError, OutOfMemoryError)
 _PASSING_CODES = re.compile(r"(?:^|: -)(?:MASTERDOWN|CLUSTERDOWN|TRYAGAIN|OOM|MISCONF|NOREPLICAS|READONLY)\b")
 
 
-#: Redis has no functions, or does not let this user call them: what it says then. (redis-py removes the code ERR.)
+#: What Redis says if it has no functions, or does not let this user call them. (redis-py removes the code ERR.)
 _NO_FUNCTIONS = re.compile(r"unknown command|'fcall'", re.IGNORECASE)
 _NOT_LOADED, _LOADED_BY_ANOTHER = "Function not found", "already exists"
-#: Libraries of other releases that are left in Redis. Deleting one that is in use does no harm: it is loaded again.
+#: How many libraries of other versions stay in Redis. Deleting one that is in use does no harm: it is loaded again.
 _MOST_LIBRARIES = 32
 
 
 class NotAsFunction(LedgerError):
-    """Redis did not run the function: the verb has to be called again, in one piece."""
+    """Redis did not run the function: the verb has to be called again, with :meth:`Wire.call`."""
 
     def __init__(self, why: str) -> None:
         """`why`: full | missing | refused"""
@@ -58,13 +58,13 @@ class Wire:
         self._pool = pool
         self._connection: Any = None
         self._pid = os.getpid()
-        #: Until the caller unsets it: the connection is new, and may be to another Redis.
+        #: The connection is new, and may be to another Redis. The caller unsets this.
         self.fresh = True
         #: Whether verbs are called as functions, and whether the last command was such a call.
         self._functions = self._asked_function = True
 
     def call(self, script: Script, prefix: str, args: Sequence[Argument]) -> Any:
-        for _ in range(2):  # the first may find that the functions have to be loaded
+        for _ in range(2):  # the first call may find that the functions have to be loaded
             if self._functions:
                 try:
                     return self.command("FCALL", script.function, 1, prefix, *args)
@@ -74,11 +74,11 @@ class Wire:
         try:
             return self.command("EVALSHA", script.sha, 1, prefix, *args)
         except NoScriptError:
-            return self.command("EVAL", script.text, 1, prefix, *args)  # which makes it known, too
+            return self.command("EVAL", script.text, 1, prefix, *args)  # this also loads the script
 
     def _load_after(self, why: str, verb: str) -> bool:
-        """Loads the functions if they were missing. If that was not it, the verb is called as a script: this time if
-        Redis is full, because a script decides by itself what it may still do then; else from now on."""
+        """Loads the functions if they were missing. Otherwise the verb is called as a script: only this time if Redis
+        is full, because a script decides by itself what it may still do then; else from now on."""
         if why == "missing":
             why = self._load(verb)
         self._functions = why != "refused"
@@ -112,7 +112,7 @@ class Wire:
         except Exception:
             raise
         except BaseException:
-            self.close()  # Ctrl-C: the reply would be taken for that of the next command
+            self.close()  # Ctrl-C: the next command would read this reply
             raise
 
     def send(self, script: Script, prefix: str, args: Sequence[Argument]) -> None:
@@ -125,7 +125,7 @@ class Wire:
             self._asked_function = args[0] == "FCALL"
             connection.send_packed_command(connection.pack_command(*args), check_health=False)
         except (UnicodeError, DataError) as exc:
-            raise LedgerError(f"{type(exc).__name__}: {exc}") from exc  # what cannot be sent is nothing that passes
+            raise LedgerError(f"{type(exc).__name__}: {exc}") from exc  # it cannot be sent later either
         except (RedisError, OSError) as exc:
             self.close()
             raise LedgerUnavailable(f"{type(exc).__name__}: {exc}") from exc
@@ -151,7 +151,7 @@ class Wire:
             raise
 
     def readable(self, seconds: float) -> bool:
-        """Whether a reply, or the end of the connection, is there within this time."""
+        """Whether a reply, or the end of the connection, comes within this time."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
@@ -163,7 +163,7 @@ class Wire:
 
     def _connected(self) -> Any:
         if self._connection is not None and self._pid != os.getpid():
-            self._connection = None  # the parent's: a forked child must not touch it
+            self._connection = None  # it is the parent's: a forked child must not touch it
         if self._connection is None:
             self._pid = os.getpid()
             # Not through the pool: it counts connections, and redis-py changed how to ask it for one.
@@ -181,7 +181,7 @@ class Wire:
 
 
 def _why_not_run(exc: ResponseError) -> str:
-    """Why a function was not even begun; '' if it was."""
+    """Why Redis did not begin the function; '' if it did."""
     if isinstance(exc, OutOfMemoryError):
         return "full"
     if str(exc).startswith(_NOT_LOADED):
@@ -190,7 +190,7 @@ def _why_not_run(exc: ResponseError) -> str:
 
 
 def _name_of(described: Any) -> str:
-    """Of one library, from FUNCTION LIST: a map, or with the older protocol names and values by turns."""
+    """The name of a library in FUNCTION LIST. It is a map, or with the older protocol a list of names and values."""
     if not isinstance(described, dict):
         described = dict(zip(described[::2], described[1::2], strict=True))
     return str(described[b"library_name"], "utf-8")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from time import monotonic
 
-#: Seconds: the first and the longest wait, and how often a failure that goes on is logged.
+#: Seconds: the first wait, the longest wait, and how often a lasting failure is logged.
 FIRST_WAIT, LONGEST_WAIT, LOG_EVERY = 0.05, 2.0, 30.0
 
 
@@ -21,7 +21,7 @@ class Backoff:
         self._next = FIRST_WAIT
 
     def failed(self, log: Callable[[float], None]) -> None:
-        """Waits. `log(seconds since the first failure)` is called at the first one, and now and then."""
+        """Waits. Calls `log(seconds since the first failure)` at the first failure, and now and then."""
         now = monotonic()
         if self.since is None:
             self.since = now
@@ -32,6 +32,6 @@ class Backoff:
         self._next = min(self._next * 2, self._longest)
 
     def succeeded(self) -> float | None:
-        """Returns how many seconds it had failed; None if it had not."""
+        """Returns for how many seconds it had failed; None if it had not."""
         since, self.since, self._logged_at, self._next = self.since, None, 0.0, FIRST_WAIT
         return None if since is None else monotonic() - since

@@ -4,8 +4,8 @@ The ledger may be emptied: by FLUSHALL, or by a restart of a Redis that keeps no
 that lacks the last writes. Runs that waited may be lost then, but no job may start that people had stopped: every
 worker and scheduler remembers the pause, the disabled jobs and the entries that people added or paused, and restores
 them in the epoch that begins then (``restore_decisions.lua``), before the gate opens and before its own scheduler fires
-anything. A sweep tells whether anything was decided since the copy was made: decisions of the last seconds
-(``sweep_interval_seconds``) before the loss may be unknown to all.
+anything. After each sweep a node reads the decisions again if there are new ones. So no node may know
+decisions of the last seconds (``sweep_interval_seconds``) before the loss.
 
 Used in the heartbeat's thread only.
 """
@@ -27,14 +27,14 @@ class RememberedDecisions:
         self._known: Decisions | None = None
 
     def refresh(self, ledger: Ledger, number: int, epoch: str) -> None:
-        """Reads them again if there are new ones. `number`: of the last decision in the ledger, in this epoch."""
+        """Reads the decisions again if there are new ones. `number`: the last decision in the ledger, in this epoch."""
         if self._known is None or (self._known.number, self._known.epoch) != (number, epoch):
             found = ledger.read_decisions(MOST_JOBS, MOST_ENTRIES)
             if found.epoch == epoch:  # else the ledger was emptied just now
                 self._known = found
 
     def restore(self, ledger: Ledger, who: str, epoch: str) -> None:
-        """In an epoch that began because the ledger was emptied, or moved to a Redis that may lack something."""
+        """Called in an epoch that began because the ledger was emptied, or moved to a Redis that may lack writes."""
         if self._known is not None:
             count = ledger.restore_decisions(who, epoch, self._known)
             if count:

@@ -1,7 +1,7 @@
 """The heartbeat of a node: it registers the node, renews its lease and sweeps.
 
 Workers and schedulers are nodes: each is registered with the policies of its code, and each may sweep, which recovers
-runs that got lost. A thread with a connection of its own does that; it makes all these calls, in order. Methods without
+lost runs. A thread with a connection of its own makes all these calls, in order. Methods without
 an underscore may be called from any thread.
 """
 
@@ -39,7 +39,7 @@ class Heartbeat(threading.Thread, ABC):
         self._wake = threading.Event()
         self._stopped = False
         self._sweeps = 0
-        # Once the ledger is back, others sweep: the lease must be renewed well before it could run out.
+        # Once the ledger is back, other nodes sweep: the lease must be renewed well before it could run out.
         self._backoff = Backoff(self._wake.wait, min(LONGEST_WAIT, node.settings.lease_seconds / 10))
         self._registered = self._unknown = False
         #: The epoch in which it is registered, and in which it has restored the decisions that it remembers; '' before
@@ -48,8 +48,8 @@ class Heartbeat(threading.Thread, ABC):
         self._beat_at = self._sweep_at = 0.0
         self._sweep_is_asked_for = False
         self._alive_at = monotonic()
-        #: For people: when the lease was renewed last, by the monotonic clock; how far our clock was ahead of Redis's
-        #: then, in seconds; and what has gone wrong since.
+        #: For people: when the lease was last renewed, by the monotonic clock; how far our clock was ahead of Redis's
+        #: then, in seconds; and the problem since, if any.
         self.renewed_at: float | None = None
         self.clock_ahead: float | None = None
         self.problem = ""
@@ -58,7 +58,7 @@ class Heartbeat(threading.Thread, ABC):
         self._unserved: dict[str, float] = {}
         self._logged_unserved: set[str] = set()
 
-    # -- what workers and schedulers add; called in the thread --------------------------------------
+    # -- what workers and schedulers add; the thread calls it ---------------------------------------
 
     @abstractmethod
     def _last_claim(self) -> tuple[str, str]:
@@ -66,7 +66,7 @@ class Heartbeat(threading.Thread, ABC):
 
     @abstractmethod
     def _on_registered(self, found: Registered) -> None:
-        """`epoch` is still the one in which it was registered before."""
+        """Called before `self.epoch` is updated."""
 
     @abstractmethod
     def _on_new_epoch(self, epoch: str) -> None: ...
@@ -82,12 +82,12 @@ class Heartbeat(threading.Thread, ABC):
     def _on_ledger_unavailable(self) -> None: ...
 
     def _begin_round(self) -> None:
-        """The node is registered, the lease not yet renewed."""
+        """The node is registered, but its lease is not renewed yet."""
 
     def _end_round(self) -> None:
-        """The lease was renewed, and the ledger swept, if it was time for that."""
+        """The lease was renewed and the ledger was swept, if it was time for that."""
 
-    # -- asked for by others ------------------------------------------------------------------------
+    # -- other threads call these -------------------------------------------------------------------
 
     def register_soon(self) -> None:
         """The ledger does not know this node, or one of its jobs."""
@@ -100,7 +100,7 @@ class Heartbeat(threading.Thread, ABC):
         self._wake.set()
 
     def wake(self) -> None:
-        """It begins its next round now."""
+        """The next round begins now."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -182,7 +182,7 @@ class Heartbeat(threading.Thread, ABC):
         self._registered = True
 
     def _install(self, live: str, installed: str) -> None:
-        """Puts the policies of all live releases into force, if that is not done."""
+        """Installs the policies of all live releases, unless they are installed already."""
         while live != installed:
             merged = releases.merged(self._ledger.read_releases(live))
             for cycle in merged.cycles:
@@ -202,7 +202,7 @@ class Heartbeat(threading.Thread, ABC):
         node = self._node
         while not self._stopped:
             swept = self._ledger.sweep(node.worker, self._sweeps, int(self._sweep_seconds * 1000))
-            self._sweeps += 1  # not before: a call whose reply was lost is made again under its number
+            self._sweeps += 1  # not earlier: if the reply is lost, the call is made again with the same number
             for name in swept.dead_workers:
                 logger.warning("%s is dead, its lease expired: its runs are recovered", name)
             if swept.recovered:

@@ -1,6 +1,6 @@
 """A node: a worker or a scheduler, which takes part in the ledger with the jobs of its code.
 
-:class:`Node` knows the app, its jobs and settings, and who it is in the ledger. ``worker/runtime.py`` and
+:class:`Node` knows the app, its jobs and settings, and its own id in the ledger. ``worker/runtime.py`` and
 ``scheduler/runtime.py`` add the parts that make it a worker or a scheduler. What is set here does not change; any
 thread may read it.
 """
@@ -35,7 +35,7 @@ from celery_orchestration.signals import job_disabled
 logger = get_logger(__name__)
 
 
-#: How many jobs' defaults are logged.
+#: For how many jobs the defaults are logged.
 MOST_LOGGED = 20
 
 
@@ -65,7 +65,7 @@ class Node(ABC):
 
     @abstractmethod
     def give_up(self, why: str) -> None:
-        """The ledger must not be used by this process, and it turned out only now."""
+        """This process must not use the ledger, which turned out only now."""
 
     @abstractmethod
     def send_event(self, type: str, id: str, **fields: Any) -> None: ...
@@ -104,7 +104,7 @@ class Node(ABC):
             logger.error("The ledger at %s does not answer yet: %s", self.ledger.address, exc)
 
     def log_defaults(self) -> None:
-        """Recurring jobs have limits, retries and an end that nobody wrote down: one line for each job."""
+        """Logs one line for each recurring job about its defaults: limits and retries that nobody has written."""
         found = {name: defaults for name, job in sorted(self.jobs.items()) if (defaults := job.defaults_in_force())}
         for name, defaults in list(found.items())[:MOST_LOGGED]:
             logger.info("Job %s has the defaults of recurring jobs: %s", printable(name), _in_words(defaults))
@@ -118,8 +118,8 @@ class Node(ABC):
         self.eviction_is_checked = True
 
     def room_key(self, job: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ValueError | None]:
-        """The key that a call's room is counted under. If it cannot be computed, the run fails with the error as soon
-        as it starts."""
+        """The key under which a call's room is counted. If it cannot be computed, the run fails with the error when it
+        starts."""
         try:
             return keys.room_key(self.jobs[job].room_key(args, kwargs, self.signatures.get(job))), None
         except ValueError as exc:

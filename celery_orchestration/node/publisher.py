@@ -1,7 +1,7 @@
 """The publisher: sends handed-over runs to the broker, and tells Celery about runs that ended before they started.
 
 It has a thread and a broker connection of its own, so that a slow broker or result backend never blocks the worker's
-event loop. Nothing is lost with it: errands that it does not finish, the next sweep gives to another worker. Methods
+event loop. If it ends before its errands are done, the next sweep gives them to another node. Methods
 without an underscore may be called from any thread.
 """
 
@@ -34,13 +34,13 @@ from celery_orchestration.node.backoff import Backoff
 
 logger = get_logger(__name__)
 
-#: Errors that pass when the broker, the result backend or the ledger is back.
+#: Errors that pass when the broker, the result backend or the ledger is available again.
 UNREACHABLE = (LedgerError, OSError, KombuError, RedisError, AMQPError)
-#: How often an errand is tried that fails for another reason.
+#: How often an errand is tried if it fails for another reason.
 MOST_TRIES = 3
-#: How many runs are published together, before the ledger is told.
+#: How many runs are published before the ledger is told.
 MOST_AT_ONCE = 64
-#: It is behind with more errands than these.
+#: With more errands than these, it is behind.
 MANY_ERRANDS = 256
 #: Seconds without a finished errand after which it counts as stuck.
 STUCK_SECONDS = 0.5
@@ -48,7 +48,7 @@ STUCK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A message to be put into a queue as it is, with the grant number it has."""
+    """A message to publish unchanged, with the grant number that it has."""
 
     envelope: Envelope = field(repr=False)
     queue: str
@@ -64,7 +64,7 @@ class LostRetry:
 
 @dataclass(frozen=True, slots=True)
 class FindQueues:
-    """`found` is called with those of the queues that the broker has."""
+    """Asks which of these queues the broker has, and calls `found` with them."""
 
     queues: list[str]
     found: Callable[[list[str]], None]
@@ -75,7 +75,7 @@ Errand = Grant | Ending | Copy | LostRetry | FindQueues
 
 class Publisher(threading.Thread):
     def __init__(self, app: Celery, ledger: Ledger, accept: Any, send_event: Callable[..., None]) -> None:
-        """`accept`: content types that are read. `send_event(type, id, **fields)`: one of Celery's events."""
+        """`accept`: content types that may be read. `send_event(type, id, **fields)` sends one of Celery's events."""
         super().__init__(name="orchestration-publisher", daemon=True)
         self._app = app
         self._ledger = ledger.new_connection()
@@ -87,7 +87,7 @@ class Publisher(threading.Thread):
         self._backoff = Backoff(self._stopped.wait)
         self._done_at = 0.0
         self._producer: Any = None
-        #: Queues by name, bound to the producer's channel: else each message would bind its queue once more.
+        #: Queues by name, bound to the producer's channel: otherwise each message would bind its queue again.
         self._queues: dict[str, Queue] = {}
         self._connection: Any = None
 
@@ -120,12 +120,12 @@ class Publisher(threading.Thread):
         self._add_errand(3, None)
 
     def give_up(self) -> None:
-        """Does not wait any longer for a broker or a ledger that does not answer."""
+        """No longer waits for a broker or a ledger that does not answer."""
         self._stopped.set()
 
     def _add_errand(self, rank: int, errand: Errand | None) -> None:
-        """The lowest rank goes first. Runs that may start go before runs that end: telling Celery takes longer, and
-        nobody waits for it."""
+        """The lowest rank goes first. Runs that may start come before endings: telling Celery takes longer, and no run
+        waits for it."""
         self._errands.put((rank, next(self._numbers), errand))
 
     # -- the thread ---------------------------------------------------------------------------------
@@ -160,9 +160,9 @@ class Publisher(threading.Thread):
         self._confirm(published)
 
     def _publish_together(self, grants: list[Grant]) -> list[Grant] | None:
-        """With one call to the ledger and, where kombu can, one write to the broker. None if that failed: then they are
-        published one by one, so that an error with one does not concern the others. A message that comes twice starts
-        its run once."""
+        """Makes one call to the ledger and, if kombu can, one write to the broker. None if that failed: then they are
+        published one by one, so that an error with one does not affect the others. A message that is published twice
+        starts its run once."""
         try:
             found = zip(grants, self._ledger.read_all_granted(grants), strict=True)
             messages = [(Envelope.unpack(one[1]), one[0], grant) for grant, one in found if one is not None]
@@ -178,8 +178,8 @@ class Publisher(threading.Thread):
         return [grant for *_, grant in messages]
 
     def _try_until_done(self, errand: Errand) -> bool:
-        """Tries until it is done, or not needed any more, or the worker stops. If an errand fails although everybody
-        can be reached, it is given up after some tries: others wait behind it."""
+        """Tries until it is done, or no longer needed, or the node stops. An errand that fails although all servers can
+        be reached is given up after some tries, because others wait behind it."""
         tries = 0
         while not self._stopped.is_set():
             try:
@@ -224,13 +224,13 @@ class Publisher(threading.Thread):
             return self._find_queues(errand)
         found = self._ledger.read_granted(errand)
         if found is None:
-            return False  # it was granted again since, or has ended
+            return False  # it was granted again meanwhile, or has ended
         queue, message = found
         return self._send(Envelope.unpack(message), queue, errand.number)
 
     def _retry(self, errand: LostRetry) -> bool:
-        """Sends the message of the attempt before, whatever arguments `retry()` was given: there is no other. If the
-        lost message still comes, the ledger drops the later of the two."""
+        """Sends the message of the attempt before. Other arguments that `retry()` was given are lost with its message.
+        If the lost message still comes, the ledger drops the later of the two."""
         found = self._ledger.read_retry(errand.id)
         if found is None:
             return False
@@ -281,7 +281,7 @@ class Publisher(threading.Thread):
     # -- runs that end without having run -----------------------------------------------------------
 
     def _tell_celery(self, ending: Ending) -> bool:
-        """As Celery tells how a task ended: result, callbacks, chord, signals, events."""
+        """Does what Celery does when a task ends: result, callbacks, chord, signals, events."""
         found = self._ledger.pending_end(ending.id)
         if found is None:
             return False
@@ -322,7 +322,7 @@ class Publisher(threading.Thread):
         except Exception as exc:
             if "task" not in envelope.headers:
                 raise
-            # A caller that waits for the result gets it all the same.
+            # A caller that waits for the result still gets it.
             headers = envelope.headers
             logger.error("The callbacks of run %s are not called, its message cannot be read: %s", headers["id"], exc)
             return headers, None
@@ -333,11 +333,11 @@ class Publisher(threading.Thread):
 
 
 def _log_failure(exc: Exception) -> None:
-    logger.error("Cannot hand over runs, the broker or the ledger does not answer; it is tried again: %r", exc)
+    logger.error("Cannot hand over runs, the broker or the ledger does not answer; trying again: %r", exc)
 
 
 def _has_queue(connection: Any, name: str) -> bool:
-    """Whether the broker has that queue; Redis: whether there are messages in it."""
+    """Whether the broker has that queue. With Redis, whether it has messages."""
     channel = connection.channel()  # RabbitMQ closes it if there is no such queue
     try:
         channel.queue_declare(name, passive=True)

@@ -1,6 +1,6 @@
-"""Gives back the messages of workers that are gone: in every worker and scheduler, after each of their sweeps.
+"""Gives back the messages of workers that are gone. Every worker and scheduler does so after each of its sweeps.
 
-It has a thread and connections of its own: a broker that does not answer must not keep a lease from being renewed.
+It has a thread and connections of its own: a broker that does not answer must not delay the renewal of a lease.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ TRANSPORTS = (kombu_redis.Transport, kombu_redis.SentinelTransport)
 
 
 class OwnStores(Protocol):
-    """What a worker knows of its own stores."""
+    """What a worker knows about its own stores."""
 
-    #: The ids of those that it has open.
+    #: The ids of its open stores.
     open: set[str]
-    #: What was acknowledged in stores that could not be ended.
+    #: By id of a store that could not be ended: the messages that were acknowledged there.
     acknowledged: dict[str, list[str]]
 
 
 class Recovery(threading.Thread):
     def __init__(self, node: Node, own_stores: OwnStores | None = None) -> None:
-        """`own_stores`: None where the node has no stores itself."""
+        """`own_stores`: None if the node has no stores itself."""
         super().__init__(name="orchestration-recovery", daemon=True)
         self._node = node
         self._own_stores = own_stores
@@ -72,7 +72,7 @@ class Recovery(threading.Thread):
 
     def _give_back_left_stores(self) -> None:
         stores = self._connected()
-        found = stores.all()  # before the ledger is asked: a worker that opens one now is registered already
+        found = stores.all()  # before the ledger is asked: a worker registers before it opens a store
         ours = self._own_stores.open.copy() if self._own_stores is not None else set()
         workers = {store.worker for store in found} - {self._node.worker}
         gone = (
@@ -96,7 +96,7 @@ class Recovery(threading.Thread):
         if self._stores is None:
             self._connection = self._node.app.connection_for_read()
             channel = self._connection.default_channel
-            for name, seconds in TIMEOUTS.items():  # before the channel makes its pool, which reads them
+            for name, seconds in TIMEOUTS.items():  # before the channel makes its pool, which reads these options
                 if getattr(channel, name) is None:
                     setattr(channel, name, seconds)
             self._stores = Stores(Redis(connection_pool=channel.pool), self._node.store_names)
@@ -110,7 +110,7 @@ class Recovery(threading.Thread):
 
 
 def _log(exc: Exception) -> None:
-    logger.error("Cannot look for messages that dead workers have fetched, it is tried again: %r", exc)
+    logger.error("Cannot look for messages that dead workers have fetched, trying again: %r", exc)
 
 
 def has_stores(app: Celery) -> bool:

@@ -1,7 +1,7 @@
 """Releases: the policies of a worker's code, and those in force while several releases are live. Pure functions.
 
 Every worker registers the policies of its code, as one document named by its content. While workers of several releases
-are live the stricter policy holds. :func:`merged` computes it; the first heartbeat that finds another set of live
+are live, the stricter policy holds. :func:`merged` computes it; the first heartbeat that finds another set of live
 releases installs it.
 """
 
@@ -42,7 +42,7 @@ def release(policies: Mapping[str, Policy], cap: int | None) -> Release:
 
 
 def merged(documents: Sequence[str]) -> Merged:
-    """`documents`: of the live releases, oldest first."""
+    """`documents`: those of the live releases, oldest first."""
     releases = [json.loads(document) for document in documents]
     caps = [one["max_running"] for one in releases if one["max_running"] is not None]
     jobs = graph.merge([one["jobs"] for one in releases])

@@ -1,10 +1,10 @@
-"""Stores: where fetched messages are until they are acknowledged, in the broker's Redis.
+"""Stores keep fetched messages in the broker's Redis until they are acknowledged.
 
 Keys, after the broker's ``global_keyprefix``:
 
 - ``_orchestration.<namespace>.stores``  hash of open stores: id -> JSON {worker, name}
-- ``_orchestration.<namespace>.sealed``  the same of sealed stores
-- ``_orchestration.<namespace>.store.<id>``  hash: ``<number>:<list it came from>`` -> the message, as it was there
+- ``_orchestration.<namespace>.sealed``  the same for sealed stores
+- ``_orchestration.<namespace>.store.<id>``  hash: ``<number>:<list it came from>`` -> the unchanged message
 
 An id is random and never used again. A message's field is also its delivery tag.
 """
@@ -28,7 +28,7 @@ from celery_orchestration.ledger.scripts import Script
 
 _LUA = files(__package__) / "lua"
 
-#: How many messages are moved in one script.
+#: How many messages one script moves.
 MOST_AT_ONCE = 100
 #: Seconds for a call on a store, unless the broker's transport options say otherwise: kombu has no limits by default.
 TIMEOUTS = {"socket_timeout": 5.0, "socket_connect_timeout": 3.0}
@@ -93,7 +93,7 @@ class Stores:
         return bool(self._client.hexists(self.names.open, id))
 
     def all(self) -> list[Store]:
-        pipe = self._client.pipeline(transaction=True)  # a store that is sealed meanwhile is in one of them
+        pipe = self._client.pipeline(transaction=True)  # so that a store that is being sealed is in one of them
         pipe.hgetall(self.names.open)
         pipe.hgetall(self.names.sealed)
         found = pipe.execute()
@@ -124,9 +124,9 @@ class Stores:
         self._call(SEAL, [self.names.open, self.names.sealed], [id])
 
     def give_back(self, id: str, fields: Iterable[str] | None = None, *, last: bool = False) -> int:
-        """Moves messages back to where they came from: all, or these. Returns how many.
+        """Moves all messages, or these, back to where they came from. Returns how many.
 
-        They are next to be fetched, in their old order; or `last`: behind all others.
+        They are fetched next, in their old order; with `last`, after all others.
         """
         key = self.names.store(id)
         if fields is None:
@@ -137,7 +137,7 @@ class Stores:
             found = {field: value for field, value in zip(wanted, values, strict=True) if value is not None}
         fields = sorted(found, key=number_of, reverse=not last)
         moved = 0
-        for start in range(0, max(1, len(fields)), MOST_AT_ONCE):  # once at least: an empty store is forgotten
+        for start in range(0, max(1, len(fields)), MOST_AT_ONCE):  # at least once: this deletes an empty store
             args: list[Any] = [id, "LPUSH" if last else "RPUSH"]
             for field in fields[start : start + MOST_AT_ONCE]:
                 args += (field, redelivered(found[field]))
@@ -162,7 +162,7 @@ def new_id() -> str:
 
 
 def number_of(field: str) -> int:
-    """The place of a message in the order in which its store fetched."""
+    """The place of a message in the order of fetching."""
     return int(field.partition(":")[0])
 
 
@@ -179,7 +179,7 @@ def redelivered(message: bytes) -> bytes | str:
         payload["headers"]["redelivered"] = True
         payload["properties"]["delivery_info"]["redelivered"] = True
         return str(dumps(payload))
-    except Exception:  # it is no message of kombu's: it goes back unchanged
+    except Exception:  # it is not a message of kombu's, and goes back unchanged
         return message
 
 

@@ -36,10 +36,10 @@ class NewEpoch(LedgerError):
 
 
 class Connection:
-    """It belongs to one thread: :meth:`new_connection` makes another."""
+    """A connection to the ledger. It belongs to one thread: :meth:`new_connection` makes another."""
 
     def __init__(self, pool: ConnectionPool, prefix: str, address: Address | None = None, service: str = "") -> None:
-        """`service`: which of those that share the ledger, see :func:`keys.service`."""
+        """`service`: this service among those that share the ledger, see :func:`keys.service`."""
         self.prefix = prefix
         self.address = address
         self.service = service
@@ -63,7 +63,7 @@ class Connection:
         self._wire.close()
 
     def check(self, owner: str) -> None:
-        """Raises :class:`LedgerRefused` if the ledger is another app's, or of a version we do not know."""
+        """Raises :class:`LedgerRefused` if the ledger belongs to another app, or has an unknown data layout."""
         ask = partial(self._wire.command, "HMGET", key_of(self.prefix, "ledger"), "owner", "schema")
         found, schema = self._quick(ask)
         self._refuse(None if found is None else text(found), None if schema is None else int(schema), owner)
@@ -75,15 +75,16 @@ class Connection:
             _typed(LedgerError(f"SCHEMA {schema}"), self)
 
     def _quick(self, ask: Callable[[], Any]) -> Any:
-        """A connection that was there may have died since; if none can be made, a second try is only time."""
+        """An old connection may have died, so the question is asked twice. Without one, a second try would only take
+        time."""
         return ask() if self._wire.socket is None else asked_twice(ask)
 
     def eviction(self) -> str:
-        """Redis's ``maxmemory-policy``, or '' if it may not be asked."""
+        """Redis's ``maxmemory-policy``, or '' if INFO is not allowed."""
         return self.info("memory").get("maxmemory_policy", "")
 
     def info(self, *section: str) -> dict[str, str]:
-        """What Redis tells about itself, all of it or one section; nothing if it may not be asked."""
+        """Redis's INFO, all of it or one section; empty if INFO is not allowed."""
         try:
             found = legible(self._wire.command("INFO", *section))
         except LedgerUnavailable:
@@ -93,7 +94,7 @@ class Connection:
         return dict(line.partition(":")[::2] for line in found.splitlines() if ":" in line)
 
     def setting(self, name: str) -> str | None:
-        """Of Redis's configuration; None if it may not be asked, or there is none of that name."""
+        """A setting of Redis's configuration; None if it does not exist, or if CONFIG is not allowed."""
         try:
             found = self._wire.command("CONFIG", "GET", name)
         except LedgerUnavailable:
@@ -109,13 +110,13 @@ class Connection:
         return int(seconds) + int(micros) / 1e6
 
     def _check_epoch(self) -> None:
-        """A Redis that forgot something must not be asked to start runs before that was noticed."""
+        """If Redis has forgotten something, that must be noticed before it is asked to start runs."""
         if self._wire.fresh:
             self._call("check_epoch", ())
             self._wire.fresh = False
 
-    def _tell(self, verb: str, args: Sequence[Argument]) -> Any:
-        """Of verbs that answer in JSON."""
+    def _read_json(self, verb: str, args: Sequence[Argument]) -> Any:
+        """Calls a verb that replies in JSON."""
         return json.loads(text(self._call(verb, args)))
 
     def _call(self, verb: str, args: Sequence[Argument]) -> Any:
@@ -160,7 +161,7 @@ def text(value: Any) -> str:
 
 
 def legible(value: Any) -> str:
-    """Of what may be corrupt."""
+    """As :func:`text`, for values that may be corrupt."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 

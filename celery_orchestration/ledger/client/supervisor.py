@@ -24,7 +24,7 @@ class SupervisorVerbs(Connection):
         about: Mapping[str, Any],
         places: Sequence[Place] = (),
     ) -> RenewedPlaces:
-        """`about`: host, pid, tables (of pools: min and max at least), report. Raises
+        """`about`: host, pid, tables (each pool with min and max at least), report. Raises
         :class:`~celery_orchestration.errors.Superseded`."""
         args: list[Argument] = [supervisor, session, int(takes_over), lease_ms, interval_ms, epoch, json.dumps(about)]
         args += arguments(places)

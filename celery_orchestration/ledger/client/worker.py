@@ -47,13 +47,13 @@ from celery_orchestration.ledger.replies import (
 )
 from celery_orchestration.ledger.scripts import script
 
-#: Jobs whose policies are put into force in one call.
+#: How many policies one call installs.
 INSTALLED_AT_ONCE = 200
 
 
 class WorkerVerbs(Connection):
     def register(self, p: Presence, epoch: str = "", fence: str = "") -> Registered:
-        """`epoch`, `fence`: the last in which this worker claimed its runs, and the highest it has seen."""
+        """`epoch`: the last one in which this worker claimed its runs. `fence`: the highest one that it has seen."""
         registration = Registration(keys.SCHEMA, keys.OLDEST_SCHEMA, epoch, fence, self.service)
         live, installed, now, why, closed_ms = self._call("register", arguments((p, registration)))
         return Registered(text(live), text(installed), text(now), text(why), closed_ms)
@@ -92,7 +92,7 @@ class WorkerVerbs(Connection):
                 return text(answer) == "ok"
 
     def heartbeat(self, worker: str, lease_ms: int, runs: Iterable[tuple[str, str]]) -> list[str]:
-        """Returns the ids of runs that are void; notes how far our clock is ahead of Redis's."""
+        """Returns the ids of runs that are void. Measures how far our clock is ahead of Redis's."""
         args: list[Argument] = [worker, lease_ms]
         for run in runs:
             args += run
@@ -113,7 +113,7 @@ class WorkerVerbs(Connection):
         return grants
 
     def find_gone_workers(self, lease_ms: int, workers: Iterable[str]) -> set[str]:
-        """Those of these workers that the ledger does not list, if it can know by now."""
+        """The workers of these that the ledger does not list. Empty as long as it cannot know."""
         return {text(one) for one in self._call("find_gone_workers", (lease_ms, *workers))}
 
     def turn(
@@ -141,14 +141,14 @@ class WorkerVerbs(Connection):
         self._wire.send(script("turn"), self.prefix, _turn_args(worker, number, mode, free, outcomes, arrivals))
 
     def receive_turn(self) -> Turn | None:
-        """The second half; None if it has to be made again, in one piece."""
+        """The second half. None: call :meth:`turn` instead."""
         try:
             return _turn(self._wire.receive())
         except (LedgerError, NoScriptError):
             return None
 
     def has_answer(self, seconds: float) -> bool:
-        """Waits so long at most."""
+        """Whether an answer comes within this time."""
         return self._wire.readable(seconds)
 
     @property
@@ -176,7 +176,7 @@ class WorkerVerbs(Connection):
         )
 
     def accept_strays(self, worker: str, messages: Sequence[Stray]) -> tuple[list[str], list[Grant]]:
-        """Messages of jobs that this worker lacks. Returns for each: wait, drop, nobody, later or full."""
+        """Hands in messages of jobs that this worker lacks. Returns for each: wait, drop, nobody, later or full."""
         answers, grants = self._call("accept_strays", [worker, *arguments(messages)])
         return [text(one) for one in answers], grants_of(grants)
 
@@ -209,8 +209,8 @@ class WorkerVerbs(Connection):
         return bool(self._call("time_out", (run.id, run.fence, run.note, int(run.failed))))
 
     def record_progress(self, said: Iterable[tuple[str, str, str]]) -> int:
-        """Of each run id, fence and a JSON text of at most :data:`keys.LONGEST_PROGRESS` bytes. Returns how many of
-        them are current."""
+        """`said`: for each run its id, its fence and a JSON text of at most :data:`keys.LONGEST_PROGRESS` bytes.
+        Returns how many of the runs are current."""
         count: int = self._call("record_progress", [part for one in said for part in one])
         return count
 
@@ -223,12 +223,12 @@ class WorkerVerbs(Connection):
         return [(text(one[0]), one[1]) if one else None for one in found]
 
     def pending_end(self, id: str) -> tuple[str, int, bytes] | None:
-        """Why a run ends, its attempt and its message, or None if that was carried out."""
+        """Why a run ends, its attempt and its message; None if Celery was told already."""
         found = self._call("pending_end", (id,))
         return (text(found[0]), int(found[1]), found[2]) if found else None
 
     def read_retry(self, id: str) -> tuple[str, int, bytes] | None:
-        """Queue, attempt and message of a run whose retry has not arrived."""
+        """Queue, attempt and message of a run whose retry has not arrived; None if it has."""
         found = self._call("read_retry", (id,))
         return (text(found[0]), int(found[1]), found[2]) if found else None
 

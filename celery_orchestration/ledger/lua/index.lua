@@ -1,7 +1,9 @@
 -- The index, for speed: each job's first waiting run, whether it bars other jobs (bar), and which jobs may start
 -- a run now (open). Needs records, rules.
 
-local function first(j, checked)
+-- The first waiting run of j that has room. checked: of the runs whose dependencies were checked, or else of the
+-- others.
+local function first_with_room(j, checked)
   local key, arrival = '', not checked and free_until(j) or nil
   if j.policy.keyed then
     key = first_until(lane_heads_of(j, checked), arrival)
@@ -15,8 +17,8 @@ end
 -- dependencies were checked before. While the job has a probe run: only that run, or a forced one.
 function head(j)
   if j.waiting <= 0 or (not j.policy.keyed and j.policy.max_running and j.running >= j.policy.max_running) then return nil end
-  local new = j.waiting > j.waiting_checked and first(j, false) or nil
-  local checked = j.waiting_checked > 0 and first(j, true) or nil
+  local new = j.waiting > j.waiting_checked and first_with_room(j, false) or nil
+  local checked = j.waiting_checked > 0 and first_with_room(j, true) or nil
   if j.disabled and j.probe and j.probe ~= '' then
     local r = load_run(j.probe)
     if r and r.state == 'waiting' and not r.alone and has_room(j, r.key) and not (checked and is_forced(checked.rank)) then
@@ -34,8 +36,8 @@ function slots_of(queue)
   return tonumber(call('HGET', K.slots, queue)) or 0
 end
 
--- Releases of the live workers that serve a queue, or nil if that is not known (a version before this counts only slots).
--- Kept for this call.
+-- Releases of the live workers that serve a queue, or nil if that is not known (an older version of the package counts
+-- only slots). Kept for this call.
 RELEASES = nil
 
 on_call(function() RELEASES = {} end)
@@ -140,15 +142,15 @@ function reopen_group(group, j)
   if name then reopen(job(name)) end
 end
 
--- Very many jobs may depend on one. `most` of them are refreshed when it begins or ends, as many by each later hand-over,
--- until all are done.
-LOOKS = { most = 100 }
+-- Very many jobs may depend on one. When it starts or ends, `most` of them are refreshed. Each later hand-over
+-- refreshes as many, until all are done. left: how many this call may still refresh.
+REFRESHES = { most = 100 }
 
-on_call(function() LOOKS.left = LOOKS.most end)
+on_call(function() REFRESHES.left = REFRESHES.most end)
 
 -- Must waiting runs of j stay until all its dependents are refreshed? Dependents go before its next run.
 local function holds_back(j)
-  return #j.policy.dependents > LOOKS.most and call('SISMEMBER', K.held_back_jobs, j.name) == 1
+  return #j.policy.dependents > REFRESHES.most and call('SISMEMBER', K.held_back_jobs, j.name) == 1
 end
 
 -- Evaluates the head of j again; updates the jobs it conflicts with if its bar changed.
@@ -182,8 +184,8 @@ end
 
 function refresh_dependents(j)
   local names = with_waiters(j.policy.dependents)
-  local now = math.min(#names, LOOKS.left)
-  LOOKS.left = LOOKS.left - now
+  local now = math.min(#names, REFRESHES.left)
+  REFRESHES.left = REFRESHES.left - now
   for i = 1, now do refresh(job(names[i])) end
   for from = now + 1, #names, 1000 do
     call('SADD', K.unseen_jobs, unpack(names, from, math.min(from + 999, #names)))

@@ -8,7 +8,7 @@ function is_forced(rank)
   return rank < 0
 end
 
--- How long ago a tick was.
+-- The age of a tick (lib/records.lua) in ms. A tick is close to Redis's clock in microseconds.
 local function age_ms(t)
   return NOW - math.floor(t / 1000)
 end
@@ -21,7 +21,7 @@ local function first_unstarted(d)
     if not e[1] then return nil end
     local r = load_run(e[1])
     if r and not r.started and r.state ~= 'ending' then return tonumber(e[2]) end
-    -- A worker of an older release started it, and does not know of this set.
+    -- A worker with an older version of the package started it: that version does not know this set.
     call('ZREM', K.unstarted(d.name), e[1])
   end
 end
@@ -68,7 +68,7 @@ function count_room(j, key, by)
   if j.policy.keyed and call('HINCRBY', K.room(j.name), key, by) <= 0 then call('HDEL', K.room(j.name), key) end
 end
 
--- Runs of j that arrived before this wait for no waiting run of a dependency; nil: no run of j does.
+-- Runs of j that arrived before this arrival wait for no waiting run of a dependency. nil: no run of j waits for one.
 function free_until(j)
   local arrival = nil
   for _, dep in ipairs(j.policy.depends_on) do
@@ -109,7 +109,8 @@ function is_blocked(j)
   return false
 end
 
--- The job of a group that goes first, but for these two: its name and rank. It bars all others of the group.
+-- The job of a group whose waiting run ranks first, except these two jobs: its name and rank. It bars all other jobs of
+-- the group.
 function first_of_group(group, name, except)
   local e = call('ZRANGE', K.group_bars(group), 0, 2, 'WITHSCORES')
   for i = 1, #e, 2 do
@@ -118,7 +119,7 @@ function first_of_group(group, name, except)
   return nil
 end
 
--- Does a conflicting job have a waiting run that ranks before? Returns the name of the first.
+-- Does a conflicting job have a waiting run that ranks before `rank`? Returns the name of the first such job.
 -- `except` names a job whose runs do not count.
 function barred(j, rank, except)
   local found = nil
@@ -136,7 +137,7 @@ function barred(j, rank, except)
   return found
 end
 
--- The job that blocks j, by name the first if there are several.
+-- The job that blocks j; if there are several, the first by name.
 local function blocking(j)
   local found = nil
   if j.blocked > 0 then
@@ -191,12 +192,12 @@ function RULE.depends(j, r)
   if dep then return { 'depends', dep[1], dep[2] } end
 end
 
--- The kinds of rules, which are listed below. The gate asks all rules about a run that arrives. For each run that
--- waits that would take hand_over too long: the kind says who asks instead.
+-- The kinds of the rules that are listed below. The gate asks all rules about a run that arrives. To ask them about
+-- each waiting run would take hand_over too long: the kind of a rule says who asks it instead.
 --   all_jobs: about all jobs alike. hand_over asks before it looks for a run (held_back): without a job, with a rank only.
 --   its_job: about the job and its dependencies. The index asks about the first waiting run of a job (bars_others). A waiting
---     run that such a rule keeps does not bar others: J waits for D, and D would be barred by J. Only such a rule may open
---     by itself, as time passes.
+--     run that such a rule holds back does not bar others: if J waits for D, J must not bar D. Only such a rule may
+--     open by itself, as time passes.
 --   indexed: index.lua and room.lua keep the answer up to date.
 local ALL_JOBS, ITS_JOB = {}, {}
 local OF_KIND = { all_jobs = ALL_JOBS, its_job = ITS_JOB, indexed = {} }

@@ -6,10 +6,10 @@
 -- KEYS[1] is the prefix "{namespace}:". Every key starts with it, so that one hash slot holds the ledger.
 -- K.<name> is a key: K.waiting, K.run(id), K.lane(job, room key). Job names are encoded by keys.py and never contain ':'.
 -- Ranks: (3 - priority) * 2^50 + the number of the arrival. A lower rank goes first. A forced run has one below zero.
--- Redis loads this file once and calls its functions many times (see ledger/scripts.py): whatever belongs to one call is set
--- by a function that is given to `on_call`.
+-- Redis may load this file once and call its functions many times (ledger/scripts.py). So functions given to `on_call`
+-- set what belongs to one call.
 
--- Keys of which there is one, with their types.
+-- Single keys, with their types.
 KEY = {
   ledger = 'hash', -- the ledger itself: see GLOBAL below, and lib/epoch.lua
   -- jobs
@@ -17,18 +17,18 @@ KEY = {
   installed = 'hash', -- job -> hash of its policy
   groups = 'hash', -- group of jobs of which no two run together -> how many jobs it has
   disabled_jobs = 'set', -- jobs that are disabled
-  timers = 'zset', -- <rule>:<job>: jobs to be looked at again because time may open their gate, by time (ms)
+  timers = 'zset', -- <rule>:<job>, by time (ms): that rule may let the job's waiting runs start then
   waiting_jobs = 'set', -- jobs with runs in their lanes
-  stale_jobs = 'set', -- jobs to be looked at again, because other queues are served than before
-  unseen_jobs = 'set', -- jobs to be looked at again, because a job began or ended that very many depend on
-  held_back_jobs = 'set', -- these very jobs: their waiting runs stay until unseen_jobs is empty
+  stale_jobs = 'set', -- jobs to be refreshed, because workers serve other queues than before
+  unseen_jobs = 'set', -- jobs to be refreshed, because a job that very many depend on started or ended
+  held_back_jobs = 'set', -- the jobs that very many depend on: their own waiting runs stay until unseen_jobs is empty
   -- the index: which waiting runs may start
   bars = 'zset', -- jobs whose first waiting run lacks only room or its turn, by its rank: they bar jobs they conflict with
   open_sets = 'set', -- queues with a non-empty open set
   ready_sets = 'set', -- those of them that live workers serve
   -- runs
   waiting = 'zset', -- every run that waits, by rank
-  later = 'zset', -- runs that are not to start before a time, by that time (ms)
+  later = 'zset', -- runs that must not start before a time, by that time (ms)
   expiring = 'zset', -- waiting runs that expire, by time (ms)
   released = 'zset', -- runs that are being published past the gate, by rank
   astray = 'zset', -- runs whose message came to a worker without their job, by when another may take it in (ledger clock)
@@ -46,29 +46,29 @@ KEY = {
   slots = 'hash', -- queue -> slots of the live workers that serve it
   -- releases
   releases = 'hash', -- release -> its policies (JSON)
-  release_order = 'zset', -- releases by first sight
+  release_order = 'zset', -- releases, by when they were first seen
   services = 'hash', -- release -> the service that brings it
   stopped_releases = 'hash', -- release -> when its last worker went (ms)
   -- the schedule
-  entries = 'zset', -- entries of the schedule, by when a leader had them last (ms)
+  entries = 'zset', -- entries of the schedule, by when a leader last adopted them (ms)
   added_entries = 'set', -- entries that people added
   changed_entries = 'zset', -- entries that people changed, by the number of the change; bounded
   paused_entries = 'set', -- entries that are paused
-  leader = 'hash', -- who schedules: term, who, name, since, until (ms; Redis's clock)
+  leader = 'hash', -- the leading scheduler: term, who, name, since, until (ms; Redis's clock)
   led_services = 'set', -- services that ever had a leader
   -- people
   decided = 'hash', -- decisions made while the gate was closed in a new epoch: pause | job:<job> | entry:<entry> ->
-  --                   people | restored (members knew it from before)
+  --                   people | restored (nodes remembered it)
   audit = 'list', -- who changed what when (JSON), the latest first; bounded
   corrupt = 'hash', -- records that could not be read: key -> when and why (JSON)
   supervisors = 'hash', -- supervisor of pools -> JSON (lib/places.lua). Dead ones are kept for a while
 }
 
--- Keys of which there is one for each job, run, worker ...
+-- Families of keys: one key for each job, run, worker and so on.
 KEYS_OF = {
   job = 'hash', -- <job>: policy, state (packed); blocked: how many conflicting jobs hold room; disabled: by whom, why and since
-  --              when (JSON); seen: once no live release has it, the latest that had it; copies: how many copies of its
-  --              messages were dropped; minute: what it did in the current minute (lib/statistics.lua)
+  --              when (JSON); seen: the latest release that had it, if no live one has it; copies: how many copies of
+  --              its messages were dropped; minute: what it did in the current minute (lib/statistics.lua)
   room = 'hash', -- <job>: keyed jobs: room key -> room taken
   unstarted = 'zset', -- <job>: its runs that wait and have not started, by arrival; only of jobs that others depend on
   history = 'list', -- <job>: runs that ended (JSON: see HISTORY), the latest first; bounded
@@ -84,27 +84,28 @@ KEYS_OF = {
   group_bars = 'zset', -- <group>: the same as bars, of the jobs in one group
   group_holders = 'set', -- <group>: jobs of the group that hold room
   open = 'zset', -- <queue>: jobs whose first waiting run may start on that queue (by all rules but the global cap), by rank.
-  --               Where some of the workers there lack the job: <queue>, a line feed, and the releases that have it
-  run = 'hash', -- <run>: record (packed), message (opaque), progress, timed_out (both packed; of the start whose fence they
-  --              have), revoked
-  next_attempt = 'hash', -- <run>: a higher attempt of a running run: it waits for the attempt before it. Fields as of run
+  --               If some of the workers there lack the job: <queue>, a line feed, and the releases that have it
+  run = 'hash', -- <run>: record (packed), message (opaque), progress, timed_out (both packed, with the fence of the
+  --              start that they are about), revoked
+  next_attempt = 'hash', -- <run>: a higher attempt of a running run, which waits for that run to end. Fields as of run
   done = 'string', -- <run>: done-marker: the highest attempt that ended, and its publication. The only keys with a TTL
-  task_runs = 'set', -- <task id>: runs and dead letters of a task id that was published again: those with an id of their own
+  task_runs = 'set', -- <task id>: runs and dead letters of this task id with another id, because it was published again
   dead_letter = 'hash', -- <run>: record and message as of the run; info: what happened (JSON); revoked
   worker = 'hash', -- <worker>: name, host, pid, slots, kind, queues, release, service, mode, lease (ms), since, beat (ms),
-  --                 done, failed (runs that ended there), alone (the run it is kept free for); state: draining (hands in
-  --                 its runs), departing (and is about to end its process); epoch (the last in which it claimed its runs);
-  --                 strays: how far it has looked through astray; call:<verb>, reply:<verb>: the last call
+  --                 done, failed (runs that ended there), alone (the run it is kept free for); state: draining (ends
+  --                 when its runs have ended), departing (its process is about to end); epoch (the last in which it
+  --                 claimed its runs); strays: how far it has searched astray; call:<verb>, reply:<verb>: the last call
   worker_runs = 'set', -- <worker>: its running runs
   release_slots = 'hash', -- <queue>: release -> slots of its live workers that serve the queue
   release_jobs = 'set', -- <release>: its jobs
   entry = 'hash', -- <entry>: see lib/entries.lua
   service_leader = 'hash', -- <service>: as leader, for a service that the ledger is not named after
-  pool = 'hash', -- <pool>: wanted: how many workers it is to have, changed: since when (ms); needed: when as many were needed
-  --               last (ms); oldest: how long the oldest ready run has waited (ms); why; seen: when that was decided (ms)
+  pool = 'hash', -- <pool>: wanted: how many workers it should have, changed: since when (ms); needed: when that
+  --               many were last needed (ms); oldest: how long the oldest ready run has waited (ms); why; seen: when
+  --               that was decided (ms)
   places = 'hash', -- <pool>: number -> JSON (lib/places.lua). No more than the pool's max
   pool_changes = 'list', -- <pool>: how the number of its workers changed (JSON), the latest first; bounded
-  set_aside = 'any', -- <key>: what was in a record that could not be read
+  set_aside = 'any', -- <key>: the contents of a record that could not be read
 }
 
 -- States of a run: later (not due yet), waiting, granted (holds room, to be published), queued (published), running,
@@ -115,7 +116,7 @@ KEYS_OF = {
 RUN = {
   -- An attempt of the same job takes these over from the attempt before it.
   inherited = { 'arrived', 'entry', 'due', 'continuous', 'first_wait', 'figures' },
-  -- What holds of a field that is missing. These values are not stored.
+  -- The values of missing fields. They are not stored.
   defaults = { key = '', publication = '', granted_queue = '', attempt = 0, tries = 0, started = false, deps_checked = false },
 }
 
@@ -136,7 +137,7 @@ function RUN.fields()
     figures = 'what was counted of it: name -> how often (Figures in records.py)',
     grant = 'number of the grant',
     destination = 'the queue that it is handed over to',
-    tries = 'how often that, or its retry, got lost',
+    tries = 'how often its granted message, or its retry, was lost',
     deps_checked = 'its dependencies were met once, and are not checked again',
     expires = 'not to start after (ms)',
     eta = 'not to start before (ms)',
@@ -147,10 +148,10 @@ function RUN.fields()
     alone = 'it is tried alone',
     stray = 'its message came to a worker that lacks its job; it waits, in no lane, for one that takes the message in',
     entry = 'the entry of the schedule that fired it',
-    due = 'for when (ms)',
+    due = 'the due time for which it was fired (ms)',
     continuous = 'that entry is continuous',
     first_wait = 'what it waited for first',
-    gate_for = 'the rule that it waits for',
+    gate_for = 'the rule that keeps it waiting',
     spent = 'waits since its last start (ms): { gate, delay, hand_over, traced: for a tracer } (lib/statistics.lua)',
   }
 end
@@ -161,7 +162,7 @@ function RUN.of_call()
     id = 'part of its key',
     was = 'its state as it was read',
     ran = 'how long its code ran (ms), as its worker says',
-    ago = 'since when it is over (ms), as its worker says',
+    ago = 'how long ago it ended (ms), as its worker says',
     hangs = 'verb explain: 1 if its worker is silent',
   }
 end
@@ -198,8 +199,8 @@ function JOB.fields()
     last_error = 'the last error, in one line',
     failures = 'in a row',
     bar_rank = 'its rank in bars',
-    open_set = 'the one that it is in',
-    probe = "while disabled: the run that tries whether it works again, '' if one may",
+    open_set = 'the open set that it is in',
+    probe = "while disabled: the run that tests whether the job works again; '' if the next run may do so",
   }
 end
 
@@ -211,18 +212,18 @@ function JOB.of_call()
     blocked = 'how many conflicting jobs hold room',
     disabled = 'by whom, why and since when (JSON)',
     minute = 'what it did in the current minute, as stored',
-    sum = 'the same, opened and changed',
+    sum = 'the same, unpacked, with what this call added',
     dirty = 'the state changed',
   }
 end
 
--- What the history tells about a run that ended, besides its figures, as far as it is not nothing (0 or ''). Times in ms.
--- fires: of fires that made no run, how many.
+-- The fields of a line of the history, besides the figures of its run. A field without a value is left out. Times in
+-- ms. fires: the line stands for this many fires that made no run.
 local HISTORY = { 'id', 'attempt', 'outcome', 'arrived', 'started', 'ended', 'worker', 'fence', 'waited_for',
   'error', 'key', 'entry', 'due', 'fires' }
 
--- Records in the arguments of verbs. Each field is one argument. Of those in `numbers`, '' is none. Each is a function because
--- a script builds this file anew in every call, and reads few of them.
+-- Records in the arguments of verbs. Each field is one argument. In the fields of `numbers`, '' stands for no value.
+-- These are functions, because a script runs this whole file in every call, and needs few of them.
 local ARGUMENTS = {}
 
 function ARGUMENTS.outcome()
@@ -298,16 +299,17 @@ function ARGUMENTS.place()
   return { 'pool', 'number', 'fence', 'info', 'leaving', numbers = {} }
 end
 
--- The fields of the key `ledger` that every call reads, with what holds if one is missing.
+-- The fields of the key `ledger` that every call reads, with the defaults of missing ones.
 --   tick: the last fence; seq: the last arrival; clock: the ledger clock (ms); total: room taken; max_running: the global cap;
 --   paused; done_ms: life of a done-marker; next: nothing in later, expiring and timers comes before this time (ms); alone:
 --   how many runs wait to be tried alone; history, letters, letters_ms: how many ended runs and dead letters are kept for a
---   job, and how long these; epoch, opens: lib/epoch.lua
+--   job, and for how long the dead letters; epoch, opens: lib/epoch.lua
 -- It also has: schema, owner, swept (Redis's time of the last sweep, ms), counted (of the last count of all workers), lease
 --   (ms), pause (by whom, why and since when: JSON), releases (what the installed policies were merged from), changes (how
---   often people changed the schedule), unchanged (up to which change entries are no longer in changed_entries), decisions
---   (how often somebody paused, disabled or enabled something, or changed the schedule), restored (the number of the last
---   that members knew when the ledger was emptied), left_out (how many of these nobody could restore)
+--   often people changed the schedule), unchanged (the number of the last change that changed_entries no longer has),
+--   decisions (how often somebody paused, disabled or enabled something, or changed the schedule), restored (the number
+--   of the latest decision that a node restored after the ledger was emptied), left_out (how many that node did not
+--   know)
 GLOBAL = { 'tick', 'seq', 'clock', 'total', 'max_running', 'done_ms', 'next', 'alone', 'history', 'letters', 'letters_ms',
   'opens', 'epoch', 'paused',
   defaults = { tick = 0, seq = 0, clock = 0, total = 0, done_ms = 7200000, alone = 0, history = 100, letters = 1000,
@@ -369,8 +371,8 @@ end
 
 local IS_NUMBER = nil
 
--- These fields of a hash, by name; one that is missing, or should be a number and is none, is nil. Returns nil and the error
--- if the key is of another type.
+-- Reads these fields of a hash, by name. A field is nil if it is missing, or should be a number and is not. Returns nil
+-- and the error if the key is of another type.
 function read_hash(key, ...)
   local v = redis.pcall('HMGET', key, ...)
   if v.err then return nil, v.err end
@@ -404,7 +406,7 @@ function read_argument(kind, at)
   return record, at + count
 end
 
--- All of them, from `at` to the end of ARGV, or `count` of them.
+-- The records of ARGV from `at` on: `count` of them, or all. Also returns where the next one begins.
 function read_arguments(kind, at, count)
   local found, width = {}, #fields_of(kind)
   for i = 1, count or math.floor((#ARGV - at + 1) / width) do found[i], at = read_argument(kind, at) end
@@ -418,7 +420,7 @@ function run_record(fields)
   return setmetatable(fields, WITH_DEFAULTS)
 end
 
--- A run to be stored, without its defaults and the fields that belong to the call.
+-- The record of a run as it is stored: without defaults, and without the fields that belong to the call.
 function packed_run(r)
   for field, default in pairs(RUN.defaults) do
     if r[field] == default then r[field] = nil end
@@ -430,7 +432,7 @@ function packed_run(r)
   return text
 end
 
--- The state of a job to be stored, without the fields that belong to the call or are stored apart.
+-- The state of a job as it is stored: without the fields that belong to the call or are stored apart.
 function packed_state(j)
   local name, policy, blocked, disabled, minute, sum = j.name, j.policy, j.blocked, j.disabled, j.minute, j.sum
   j.name, j.policy, j.blocked, j.disabled, j.minute, j.sum, j.dirty = nil, nil, nil, nil, nil, nil, nil

@@ -3,7 +3,7 @@
 
 local GRANT_MS = 3000
 
--- A retry is sent through the broker: when it is taken for lost. Ten leases, then twice as long each time.
+-- When a retry that was sent through the broker counts as lost: after ten leases, then twice as long each time.
 function retry_deadline(tries)
   return int(G.clock + 10 * SESSION.lease * 2 ^ math.min(tries, 12))
 end
@@ -13,12 +13,12 @@ function inherit(r, before)
   for _, field in ipairs(RUN.inherited) do r[field] = before[field] end
 end
 
--- The first run to go while its job may be tried again is the probe.
+-- While a disabled job may be tried again, the first run that goes is its probe run.
 local function claim_probe(j, r)
   if j.disabled and j.probe == '' and not is_forced(r.rank) then j.probe, j.dirty = r.id, true end
 end
 
--- The run starts on a worker; it holds room already. A start gives it a new fence, and voids all before.
+-- The run starts on a worker; it holds room already. A start gives it a new fence, which voids all fences before.
 function start(j, r, worker, message)
   r.state = 'running'
   r.worker = worker
@@ -81,19 +81,19 @@ end
 -- Runs of continuous entries that ended in this call: lib/entries.lua goes on with these.
 ENDED_CONTINUOUS = nil
 
--- For people: a line of the history, with fields as in HISTORY.
-function keep(j, fields)
+-- For people: adds a line to the history, with fields as in HISTORY.
+function add_to_history(j, fields)
   if G.history <= 0 then return end
   local kept = call('LPUSH', K.history(j.name), cjson.encode(fields))
   if kept > G.history * 1.2 then call('LTRIM', K.history(j.name), 0, G.history - 1) end
 end
 
--- For people: how a run ended. started: whether it was running just now. Its worker may have told how long its code ran and
--- how long ago that was (settle): after an outage the ledger knows neither.
-function note_down(j, r, outcome, note, started)
+-- For people: records how a run ended. started: whether it was running until now. Its worker may have reported how long
+-- its code ran, and how long ago that ended (settle): after an outage the ledger cannot know.
+function note_end(j, r, outcome, note, started)
   local over = NOW - (r.ago or 0)
   local began = started and (r.ran and over - r.ran or r.since)
-  keep(j, with_figures({ id = r.id, attempt = r.attempt ~= 0 and r.attempt or nil, outcome = outcome,
+  add_to_history(j, with_figures({ id = r.id, attempt = r.attempt ~= 0 and r.attempt or nil, outcome = outcome,
     arrived = math.min(r.arrived, began or over), started = began or nil, ended = over, worker = worker_name(r.worker),
     fence = r.fence and int(r.fence), waited_for = r.first_wait, error = note ~= '' and note or nil,
     key = r.key ~= '' and r.key or nil, entry = r.entry, due = r.due }, r))
@@ -151,7 +151,7 @@ function ended(j, r, ok, note)
   j.dirty = true
 end
 
--- The highest attempt of the run that ended, as far as it is remembered; or nil. r: its id and publication.
+-- The highest attempt of this run that has ended; nil if none is remembered. r: its id and publication.
 function done_of(r)
   local attempt, publication = string.match(call('GET', K.done(r.id)) or '', '^(-?%d+) (.*)$')
   return publication == r.publication and tonumber(attempt) or nil
@@ -162,13 +162,13 @@ function mark_done(r, attempt)
   call('SET', K.done(r.id), int(attempt) .. ' ' .. r.publication, 'PX', G.done_ms)
 end
 
--- The record of an attempt goes.
+-- Deletes the record of an attempt. marker: leaves a done-marker.
 function forget(r, marker)
   delete_run(r)
   if marker then mark_done(r, r.attempt) end
 end
 
--- A dead letter goes.
+-- Deletes a dead letter.
 function remove_dead_letter(id, name)
   local r = load_run(id, K.dead_letter)
   if r and r.task_id then call('SREM', K.task_runs(r.task_id), id) end
@@ -196,8 +196,8 @@ function dead_letter(r, note, trace)
   end
 end
 
--- Somebody has to tell Celery that the run ends, and how ('revoked', 'expired', 'skipped', 'crashed', 'unregistered'): an
--- ending.
+-- The run becomes an ending: somebody has to tell Celery that it ends, and how ('revoked', 'expired', 'skipped',
+-- 'crashed', 'unregistered').
 function ending(r, why)
   r.state = 'ending'
   r.why = why
@@ -205,7 +205,7 @@ function ending(r, why)
   save_run(r)
 end
 
--- The higher attempt that waits for r, or nil: there is none, or its record is gone.
+-- The higher attempt that waits for r; nil if there is none, or its record is lost.
 function following(r)
   local x = r.behind and load_run(r.id, K.next_attempt) or nil
   if r.behind and not x then
@@ -216,8 +216,8 @@ function following(r)
   return x
 end
 
--- r is over and its record gone: if a higher attempt waited for it, that goes to the gate. started: the run as a whole
--- still counts as started.
+-- r is over and its record is deleted. If a higher attempt waited for it, that attempt goes to the gate. started: the
+-- run as a whole still counts as started.
 local function promote(r, started)
   local x = following(r)
   if not x then return end
@@ -251,7 +251,7 @@ local function continue_with_retry(j, r)
   promote(r, r.started)
 end
 
--- The run leaves whatever state it is in but running, with its room, lane, grant; the record stays.
+-- A run that is not running leaves its state, and with it its room, lane or grant. Its record stays.
 function withdraw(j, r)
   if r.state == 'waiting' then
     dequeue(j, r)
@@ -270,7 +270,7 @@ end
 -- A run that has not started is called off: it ends without an outcome.
 function call_off(j, r, why)
   withdraw(j, r)
-  note_down(j, r, why, nil, false)
+  note_end(j, r, why, nil, false)
   ended(j, r, nil)
   ending(r, why)
   refresh(j)
@@ -279,17 +279,17 @@ end
 
 CRASH, UNREGISTERED = 'its process or worker died', 'no live worker has this job'
 
--- The worker is not kept free for this run any more.
+-- The worker is no longer kept free for this run.
 function no_longer_alone(r)
   if not r.alone then return end
   if SESSION.worker == r.worker then SESSION.alone = nil end
   call('HDEL', K.worker(r.worker), 'alone')
 end
 
--- A running run came back without an outcome: its process died (died: 'process'), its whole worker did ('worker'),
--- or it was stopped or never began (nil): that counts as no crash. begun: its code may have begun; then a job with on_crash
--- 'fail' never begins it again. Returns 'requeued', 'superseded' or 'dead'; the caller dead-letters or ends a dead one. Or
--- 'failed': Celery was told before that it had timed out.
+-- A running run came back without an outcome. died: 'process' or 'worker' says what died; nil: the run was stopped or
+-- never began, which is no crash. begun: its code may have begun; then a job with on_crash 'fail' never begins it
+-- again. Returns 'requeued', 'superseded', 'dead' (the caller makes it a dead letter or an ending), or 'failed' (Celery
+-- knows already that it timed out).
 function recover(j, r, died, begun)
   local timed_out = note_of(r, 'timed_out')
   call('SREM', K.worker_runs(r.worker), r.id)
@@ -300,7 +300,7 @@ function recover(j, r, died, begun)
   free(j, r.key)
   if timed_out and timed_out.failed then
     r.worker, r.fence = worker, fence
-    note_down(j, r, 'failed', timed_out.what, true)
+    note_end(j, r, 'failed', timed_out.what, true)
     ended(j, r, false, timed_out.what)
     dead_letter(r, timed_out.what)
     promote(r, false)
@@ -318,11 +318,11 @@ function recover(j, r, died, begun)
   local fails = begun and j.policy.on_crash == 'fail'
   if fails or (died and recoveries > j.policy.max_recoveries) then
     if died == 'worker' and not fails and not r.alone then
-      -- Others ran there as well: whose fault it was shows when it is tried alone.
+      -- Other runs were there, too. A try alone shows whether it was this one that took the worker down.
       r.alone = true
     else
       r.worker, r.fence = worker, fence
-      note_down(j, r, 'crashed', CRASH, true)
+      note_end(j, r, 'crashed', CRASH, true)
       r.worker, r.fence = nil, nil
       ended(j, r, false, CRASH)
       refresh_dependents(j)
@@ -338,7 +338,8 @@ end
 local SUCCEEDED = { succeeded = true, failed = false }
 
 -- The outcome of a running run; `o` is an argument `outcome`. Returns 'ok', 'refused' (its fence is void: nothing changes),
--- or, for the outcomes 'crashed', 'interrupted' and 'returned', what recover says. Jobs that ended are noted in `after`.
+-- or, for the outcomes 'crashed', 'interrupted' and 'returned', what recover returns. Adds the job to `after` if its
+-- run ended.
 function settle(o, after)
   local id, outcome, note, trace = o.id, o.outcome, o.note, o.traceback
   local r = load_run(id)
@@ -362,14 +363,14 @@ function settle(o, after)
     if r.behind then
       continue_with_retry(j, r)
     elseif (done_of(r) or -1) > r.attempt then
-      -- Its next attempt is over already: it was revoked, or had expired.
-      note_down(j, r, 'revoked', note, true)
+      -- Its next attempt has ended already: it was revoked, or it expired.
+      note_end(j, r, 'revoked', note, true)
       ended(j, r, nil)
       forget(r, false)
       refresh_dependents(j)
       after[#after + 1] = j
     else
-      -- The message stays, for the case that the retry's gets lost.
+      -- The message stays, in case the retry's message gets lost.
       STATS.count(j, 'retried')
       j.last_error = note ~= '' and note or j.last_error
       r.state, r.worker, r.fence, r.alone = 'retrying', nil, nil, nil
@@ -378,14 +379,14 @@ function settle(o, after)
       call('ZADD', K.deadlines, retry_deadline(r.tries), id)
     end
   elseif outcome == 'requeued' and r.entry and not r.behind then
-    -- Its entry is not done with it: the message that is back in the broker's queue counts as its next attempt.
-    note_down(j, r, outcome, note, true)
+    -- For its entry the run goes on: the message that is back in the broker's queue counts as its next attempt.
+    note_end(j, r, outcome, note, true)
     r.attempt, r.state, r.worker, r.fence, r.alone = r.attempt - 1, 'retrying', nil, nil, nil
     save_run(r)
     call('ZADD', K.deadlines, retry_deadline(r.tries), id)
   else
     if outcome ~= 'requeued' then DONE = DONE + 1 end
-    note_down(j, r, outcome, note, true)
+    note_end(j, r, outcome, note, true)
     ended(j, r, SUCCEEDED[outcome], note)
     if outcome == 'failed' then
       FAILED = FAILED + 1

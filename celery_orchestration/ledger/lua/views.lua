@@ -1,12 +1,13 @@
 -- Parts of replies for people. Needs records, rules, index, term.
 
+-- A hash with numbers as numbers; nil if it is empty.
 function counts(key)
   local found, flat = {}, call('HGETALL', key)
   for i = 1, #flat, 2 do found[flat[i]] = tonumber(flat[i + 1]) or flat[i + 1] end
   return next(found) and found or nil
 end
 
--- closely: with what was noted while it ran. Fences are strings: JSON numbers of Lua have 14 digits.
+-- A run. closely: with its progress, and whether it timed out. Its fence is a string: Lua writes 14 digits into JSON.
 function shown(r, closely)
   return with_figures({ id = r.id, job = r.job, key = r.key, state = r.state, attempt = r.attempt,
     fence = r.fence and int(r.fence), worker = r.worker,
@@ -15,8 +16,8 @@ function shown(r, closely)
     progress = closely and note_of(r, 'progress') or nil }, r)
 end
 
--- The arrival of the run that has waited longest, of those of the highest and of the lowest priority; of a keyed job,
--- of the lane that goes first.
+-- The earliest arrival among the waiting runs of j's highest and its lowest priority. Of a keyed job, only the lane
+-- that goes first is read.
 function oldest(j)
   local found = nil
   for _, checked in ipairs({ false, true }) do
@@ -39,7 +40,7 @@ function reason_shown(j, r, queue)
 end
 
 -- How a job is doing, or nil if there is none.
-function told_job(name)
+function shown_job(name)
   local j = job(name)
   return j and { name = name, max_running = j.policy.max_running, keyed = j.policy.keyed, running = j.running, busy = j.busy,
     waiting = j.waiting, later = j.parked, disabled = j.disabled,
@@ -53,13 +54,13 @@ function told_job(name)
     cools = j.disabled and timer_of(name, 'cool_down') or nil }
 end
 
-function told_jobs(names)
+function shown_jobs(names)
   local found = {}
-  for _, name in ipairs(names) do found[#found + 1] = told_job(name) end
+  for _, name in ipairs(names) do found[#found + 1] = shown_job(name) end
   return found
 end
 
--- Of a list the first ones, and the others.
+-- Cuts a list: returns its first `most` names, and the others.
 function cut(names, most)
   local rest = {}
   for i = most + 1, #names do
@@ -68,19 +69,19 @@ function cut(names, most)
   return names, rest
 end
 
--- The first members of a sorted set; of none, none: to ZRANGE, -1 is the last one.
+-- The first `most` members of a sorted set. If that is 0: none, but ZRANGE 0 -1 would return all.
 function firsts_of(key, most)
   return most > 0 and call('ZRANGE', key, 0, most - 1) or {}
 end
 
--- A time in ms that can be one.
+-- A time in ms; nil if it is not a plausible one.
 local function time_of(ms)
   return ms and ms > 0 and ms < 1e14 and math.floor(ms) or nil
 end
 
--- Entries that fire jobs, with their due times. Without entries from code that the leader does not have: nobody fires
--- them.
-function told_entries(from, count)
+-- Entries that fire jobs, with their due times. Entries from code that the leader does not have are left out: nobody
+-- fires them.
+function shown_entries(from, count)
   local led = {} -- by service
   local function is_led(service)
     if led[service] == nil then led[service] = leader(service) ~= nil end

@@ -1,13 +1,13 @@
 -- fetch: moves messages from their queues into a store, in the order in which kombu would take them: by priority step,
--- and within a step by queue. Nothing is ever in neither place.
+-- and within a step by queue. A message is in its queue or in the store at any moment.
 --
 -- KEYS  open stores, the store, then for each queue its list for each priority step
 -- ARGV  id of the store, how many at most, number of the last message it fetched, priority steps,
 --       how many of the queues come before all others whatever the step,
 --       1: a queue that gave a message goes to the end (round robin)
 -- Returns  { 'fetched', field, message, field, message, ... }: the fields under which the store has them
--- Errors   SEALED: the store is not open (any more); nothing was taken
--- Called again: fetches more. If a reply was lost, its messages are in the store, and go back with it.
+-- Errors   SEALED: the store is not, or no longer, open; nothing was taken
+-- Called again: fetches more. If a reply was lost, its messages are in the store, and are given back with it.
 local call, pcall = redis.call, redis.pcall
 local id, limit, number, steps = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local first, rotate = tonumber(ARGV[5]), ARGV[6] == '1'
@@ -20,7 +20,7 @@ for queue = first + 1, (#KEYS - 2) / steps do order[#order + 1] = queue end
 local function take(queue, step)
   local key = KEYS[2 + (queue - 1) * steps + step]
   if empty[key] then return false end
-  -- The first write: in a full Redis, a script that has made room may go on.
+  -- This is the first write: even in a full Redis, a script that has freed memory may go on.
   local message = pcall('RPOP', key)
   if type(message) == 'table' then
     problem = message

@@ -2,16 +2,16 @@
 --
 --   K.entry(entry), a hash: name, as people wrote it; task: what it fires; job: the same, encoded, if it is a job;
 --   every: when, for people; source: code | people; written: what people wrote (JSON);
---   generation: the tick at which it came or was changed; last: due times up to this one are refused (ms): it is that of
---   the last fire, at first the time at which it came, or was changed or resumed; prev, next: the due times before and
---   after that; at: the due time of its last fire, nothing if it never fired; how: what became of that (fired | sent | skipped
---   | missed); run: its last run; fires, skips, misses: how many so far; paused: by whom, why and since when it is paused
---   (JSON); gap: of a continuous one, ms between two runs; message: with a mark for the id; queue, granted_queue, key,
---   priority: of its runs
+--   generation: the tick at which it was added or changed; last: due times up to this one are refused (ms): the due
+--   time of the last fire, or the time at which the entry was added, changed or resumed; prev, next: the due times
+--   before and after that; at: the due time of its last fire, missing if it never fired; how: what became of that fire
+--   (fired | sent | skipped | missed); run: its last run; fires, skips, misses: how many so far; paused: by whom, why
+--   and since when it is paused (JSON); of a continuous entry also gap: ms between two runs; message: of its runs, with
+--   marks for their id; queue, granted_queue, key, priority: of its runs
 
 local MARK_PATTERN = '0rch0000%-0000%-4000%-8000%-000000000000'
 
--- An entry; nil if there is none; nil and what is wrong with it.
+-- Returns an entry; nil if there is none; or nil and what is wrong with it.
 function load_entry(entry)
   local e, problem = read_hash(K.entry(entry), 'generation', 'last', 'run', 'paused', 'how', 'gap', 'message', 'queue',
     'granted_queue', 'key', 'priority', 'job', 'at')
@@ -21,14 +21,15 @@ function load_entry(entry)
     return nil, 'its generation or last fire is no number'
   end
   e.id, e.how = entry, e.how or ''
-  -- Workers meet it when a run of it ends: if it lacks something it does not go on until it is adopted again.
+  -- When a run of a continuous entry ends, verbs of workers make the next one. If the entry lacks something for that,
+  -- it rests until it is adopted again.
   if not (e.message and #e.message >= 4 and e.queue and e.granted_queue and e.key and e.priority) then e.gap = nil end
   return e
 end
 
--- The leader is told that people changed the entry.
 local MOST_CHANGES = 1000
 
+-- People changed the entry: the leader finds it in changed_entries.
 function note_change(entry)
   call('ZADD', K.changed_entries, call('HINCRBY', K.ledger, 'changes', 1), entry)
   for _, old in ipairs(call('ZRANGE', K.changed_entries, 0, -MOST_CHANGES - 1)) do
@@ -37,9 +38,10 @@ function note_change(entry)
   end
 end
 
--- Redis's clock was set back: the entry would not fire until that has come as far again.
 AHEAD_MS = 5000
 
+-- Was Redis's clock set back? Then the entry's last fire is in the future, and the entry would not fire until that
+-- time.
 function is_ahead(e)
   return e.last > NOW + (e.gap or 0) + AHEAD_MS
 end
@@ -52,7 +54,7 @@ end
 
 local COUNTED = { fired = 'fires', sent = 'fires', skipped = 'skips', missed = 'misses' }
 
--- What became of the fire that was due then. next: the due time after it, or ''.
+-- Records what became of a fire. due: its due time; next_due: the due time after that, or ''.
 function note_fire(e, due, next_due, how, run, missed)
   local key = K.entry(e.id)
   local prev = e.at == e.last and int(e.last) or ''
@@ -69,16 +71,17 @@ function note_fire(e, due, next_due, how, run, missed)
   e.last, e.at, e.how, e.run = due, due, how, run or e.run
 end
 
--- For people: fires that made no run. Those in a row for the same reason are one record in the history, with the first
--- one's due time as its arrival. id: of the run that was not made, or ''.
-function note_none(j, e, outcome, why, id, due, count)
+-- For people: records fires that made no run. Fires in a row with the same reason share one line of the history, whose
+-- arrival is the due time of the first. id: of the run that was not made, or ''.
+function note_no_run(j, e, outcome, why, id, due, count)
   local head = call('LINDEX', K.history(j.name), 0)
   local f = head and cjson.decode(head)
   if f and f.outcome == outcome and f.error == why and f.entry == e.id then
     f.ended, f.due, f.fires = NOW, due, (f.fires or 1) + count
     call('LSET', K.history(j.name), 0, cjson.encode(f))
   else
-    keep(j, { id = id, outcome = outcome, arrived = due, ended = NOW, error = why, entry = e.id, due = due, fires = count })
+    add_to_history(j, { id = id, outcome = outcome, arrived = due, ended = NOW, error = why, entry = e.id, due = due,
+      fires = count })
   end
 end
 
@@ -100,14 +103,15 @@ function fire(j, e, due, f)
   refresh(j)
 end
 
--- Which run follows from an entry, its generation and a due time. Entry.run_id in scheduler/entries.py computes the same.
+-- The id of the run that follows from an entry, its generation and a due time. Entry.run_id in scheduler/entries.py
+-- computes the same.
 local function run_id(e, due)
   local h = redis.sha1hex(e.id .. ' ' .. e.generation .. ' ' .. int(due))
   return string.format('%s-%s-%s-%s-%s', h:sub(1, 8), h:sub(9, 12), h:sub(13, 16), h:sub(17, 20), h:sub(21, 32))
 end
 
--- The next run of a continuous entry, unless something keeps it from going on. The id is put into the head of the
--- message only (envelope.py); it is as long as its mark.
+-- Makes the next run of a continuous entry, unless something keeps it from going on. In the head of the message
+-- (envelope.py) its id replaces the marks, which are as long as an id.
 function fire_again(e)
   local j = e.job and job(e.job)
   if not j or j.policy.hash == 'gone' or e.paused then return false end
@@ -125,8 +129,8 @@ function fire_again(e)
   return true
 end
 
--- What handing over begins with: continuous jobs whose run has ended in this call go on. Not one that replaced itself:
--- it goes on under the same id.
+-- Continuous jobs whose run has ended in this call go on: hand_over begins with this. A run that replaced itself has
+-- not ended: it goes on under the same id.
 function fire_continuous()
   while #ENDED_CONTINUOUS > 0 do
     local r = table.remove(ENDED_CONTINUOUS)

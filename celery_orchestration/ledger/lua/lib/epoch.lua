@@ -5,13 +5,13 @@
 -- turn, heartbeat or sweep before its claim gets NEWEPOCH.
 -- An epoch is named by the tick at which it began, so that epochs rise, and can be compared with fences.
 --
---   In g:  epoch; before: the epoch before it (none: the ledger was new); why: emptied | moved; had (moved): the number
---   of the last decision that it knew; turned, opens: ledger clock at its beginning, and until which nothing starts;
---   server: which Redis this is
+--   In the key `ledger`: epoch; before: the epoch before it (missing: the ledger was new); why: emptied | moved; had:
+--   after `moved`, the number of the last decision that the ledger has; turned: the ledger clock at the epoch's
+--   beginning; opens: nothing starts before the ledger clock says this; server: which Redis this is
 
--- This process of Redis, and the history of writes that it continues; nil where INFO is forbidden.
--- The id of the history also changes, with nothing lost, when the first replica comes or the last one is gone for
--- long: then there is no second id, of the history that was continued.
+-- Returns the ids of this process of Redis and of its history of writes, and whether that history continues another
+-- one; nil if INFO is not allowed. The id of the history also changes, with nothing lost, when the first replica
+-- connects, or when the last one has been gone for long: then it continues no other.
 local function server()
   local s, r = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
   if type(s) ~= 'string' or type(r) ~= 'string' then return nil end
@@ -29,7 +29,7 @@ end
 
 -- lease: of a worker that may not be in the ledger, or 0.
 local function declare(why, before, lease)
-  make_way()
+  allow_when_full()
   G.tick = math.max(G.tick, tonumber(before) or 0)
   G.epoch = int(tick())
   lease = longest_lease(lease)
@@ -38,7 +38,7 @@ local function declare(why, before, lease)
   call('HSET', K.ledger, 'epoch', G.epoch, 'before', before, 'why', why, 'turned', int(G.clock), 'opens', int(G.opens),
     'tick', int(G.tick), 'server', run and run .. ' ' .. replid or '')
   if why == 'moved' then
-    -- Members that know of later decisions than this ledger restore them; what was restored in an epoch before is no matter.
+    -- Nodes that know later decisions than this ledger restore them, whatever was restored in earlier epochs.
     call('HDEL', K.ledger, 'restored', 'left_out')
     call('HSET', K.ledger, 'had', call('HGET', K.ledger, 'decisions') or '0')
     call('DEL', K.decided)
@@ -51,8 +51,8 @@ local function declare(why, before, lease)
   audit('ledger', 'epoch', '', why)
 end
 
--- Is this still the Redis that it was? If not, a new epoch begins.
-function same_epoch(lease)
+-- If this is no longer the same Redis with all its writes, a new epoch begins.
+function declare_if_moved(lease)
   if not G.epoch then return end
   local run, replid, continues = server()
   if not run then return end
@@ -61,28 +61,28 @@ function same_epoch(lease)
   if known ~= '' and (string.match(known, '^%S+') ~= run or continues) then
     return declare('moved', G.epoch, lease or 0)
   end
-  make_way()
+  allow_when_full()
   call('HSET', K.ledger, 'server', now)
 end
 
--- A worker comes that was last in the epoch `told` ('': it is new).
-function enter_epoch(told, lease)
-  if not G.epoch and told == '' then
+-- A worker or supervisor comes. last_epoch: its last epoch ('': it is new).
+function enter_epoch(last_epoch, lease)
+  if not G.epoch and last_epoch == '' then
     -- Nobody knows of anything before: it opens at once.
     G.epoch = int(tick())
     local run, replid = server()
     call('HSET', K.ledger, 'epoch', G.epoch, 'server', run and run .. ' ' .. replid or '')
     return
   end
-  if not G.epoch then return declare('emptied', told, lease) end
-  if told ~= '' and tonumber(told) > tonumber(G.epoch) then return declare('moved', told, lease) end
-  if told ~= '' and told ~= G.epoch and not call('HGET', K.ledger, 'before') then
-    -- It was empty, and a new worker came first.
-    return declare('emptied', told, lease)
+  if not G.epoch then return declare('emptied', last_epoch, lease) end
+  if last_epoch ~= '' and tonumber(last_epoch) > tonumber(G.epoch) then return declare('moved', last_epoch, lease) end
+  if last_epoch ~= '' and last_epoch ~= G.epoch and not call('HGET', K.ledger, 'before') then
+    -- The ledger was emptied, and a new worker came before this one.
+    return declare('emptied', last_epoch, lease)
   end
   -- A new worker has nothing to claim: if nobody else was there, it need not wait.
-  same_epoch(told ~= '' and lease or 0)
-  if told ~= '' and G.clock < G.opens then
+  declare_if_moved(last_epoch ~= '' and lease or 0)
+  if last_epoch ~= '' and G.clock < G.opens then
     -- It has as long as its lease to claim what it runs.
     G.opens = math.max(G.opens, (tonumber(call('HGET', K.ledger, 'turned')) or 0) + lease)
     call('HSET', K.ledger, 'opens', int(G.opens))

@@ -22,8 +22,8 @@ local function served_here(name, queue)
   return here.serves[queue] and call('SISMEMBER', K.release_jobs(here.release), name) == 1
 end
 
--- at: an open set. Where others who lack the job serve the queue, too, a message might come to one of them: there the run
--- goes only to a slot that a worker offers.
+-- Where the next run of an open set (`at`) can go: 'here' (a slot of the calling worker), 'queue', or nil. If some
+-- workers that serve the queue lack the job, a message might come to one of them: then a run can only go 'here'.
 local function place_for(name, at)
   local here = HAND.here
   local queue, some = at, nil
@@ -56,7 +56,7 @@ local function hand(j, id, queue, place)
   refresh(j)
 end
 
--- The best of what is open: j, id, queue, place.
+-- The job in the open sets that ranks first and has a place to go: { rank, own_rank, name, queue, place }, or nil.
 local function best_open()
   local best = nil
   for _, queue in ipairs(call('SMEMBERS', K.ready_sets)) do
@@ -70,10 +70,10 @@ local function best_open()
   return best
 end
 
--- Looks at a part of the jobs that depend on one that began or ended, if there were too many of them. Returns whether
--- there are more.
-local function look_at_unseen()
-  local names = call('SPOP', K.unseen_jobs, LOOKS.most)
+-- Refreshes the next part of the jobs that depend on one that started or ended, if they were too many for one call.
+-- Returns whether there are more.
+local function refresh_unseen()
+  local names = call('SPOP', K.unseen_jobs, REFRESHES.most)
   if #names == 0 then return false end
   for _, name in ipairs(names) do
     local j = job(name)
@@ -92,8 +92,8 @@ local function look_at_unseen()
   return false
 end
 
--- The dependents of d whose first waiting run lacks only room or its turn, the best first. Of very many they are found once a
--- call, and each is used once.
+-- The dependents of d whose first waiting run lacks only room or its turn, the best first. If there are very many, they
+-- are found once in a call, and each is used once.
 local function dependents_of(d)
   if HAND.found[d.name] then return HAND.found[d.name] end
   local names, found = d.policy.dependents, {}
@@ -104,19 +104,19 @@ local function dependents_of(d)
     end
   end
   table.sort(found, function(a, b) return a.rank < b.rank end)
-  if #names > LOOKS.most then HAND.found[d.name] = found end
+  if #names > REFRESHES.most then HAND.found[d.name] = found end
   return found
 end
 
 -- When D ends, jobs that wait for D go before D's next run: they may pass it, and only it, in the order of their own
--- ranks. Of very many, only the first are tried.
+-- ranks. If there are very many, only the first are tried.
 local function best_after(best)
   local only_forced = nil
   for _, d in ipairs(HAND.after) do
     if d.bar_rank then
       if only_forced == nil then only_forced = held_back(0) ~= nil end
       local dependents = dependents_of(d)
-      for i = 1, math.min(#dependents, LOOKS.most) do
+      for i = 1, math.min(#dependents, REFRESHES.most) do
         local name = dependents[i].name
         local j = job(name)
         local h = not is_blocked(j) and head(j)
@@ -130,7 +130,7 @@ local function best_after(best)
             local place = queue and place_for(name, queue)
             if place then
               best = { rank = rank, own_rank = h.rank, name = name, queue = queue, place = place }
-              if #d.policy.dependents > LOOKS.most then table.remove(dependents, i) end
+              if #d.policy.dependents > REFRESHES.most then table.remove(dependents, i) end
               break
             end
           end
@@ -143,7 +143,7 @@ end
 
 function hand_over(limit)
   fire_continuous()
-  local unseen = look_at_unseen()
+  local unseen = refresh_unseen()
   HAND.more = unseen
   for _ = 1, limit do
     if held_back(-1) then return end -- not even a forced run could start
@@ -151,7 +151,8 @@ function hand_over(limit)
     if not best or held_back(best.own_rank) then return end
     local j = job(best.name)
     local h = head(j)
-    -- A dependency can grow too old while nothing happens: then this puts j where it belongs, and we look on.
+    -- A dependency can become too old without any event. Then refresh moves j to where it belongs, and the search goes
+    -- on.
     if h and bars_others(j, h) then hand(j, h.id, best.queue, best.place) else refresh(j) end
   end
   local best = best_open()
@@ -161,7 +162,7 @@ end
 -- Observe mode: everything that waits is let go, whatever the gate says, as far as there are slots for it.
 function let_go(limit)
   fire_continuous()
-  look_at_unseen()
+  refresh_unseen()
   take_from(K.waiting, limit, 10 * limit, function(id)
     local r = load_run(id)
     local queue = r and r.state == 'waiting' and open_set(r.job, destination(r))
@@ -171,8 +172,8 @@ function let_go(limit)
   end)
 end
 
--- A run that took its workers down too often is tried once more, alone: one worker that serves it is kept free until
--- nothing else of ours runs there, then it starts. So runs beside it do not become dead letters with it.
+-- A run that took its workers down too often is tried once more, alone: one worker that serves it is kept free until no
+-- other run is there, then it starts. So runs beside it do not become dead letters with it.
 
 local function let_go_of_alone(worker, r)
   if r and r.alone and r.state == 'waiting' then call('HSET', K.alone, r.id, '') end
@@ -180,7 +181,7 @@ local function let_go_of_alone(worker, r)
   SESSION.alone = nil
 end
 
--- Is a worker kept free for it, one that will take it?
+-- Is this worker kept free for the run, and not about to stop?
 local function is_promised(id, worker)
   if worker == '' then return false end
   local v = call('HMGET', K.worker(worker), 'alone', 'state')
@@ -190,7 +191,7 @@ end
 local MOST_ALONE = 32
 
 local function keep_free(here)
-  -- A random part of very many: each has its turn.
+  -- If there are very many, a random part of them: each gets its turn.
   local all, first = call('HRANDFIELD', K.alone, MOST_ALONE, 'WITHVALUES'), nil
   for i = 1, #all, 2 do
     local r = load_run(all[i])
@@ -225,7 +226,8 @@ function try_alone()
   end
 end
 
--- What a verb that hands over returns at its end: the message of each run that starts here goes with it.
+-- The runs that start here, each with its message, as verbs return them. The reply that is remembered lacks the
+-- messages.
 function starts_with_messages(starts)
   local found = {}
   for i, s in ipairs(starts) do found[i] = { s[1], s[2], call('HGET', K.run(s[1]), 'message') or '' } end

@@ -1,6 +1,6 @@
 -- Lanes: the waiting runs of one job and room key, by rank. Needs records.
 
--- checked: the lane of those whose dependencies were checked.
+-- checked: the lane of runs whose dependencies were checked.
 function lane_of(j, key, checked)
   return (checked and K.lane_checked or K.lane)(j.name, key)
 end
@@ -16,8 +16,8 @@ function first_in(lane)
   return nil
 end
 
--- The first in a set by rank of those that arrived before; of all, if there is none. The order of arrival is that of the
--- rank within a priority only.
+-- The first member of a set by rank that arrived before `arrival`; if there is none, the first of all. Ranks follow the
+-- order of arrival only within a priority, so each priority is searched.
 function first_until(set, arrival)
   for class = arrival and -1 or 4, 3 do
     local e = call('ZRANGEBYSCORE', set, int(class * CLASS), '(' .. int(class * CLASS + arrival), 'WITHSCORES', 'LIMIT', 0, 1)

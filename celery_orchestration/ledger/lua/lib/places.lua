@@ -4,7 +4,8 @@
 -- name; its session says which process of that name it is.
 
 -- A supervisor, or nil.
---   session; host, pid; ends: of its lease (ledger clock); tables: pool -> { min, max }; report: opaque, for people
+--   session; host, pid; ends: the end of its lease (ledger clock); tables: pool -> { min, max }; report: opaque, for
+--   people
 function supervisor(name)
   local text = redis.pcall('HGET', K.supervisors, name)
   if type(text) ~= 'string' then return nil end
@@ -14,7 +15,7 @@ function supervisor(name)
   return found
 end
 
--- Those whose lease has not run out.
+-- The supervisors whose lease has not run out.
 function supervisors()
   local found, names = {}, redis.pcall('HKEYS', K.supervisors)
   for _, name in ipairs(names.err and {} or names) do
@@ -24,7 +25,7 @@ function supervisors()
   return found
 end
 
--- How many workers a pool may have at most: the least that a live supervisor allows. nil: none of them has the pool.
+-- How many workers a pool may have: the smallest max of all live supervisors. nil: none of them has the pool.
 function most_places(pool)
   local most = nil
   for _, one in ipairs(supervisors()) do
@@ -36,8 +37,8 @@ function most_places(pool)
 end
 
 -- A place that somebody holds, or nil.
---   by, fence, token: its holder, and of which claim; ends: of its lease (ledger clock); since: ms; leaving: its worker is
---   to stop; info: opaque, about its worker
+--   by: its holder; fence, token: of the claim; ends: the end of its lease (ledger clock); since: ms; leaving: its
+--   worker has to stop; info: opaque, about its worker
 function place(pool, number)
   local text = redis.pcall('HGET', K.places(pool), number)
   if type(text) ~= 'string' then return nil end
@@ -49,12 +50,12 @@ end
 
 function save_place(pool, p)
   local number = p.number
-  p.number = nil -- it is the field
+  p.number = nil -- it is the field of the hash
   call('HSET', K.places(pool), number, cjson.encode(p))
   p.number = number
 end
 
--- Those that are held, by number.
+-- The places of a pool that are held, by number.
 function places(pool)
   local found, numbers = {}, redis.pcall('HKEYS', K.places(pool))
   for _, number in ipairs(numbers.err and {} or numbers) do found[#found + 1] = place(pool, number) end
@@ -62,7 +63,7 @@ function places(pool)
   return found
 end
 
--- How many of them stay.
+-- How many of these places have a worker that does not have to stop.
 function count_staying(held)
   local count = 0
   for _, p in ipairs(held) do

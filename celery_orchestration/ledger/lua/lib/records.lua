@@ -2,7 +2,7 @@
 
 -- ---------------------------------------------------------------------------------------------- globals
 
--- The same table in every call, with all its fields set anew: one that has grown need not grow again.
+-- One table for all calls, with all fields set anew in each call: a table that has its fields already need not grow.
 G = {}
 
 on_call(function()
@@ -36,7 +36,7 @@ function audit(who, what, about, why)
   call('LTRIM', K.audit, 0, 999)
 end
 
--- A record that somebody else wrote over must not stop all others: it is set aside.
+-- A record that cannot be read must not stop all other jobs: it is set aside.
 local MOST_CORRUPT = 20
 
 function note_corrupt(what, why)
@@ -51,8 +51,9 @@ function set_aside(key, why)
   audit('ledger', 'corrupt', what, why)
 end
 
--- A key that all depend on is of its declared type, or empty. Returns true if it was another's.
-function see_to(name, ...)
+-- All jobs depend on this key. If it does not have its declared type, it is set aside, and empty from then on. Returns
+-- true in that case.
+function ensure_type(name, ...)
   local key, wanted = K[name], KEY[name]
   if not wanted then key, wanted = key(...), KEYS_OF[name] end
   local found = call('TYPE', key).ok
@@ -78,7 +79,7 @@ function queue_of(open)
   return string.match(open, '^[^\n]*')
 end
 
--- The slots of all workers that can be read, and how many there are, counted anew.
+-- Counts the live workers and their slots anew, from all records that can be read.
 function count_workers()
   for _, queue in ipairs(call('HKEYS', K.slots)) do call('DEL', K.release_slots(queue)) end
   call('DEL', K.slots, K.live, K.ready_sets)
@@ -98,16 +99,16 @@ function count_workers()
 end
 
 -- Records of a worker that cannot be read are set aside: it registers again, or its lease runs out.
-function see_to_worker(worker)
-  see_to('worker_runs', worker)
-  if see_to('worker', worker) then count_workers() end
+function ensure_worker_types(worker)
+  ensure_type('worker_runs', worker)
+  if ensure_type('worker', worker) then count_workers() end
 end
 
 -- Workers and schedulers whose records can be read: { id, end of its lease }.
 function nodes()
   local found, ends = {}, call('ZRANGE', K.leases, 0, -1, 'WITHSCORES')
   for i = 1, #ends, 2 do
-    see_to_worker(ends[i])
+    ensure_worker_types(ends[i])
     if call('HEXISTS', K.worker(ends[i]), 'name') == 1 then
       found[#found + 1] = { ends[i], tonumber(ends[i + 1]) }
     end
@@ -123,8 +124,8 @@ local restore
 
 on_call(function() J = {} end)
 
--- Policies that were read lately, by how they are packed: they change rarely, and reading one takes a while. Nobody may change
--- one of these tables.
+-- Policies that were unpacked lately, by their packed text: they change rarely, and unpacking one takes a while. Nobody
+-- may change one of these tables.
 local POLICIES = { most = 500, count = 0, known = {} }
 
 -- A policy, or nil if it cannot be read.
@@ -188,18 +189,18 @@ function flush()
   end
 end
 
--- Something is to be looked at then.
-function look_at(ms)
+-- Something is due at this time: the verbs turn and sweep call wake() then.
+function note_due(ms)
   if not G.next or ms < G.next then
     G.next = ms
     G.dirty = true
   end
 end
 
--- The waiting runs of a job are looked at again at that time: a rule may open then.
+-- At this time the job is refreshed: the rule may open then.
 function set_timer(name, rule, ms)
   call('ZADD', K.timers, int(ms), rule .. ':' .. name)
-  look_at(ms)
+  note_due(ms)
 end
 
 function timer_of(name, rule)
@@ -210,8 +211,9 @@ function clear_timer(name, rule)
   call('ZREM', K.timers, rule .. ':' .. name)
 end
 
--- Somebody paused, disabled or enabled something, or changed the schedule: members refresh their copy (verb read_decisions).
--- Until all have told what they know of an emptied ledger (verb restore_decisions), what people decide now comes before that.
+-- Somebody paused, disabled or enabled something, or changed the schedule: nodes refresh their copy (verb
+-- read_decisions). While nodes restore the decisions of an emptied ledger (verb restore_decisions), new decisions of
+-- people override those.
 function decide(subject, who)
   call('HINCRBY', K.ledger, 'decisions', 1)
   if who ~= 'failures' and who ~= 'probe' and (not G.epoch or G.clock < G.opens) then
@@ -220,7 +222,7 @@ function decide(subject, who)
 end
 
 function switch_off(j, who, why)
-  -- That failures had disabled it is kept when a person does as well.
+  -- If failures had disabled the job, that is kept when a person disables it, too.
   local before = j.disabled and cjson.decode(j.disabled)
   local failures = before and (before.by == 'failures' and before.why or before.failures)
   j.disabled = cjson.encode({ by = who, why = why, at = NOW, failures = failures or nil })
@@ -239,8 +241,8 @@ function switch_on(j, who, why)
   decide('job:' .. j.name, who)
 end
 
--- Goes through a sorted set from its beginning, until `limit` members were taken out. take(id) takes one out, or returns
--- false. Ends after `most` that stay.
+-- Goes through a sorted set from its beginning, until `limit` members were taken out, or `most` stayed. take(id) takes
+-- one out, or returns false.
 function take_from(key, limit, most, take)
   local stay = 0
   while limit > 0 and stay < most do
@@ -252,7 +254,7 @@ function take_from(key, limit, most, take)
   end
 end
 
--- Those of the given jobs that have runs in their lanes.
+-- The jobs of these that have runs in their lanes.
 function with_waiters(names)
   local found = {}
   for from = 1, #names, 1000 do
@@ -266,7 +268,7 @@ end
 
 -- ------------------------------------------------------------------------------------------------- runs
 
--- A run, or nil. Its fields: see schema.lua. key_of: K.run, if not another.
+-- A run, or nil. Its fields: see schema.lua. key_of: where it is, K.run by default.
 function load_run(id, key_of)
   local key = (key_of or K.run)(id)
   local text = redis.pcall('HGET', key, 'record')
@@ -280,16 +282,16 @@ function load_run(id, key_of)
   return run_record(r)
 end
 
--- The states in which a run waits, and what of it that is.
+-- The states in which a run waits, and what kind of wait each is.
 STATS.WAITS = { waiting = 'gate', later = 'delay', granted = 'hand_over', queued = 'hand_over' }
 
--- The run leaves a state in which it waited.
+-- If the run leaves a state in which it waited, that wait is added to r.spent.
 function STATS.spend(r)
   local kind, ms = STATS.WAITS[r.was], NOW - r.since
   if kind and ms > 0 then
     local spent = r.spent or {}
     spent[kind] = (spent[kind] or 0) + ms
-    if spent.traced then STATS.tell(spent.traced, kind, r.since) end
+    if spent.traced then STATS.keep_wait(spent.traced, kind, r.since) end
     r.spent = spent
   end
   r.was = nil
@@ -326,7 +328,7 @@ function delete_run(r)
   if r.task_id then call('SREM', K.task_runs(r.task_id), r.id) end
 end
 
--- What was noted about this very start of a run, in a field of its hash: { fence, at (ms), ... }, or nil.
+-- What was recorded about the current start of a run, in a field of its hash: { fence, at (ms), ... }, or nil.
 function note_of(r, field)
   local found = r.fence and unpacked(call('HGET', K.run(r.id), field))
   return found and found.fence == r.fence and found or nil

@@ -48,10 +48,10 @@ end
 function note_expiry(r)
   if not r.expires then return end
   call('ZADD', K.expiring, int(r.expires), r.id)
-  look_at(r.expires)
+  note_due(r.expires)
 end
 
--- A run of a job that others depend on comes before runs of theirs that arrive after it, until it starts.
+-- If other jobs depend on this one, their runs that arrive after this run wait for it, until it starts.
 local function comes_first(j, r)
   if not r.started and #j.policy.dependents > 0 then call('ZADD', K.unstarted(j.name), int(r.rank % CLASS), r.id) end
 end
@@ -107,12 +107,12 @@ function dequeue(j, r)
   if j.waiting == 0 then call('SREM', K.waiting_jobs, j.name) end
 end
 
--- The run is not to start before its time.
+-- The run waits for its time.
 function put_off(j, r, message)
   r.state = 'later'
   save_run(r, nil, message)
   call('ZADD', K.later, int(r.eta), r.id)
-  look_at(r.eta)
+  note_due(r.eta)
   note_expiry(r)
   j.parked, j.dirty = j.parked + 1, true
 end

@@ -1,9 +1,9 @@
 -- A call repeated because its reply was lost gets the same reply. For each worker the ledger keeps the number and
 -- reply of the last call of each verb that is not idempotent. Needs records.
 
--- Returns the reply of this very call if it was made before. Errors: UNKNOWNWORKER if the worker is not registered
--- (never was, or its lease ran out); NEWEPOCH epoch if it has to claim its runs first. But a call that the ledger
--- remembers it made: its reply holds.
+-- Returns the reply of this call if it was made before. Errors: UNKNOWNWORKER if the worker is not registered
+-- (never was, or its lease ran out); NEWEPOCH epoch if it has to claim its runs first. A repeated call gets its
+-- remembered reply even then.
 function replayed(worker, verb, number)
   local v = call('HMGET', K.worker(worker), 'queues', 'call:' .. verb, 'reply:' .. verb, 'release', 'name', 'alone', 'done',
     'failed', 'epoch', 'lease', 'state')

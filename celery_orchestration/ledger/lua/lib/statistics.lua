@@ -6,7 +6,8 @@
 -- goes into a ring of hours (30 days) in the same way. A place in a ring is written over when its time comes again, so the
 -- rings are bounded and need no TTL. A reader tells by `at` whether a place is of the time that it wants.
 --
---   totals:<job>          all: the sum of all time; of_hour: that of one hour; hour: which one. Of deleted jobs: totals:
+--   totals:<job>          all: the sum of all time; of_hour: the sum of one hour; hour: which hour. totals: (no job)
+--                         has the sum of all deleted jobs
 --   minutes:<job>:<0-23>  at: an hour; then minute of it -> sum
 --   hours:<job>:<0-29>    at: a day; then hour of it -> sum
 --
@@ -20,14 +21,14 @@ STATS.DURATIONS = { 'run', 'queue', 'delay', 'hand_over', 'lateness' }
 -- What a run waited for at the gate (STATS.REASONS, in rules.lua): each reason is a duration, after those above.
 -- The upper ends of the buckets (ms); there is one more for what is longer.
 STATS.LIMITS = { 10, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000, 300000, 600000, 1800000, 3600000 }
--- What becomes of a fire, and the counter of it.
+-- What can become of a fire, and the counter for it.
 STATS.FIRES = { fired = 'fires', skipped = 'fires_skipped', missed = 'fires_missed' }
--- Waits of one run that are told to a tracer at most.
-STATS.MOST_TOLD = 16
--- How much of a message's head is searched (bytes).
+-- How many waits of one run are kept for its trace.
+STATS.MOST_TRACED = 16
+-- How many bytes of a message are searched for the context of its trace.
 STATS.LONGEST_HEAD = 16384
 
-on_call(function() STATS.told = {} end)
+on_call(function() STATS.traces = {} end)
 
 do
   local number, base, gate = {}, {}, {}
@@ -41,17 +42,17 @@ do
   end
 
   local function into_ring(ring, name, number, at, place, sum)
-    see_to(ring, name, number)
+    ensure_type(ring, name, number)
     local key = K[ring](name, number)
     if call('HGET', key, 'at') ~= int(at) then call('DEL', key) end
     call('HSET', key, 'at', int(at), place, cmsgpack.pack(sum))
   end
 
-  -- The minute is over: it goes where it belongs.
+  -- The minute is over: its sum goes into the ring of minutes, and into the sums of its hour and of all time.
   local function close(name, minute, sum)
     local key, hour = K.totals(name), math.floor(minute / 60)
     into_ring('minutes', name, hour % 24, hour, minute % 60, sum)
-    see_to('totals', name)
+    ensure_type('totals', name)
     local v = call('HMGET', key, 'all', 'of_hour', 'hour')
     local before, of_hour = tonumber(v[3] or nil), v[2] and unpacked(v[2]) or {}
     if before and before ~= hour then
@@ -63,8 +64,8 @@ do
       cmsgpack.pack(add(of_hour, sum)), 'hour', int(hour))
   end
 
-  -- What was counted so far in a minute: that, and the sum; or nil.
-  local function opened(text)
+  -- Unpacks what was counted in a minute: returns the minute and its sum, or nil.
+  local function unpacked_minute(text)
     local sound, minute, sum = pcall(cmsgpack.unpack, text)
     if sound and type(minute) == 'number' and type(sum) == 'table' then return minute, sum end
     return nil
@@ -74,7 +75,7 @@ do
   local function sum_of(j)
     if not j.sum then
       local minute, sum, now = nil, nil, math.floor(NOW / 60000)
-      if j.minute then minute, sum = opened(j.minute) end
+      if j.minute then minute, sum = unpacked_minute(j.minute) end
       if minute and minute ~= now then
         close(j.name, minute, sum)
         sum = nil
@@ -117,7 +118,7 @@ do
       if spent.delay then STATS.observe(j, 'delay', spent.delay) end
       if spent.hand_over then STATS.observe(j, 'hand_over', spent.hand_over) end
       local log = spent.traced and spent.traced.log
-      if log then STATS.told[#STATS.told + 1] = { r.id, cjson.encode(log) } end
+      if log then STATS.traces[#STATS.traces + 1] = { r.id, cjson.encode(log) } end
     end
     r.gate_for, r.spent = nil, nil
   end
@@ -144,7 +145,8 @@ do
     return id and { id = id, fence = fence, trace = type(message) == 'string' and trace_of(message) or nil } or nil
   end
 
-  -- The run was not let in, or is put off (no reason). If its caller is traced, each of its waits is kept.
+  -- The gate did not let the run in, or the run waits for its time (no reason). If its call is traced, each wait is
+  -- kept.
   function STATS.waits(r, reason, words, message)
     local traced = r.spent and r.spent.traced
     if not traced and message and trace_of(message) then
@@ -158,30 +160,30 @@ do
     end
   end
 
-  -- A wait that is over, for the tracer.
-  function STATS.tell(traced, kind, from)
+  -- Keeps a wait that is over, for the trace.
+  function STATS.keep_wait(traced, kind, from)
     local log = traced.log or {}
     local last = log[#log]
     traced.log = log
     if last and last.kind == kind and last.to == from then
       last.to = NOW
-    elseif #log < STATS.MOST_TOLD then
+    elseif #log < STATS.MOST_TRACED then
       local at_gate = kind == 'gate'
       log[#log + 1] = { kind = kind, from = from, to = NOW, why = at_gate and traced.why or nil,
         by = at_gate and traced.by or nil }
     end
   end
 
-  -- A job is deleted: its rings go, and what all jobs did together stays.
+  -- A job is deleted: its rings are deleted, and its sum is added to that of all deleted jobs.
   function STATS.forget(name)
     local sum, v = {}, redis.pcall('HGET', K.totals(name), 'all')
     if type(v) == 'string' then add(sum, unpacked(v) or {}) end
     v = redis.pcall('HGET', K.job(name), 'minute')
     if type(v) == 'string' then
-      local _, open = opened(v)
+      local _, open = unpacked_minute(v)
       add(sum, open or {})
     end
-    see_to('totals', '')
+    ensure_type('totals', '')
     local gone = call('HGET', K.totals(''), 'all')
     call('HSET', K.totals(''), 'all', cmsgpack.pack(add(gone and unpacked(gone) or {}, sum)))
     call('DEL', K.totals(name))

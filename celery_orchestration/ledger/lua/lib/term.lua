@@ -23,7 +23,7 @@ end
 -- How long a leader may take to adopt its entries.
 local ADOPTING_MS = 60000
 
--- Has who leads its service not adopted this entry, though there was time?
+-- Is the entry left over: the leader of its service has had time to adopt it, and has not?
 function is_left(entry)
   local v = redis.pcall('HGET', lead_key(service_of_entry(entry)), 'since')
   local since = type(v) == 'string' and tonumber(v) or NOW
@@ -37,7 +37,7 @@ function leader(service)
   return { service = service, who = lead.who, name = lead.name, since = lead.since }
 end
 
--- Those of all services.
+-- The leaders of all services.
 function leaders()
   local found, services = {}, redis.pcall('SMEMBERS', K.led_services)
   for _, service in ipairs(services.err and {} or services) do found[#found + 1] = leader(service) end

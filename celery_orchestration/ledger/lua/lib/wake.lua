@@ -1,9 +1,9 @@
--- Wakes what time has come for: runs with a start time go to the gate, waiting runs that expired end, and jobs whose timer
--- is up are looked at again (a job that has cooled down may try a run). The verbs turn and sweep call it.
+-- Does what is due: runs whose time has come go to the gate, waiting runs that expired end, and jobs whose timer is up
+-- are refreshed (a job that has cooled down may try a run). The verbs turn and sweep call it.
 -- Needs records, rules, index, room, transitions.
 
--- A run asked for while its job is disabled, where such runs are dropped. Forced ones are not, nor is a probe, nor the
--- retry of one that began before.
+-- Is this run dropped, because its job is disabled and has when_disabled 'drop'? A forced run, a probe run, and the
+-- retry of a run that has started are not.
 function is_dropped(j, r)
   return j.disabled and j.policy.when_disabled == 'drop' and not r.started and not enabled_for(j, r.id, r.rank)
 end
@@ -13,7 +13,7 @@ local function come_due(r)
   no_longer_put_off(j, r)
   if not j.policy.keyed then r.key = '' end -- a release may have changed that
   if not r.started and not is_forced(r.rank) then
-    -- As if it arrived now. A retry keeps its rank.
+    -- It ranks as if it arrived now. A retry keeps its rank.
     r.rank = math.floor(r.rank / CLASS) * CLASS + next_seq()
   end
   if is_dropped(j, r) then
@@ -39,7 +39,7 @@ function wake(limit)
     return found
   end
   for _, id in ipairs(up_to_now(K.expiring, limit)) do
-    -- One that waits for the attempt before it comes back here when it goes to the gate.
+    -- A higher attempt that waits for the one before it is added again when it goes to the gate.
     call('ZREM', K.expiring, id)
     local r = load_run(id)
     if r and (r.state == 'waiting' or r.state == 'later') then
@@ -66,7 +66,7 @@ function wake(limit)
   G.next, G.dirty = nil, true
   for _, key in ipairs({ K.expiring, K.later, K.timers }) do
     local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
-    if first[1] then look_at(tonumber(first[2])) end
+    if first[1] then note_due(tonumber(first[2])) end
   end
   return endings, more, count
 end

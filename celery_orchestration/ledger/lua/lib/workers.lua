@@ -1,11 +1,11 @@
 -- Live workers: their presence, and what happens to their runs when they go. Needs records, rules, index, room, transitions.
 
--- Jobs that are looked at again in one call.
+-- How many stale jobs are refreshed in one call.
 local MOST_STALE = 200
 
--- Which queues are served, and by which releases, decides where waiting runs are handed over to: when that changes, jobs with
--- waiting runs are looked at again, a part in this call and the rest in the next sweeps. Until then they are handed over to
--- the queue that was right before, or to none. rel: the release of the worker whose slots these are.
+-- Where a waiting run is handed over depends on which queues are served, and by which releases. When that changes, all
+-- jobs with waiting runs are refreshed, a part in this call and the rest in the next sweeps. Until then their runs are
+-- handed over to the queue that was right before, or to none. rel: the release of the worker whose slots these are.
 function add_slots(queues, by, rel)
   local changed = false
   for _, queue in ipairs(cjson.decode(queues)) do
@@ -23,13 +23,13 @@ function add_slots(queues, by, rel)
   if changed then call('SUNIONSTORE', K.stale_jobs, K.stale_jobs, K.waiting_jobs) end
 end
 
--- Nothing more is handed over to this worker. What it runs, and its lease, are untouched. Called again: nothing to do.
+-- Nothing more is handed over to this worker. Its runs and its lease stay. A second call does nothing.
 function take_slots(worker)
   local w = read_hash(K.worker(worker), 'queues', 'slots', 'state', 'release')
   if w and w.queues and not w.state then add_slots(w.queues, -(w.slots or 0), w.release or '') end
 end
 
--- Returns whether there are more.
+-- Refreshes a part of the stale jobs. Returns whether there are more.
 function refresh_stale()
   local names = call('SPOP', K.stale_jobs, MOST_STALE)
   for _, name in ipairs(names) do
@@ -61,7 +61,7 @@ function take_runs(worker, died, limit)
   return dead, recovered, #ids <= limit
 end
 
--- Returns its name and kind.
+-- Deletes a worker. Returns its name and kind.
 function remove_worker(worker)
   local name, kind, release = unpack(call('HMGET', K.worker(worker), 'name', 'kind', 'release'))
   take_slots(worker)
@@ -75,17 +75,18 @@ function remove_worker(worker)
   return name, kind
 end
 
--- For people: a worker died, and how many runs it had.
+-- For people: records that a worker died, and how many runs it had.
 function note_death(name, kind, runs)
   call('LPUSH', K.dead_workers, cjson.encode({ name = name, kind = kind, at = NOW, runs = runs }))
   call('LTRIM', K.dead_workers, 0, 19)
 end
 
--- How long the policies of a service hold that has no workers: it may be stopped while others that share the ledger go on.
+-- How long (ms) the policies of a service stay in force while it has no workers: somebody may have stopped it, while
+-- other services that share the ledger go on.
 local STOPPED_MS = 604800000
 
--- The releases in force, oldest first, as one string: those that live workers bring, and of a service without any those
--- that it had last.
+-- The releases in force, oldest first, as one string: those that live workers bring, and those that a service without
+-- workers had last.
 function live_releases()
   local live, served, names = {}, {}, {}
   local services = {}

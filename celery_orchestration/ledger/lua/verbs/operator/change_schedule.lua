@@ -4,20 +4,20 @@
 --
 -- ARGV  who, add | update | remove | pause | resume, entry, name, why; for add and update: task, job or '', when (for
 --       people), what was written (JSON); for update: the generation that was changed
--- Returns  ok | exists (add) | none | code (update, remove: the code of who leads has it) | changed (update: somebody else was
---          faster) | corrupt (all but remove, which is the way out)
+-- Returns  ok | exists (add) | none | code (update, remove: the entry is in the leader's code) | changed (update:
+--          somebody changed it meanwhile) | corrupt (only remove is possible)
 -- Errors   none
 -- Called again: add says exists, remove says none, update says changed; the others the same.
 local who, what, entry, name, why = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local key = K.entry(entry)
-see_to('entries')
-see_to('added_entries')
-see_to('changed_entries')
-see_to('paused_entries')
+ensure_type('entries')
+ensure_type('added_entries')
+ensure_type('changed_entries')
+ensure_type('paused_entries')
 local e = load_entry(entry)
 local found = call('EXISTS', key) == 1
 local code = e and call('HGET', key, 'source') == 'code'
-local left = code and is_left(entry) -- it is nobody's any more
+local left = code and is_left(entry) -- no leader has it any more
 if what == 'add' then
   if found and not left then return 'exists' end
 elseif not found and not call('ZSCORE', K.entries, entry) then
@@ -34,14 +34,14 @@ elseif what == 'resume' and not e.paused then
   return 'ok'
 end
 
-if what ~= 'add' then make_way() end
+if what ~= 'add' then allow_when_full() end
 if what == 'remove' then
   call('DEL', key)
   call('ZREM', K.entries, entry)
   call('SREM', K.added_entries, entry)
   call('SREM', K.paused_entries, entry)
 elseif what == 'forget' then
-  -- The code has it now: what people wrote goes.
+  -- The code has the entry now: only what people wrote is deleted.
   call('HDEL', key, 'written')
   call('SREM', K.added_entries, entry)
   what = 'remove'
@@ -50,7 +50,7 @@ elseif what == 'pause' then
   call('HDEL', key, 'next')
   call('SADD', K.paused_entries, entry)
 elseif what == 'resume' then
-  -- What was due meanwhile was not wanted.
+  -- Due times during the pause do not count as missed.
   call('HDEL', key, 'paused')
   call('SREM', K.paused_entries, entry)
   call('HSET', key, 'last', int(is_ahead(e) and NOW or math.max(NOW, e.last)))

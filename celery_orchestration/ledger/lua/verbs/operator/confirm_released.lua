@@ -1,12 +1,12 @@
 -- uses: schema records memory
 --
--- confirm_released: these runs are in the broker now, and none of the ledger's any more.
+-- confirm_released: these released runs are in the broker now. The ledger deletes them.
 --
 -- ARGV  ids...
 -- Returns  how many
 -- Errors   none
 -- Called again: 0.
-make_way()
+allow_when_full()
 local count = 0
 for _, id in ipairs(ARGV) do
   local r = load_run(id)

@@ -1,12 +1,13 @@
 -- uses: schema records lanes rules statistics index room transitions entries hand_over memory
 --
--- enable_or_disable: a person turns a job on or off. On: its failures are forgotten, and what was held goes, in rank order.
+-- enable_or_disable: a person turns a job on or off. On: its failures are forgotten, and its waiting runs may start, in
+-- rank order.
 --
 -- ARGV  job, 'on' | 'off', who, why
 -- Returns  { 'ok' | 'unknown', { granted: {id, grant number} for the caller to publish } }
 -- Errors   none
 -- Called again: the same; what was granted and not published is granted again by a sweep.
-make_way()
+allow_when_full()
 local name, on, who, why = ARGV[1], ARGV[2] == 'on', ARGV[3], ARGV[4]
 local j = job(name)
 if not j then return { 'unknown', {} } end

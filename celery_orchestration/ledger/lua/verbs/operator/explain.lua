@@ -1,37 +1,37 @@
 -- uses: schema records lanes rules index term views memory
 --
--- explain: what keeps a job, or a run, from running, down to the root. Reads only.
+-- explain: what keeps a job, or a run, from running, down to the root cause. Reads only.
 --
--- ARGV  job | run, its name or id, 1 if the job exists, though the ledger may not know it, priority of a run that nobody has
---       asked for yet, most entries to list, service of who asks
+-- ARGV  job | run, its name or id, 1 if the job exists although the ledger may not know it, priority to assume for a
+--       run that nobody has asked for, most entries to list, service of the caller
 -- Returns  JSON: now, clock_left (ms until the gate opens after the ledger may have forgotten something), pause, total,
 --          max_running, live (how many workers), names[] (of all workers), led (whether a scheduler leads), eviction (Redis's
---          policy, if it can be had), full (whether Redis is), slots{}, under_way{}, jobs{} (of those in the chain), entries
---          (how many the schedule has), fires[] (as status tells them), workers{} (of runs in the chain), chain[], each with:
---          job, run or nothing (nobody has asked for one: what one would wait for now), why: the words of reason_to_wait or
---          nothing, queue: if that matters, cycle: the chain is back at this one of it (from 1). Or nil: there is no such job,
---          or run that has not ended.
+--          policy, if INFO is allowed), full (whether Redis is full), slots{}, under_way{}, jobs{} (those in the
+--          chain), entries (how many the schedule has), fires[] (as in read_status), workers{} (of runs in the chain),
+--          chain[]. Each link of the chain has: job; run (missing if nobody has asked for one: then why is what it
+--          would wait for now); why (the words of reason_to_wait, if it waits); queue (if it matters); cycle (the chain
+--          is back at this link, counted from 1). Or nil: there is no such job, or no such run that has not ended.
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 
 local MOST_RUNS, DEEPEST = 2000, 100
 local chain, jobs, workers, at = {}, {}, {}, {}
 local live, observing, names, active = 0, 0, {}, {}
 
 local there = nodes()
-for _, member in ipairs(there) do
-  local w = read_hash(K.worker(member[1]), 'name', 'kind', 'beat', 'lease', 'mode')
-  local one = { name = w.name, beat = w.beat, lease = w.lease, left = member[2] - G.clock }
+for _, node in ipairs(there) do
+  local w = read_hash(K.worker(node[1]), 'name', 'kind', 'beat', 'lease', 'mode')
+  local one = { name = w.name, beat = w.beat, lease = w.lease, left = node[2] - G.clock }
   one.silent = one.left <= 0 or NOW - (one.beat or 0) > (one.lease or 0) / 2
   if w.kind ~= 'beat' then names[#names + 1] = w.name end
   if w.kind ~= 'beat' and not one.silent then
     live = live + 1
     if w.mode == 'observe' then observing = observing + 1 end
   end
-  workers[member[1]] = one
+  workers[node[1]] = one
 end
 
--- Runs that hold room, are to be tried again or are just ending, by job.
+-- Runs that hold room, will be retried, or are endings, by job.
 local count = 0
 local function note_active(id)
   count = count + 1
@@ -41,14 +41,15 @@ local function note_active(id)
   table.insert(active[r.job], r)
 end
 
-for _, member in ipairs(there) do
-  for _, id in ipairs(call('SMEMBERS', K.worker_runs(member[1]))) do note_active(id) end
+for _, node in ipairs(there) do
+  for _, id in ipairs(call('SMEMBERS', K.worker_runs(node[1]))) do note_active(id) end
 end
 for _, id in ipairs(call('ZRANGE', K.deadlines, 0, MOST_RUNS - 1)) do note_active(id) end
 
 local HOLDS = { running = true, granted = true, queued = true }
 
--- The one of these runs that is most likely to hang: on a worker that is silent, or else since longest.
+-- The run that most likely hangs: one on a silent worker, else the one that has been in its state for longest. fits:
+-- which runs count.
 local function slowest(name, fits)
   local found = nil
   for _, r in ipairs(active[name] or {}) do
@@ -70,8 +71,8 @@ local function link(name, r, why, queue)
   jobs[name] = true
 end
 
--- The chain is where it has been: they wait for each other.
-local function been(what)
+-- Does the chain end here? Yes if it has been here before (its links wait for each other), or if it is very long.
+local function ends_here(what)
   if at[what] then
     chain[#chain].cycle = at[what]
     return true
@@ -80,7 +81,7 @@ local function been(what)
   return #chain >= DEEPEST
 end
 
--- The first of those that wait, or are put off, by job; looked through once.
+-- The first run of a job in a set (waiting or later). Each set is read once.
 local firsts = {}
 local function first_of(name, set)
   if not firsts[set] then
@@ -101,13 +102,13 @@ local function first_waiting(j)
     local id = not j.policy.keyed and first_in(lane_of(j, '', checked))
     if id then return load_run(id) end
   end
-  -- A keyed one without room, or one that is tried alone: among the first that wait.
+  -- A keyed job without room, or a run that is tried alone: search the first waiting runs.
   return j.waiting + j.parked > 0 and first_of(j.name, 'waiting') or j.parked > 0 and first_of(j.name, 'later') or nil
 end
 
 local of_run, of_job
 
--- What the words lead to.
+-- Adds what a reason leads to.
 local function follow(words)
   local rule, name, how = words[1], words[2], words[3]
   local r = nil
@@ -129,7 +130,7 @@ local function follow(words)
 end
 
 of_run = function(r)
-  if been('run ' .. r.id) then return end
+  if ends_here('run ' .. r.id) then return end
   local j = job(r.job)
   if r.state == 'waiting' and j then
     local queue = destination(r)
@@ -148,7 +149,7 @@ of_run = function(r)
 end
 
 of_job = function(name)
-  if been('job ' .. name) then return end
+  if ends_here('job ' .. name) then return end
   local j = job(name)
   if not j then
     link(name, nil, { 'unknown' })
@@ -164,7 +165,7 @@ of_job = function(name)
     link(name, nil, { 'nobody', name, call('HGET', K.job(name), 'seen') or '' })
     return
   end
-  -- Nobody has asked for a run: what would one wait for? Where workers only observe, for nothing.
+  -- Nobody has asked for a run: what would one wait for? If all workers only observe: for nothing.
   local next_one = { id = '', key = '', rank = (3 - tonumber(ARGV[4])) * CLASS + G.seq + 1 }
   local words = (live == 0 or observing < live) and reason_to_wait(j, next_one) or nil
   link(name, nil, words)
@@ -182,15 +183,15 @@ else
   of_run(r)
 end
 
-local told = {}
+local shown_by_name = {}
 for name in pairs(jobs) do
-  local j, one = job(name), told_job(name)
+  local j, one = job(name), shown_job(name)
   if one then
     one.policy = { depends_on = j.policy.depends_on }
     for option, value in pairs(j.policy) do
       if type(value) ~= 'table' then one.policy[option] = value end -- the others can be long
     end
-    told[name] = one
+    shown_by_name[name] = one
   end
 end
 
@@ -203,6 +204,6 @@ end
 local eviction, full = memory()
 return cjson.encode({ now = NOW, clock_left = math.max(0, G.opens - G.clock), total = G.total, max_running = G.max_running,
   pause = G.paused and call('HGET', K.ledger, 'pause') or nil, live = live, names = names, slots = counts(K.slots),
-  under_way = counts(K.under_way), eviction = eviction, full = full, jobs = told, chain = chain,
+  under_way = counts(K.under_way), eviction = eviction, full = full, jobs = shown_by_name, chain = chain,
   workers = next(named) and named or nil,
-  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[5])), led = leader(ARGV[6]) ~= nil })
+  entries = count_entries(), fires = shown_entries(0, tonumber(ARGV[5])), led = leader(ARGV[6]) ~= nil })

@@ -1,13 +1,13 @@
 -- uses: schema records
 --
--- find_ids: the ids that somebody may mean who has the beginning of one. Reads only.
+-- find_ids: the ids that a person may mean who knows how one begins. Reads only.
 --
 -- ARGV  id or its beginning, 1 (dead letters) | 0 (runs that have not ended), least length of a beginning, most running
 --       runs, most waiting runs or dead letters to look through
--- Returns  { id } if that is one; else the runs of that task id; else those that begin so, but none if it is a run that has
---          just ended
+-- Returns  { id } if that is one; else the runs of that task id; else the ids with that beginning, or none if it is the
+--          id of a run that ended lately
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 local word, letters, least = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local most_running, most = tonumber(ARGV[4]), tonumber(ARGV[5])
 local key_of = letters and K.dead_letter or K.run

@@ -6,7 +6,7 @@
 -- Returns  { {JSON: id, job, at, error, traceback, attempt, key, arrived, worker, queue, figures; 1 if it was revoked} },
 --          or nil for an unknown job
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 local all, name, from, count = ARGV[1] == '1', ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local found = {}
 if not all and not job(name) and call('EXISTS', K.job_dead_letters(name)) == 0 then return false end

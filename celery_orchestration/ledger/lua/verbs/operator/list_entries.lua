@@ -1,9 +1,9 @@
 -- uses: schema records lanes rules index term views
 --
--- list_entries: entries of the schedule that fire jobs; what status and explain have not told of them. Reads only.
+-- list_entries: entries of the schedule that fire jobs; the part that read_status and explain leave out. Reads only.
 --
 -- ARGV  how many to skip, how many
--- Returns  JSON: of each what status tells
+-- Returns  JSON: each entry as in read_status
 -- Errors   none
--- Called again: the same, as far as nothing changed.
-return cjson.encode(told_entries(tonumber(ARGV[1]), tonumber(ARGV[2])))
+-- Called again: the same, unless something changed.
+return cjson.encode(shown_entries(tonumber(ARGV[1]), tonumber(ARGV[2])))

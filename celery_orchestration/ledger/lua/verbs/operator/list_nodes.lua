@@ -1,15 +1,15 @@
 -- uses: schema records
 --
--- list_nodes: who is there, and with which release of the code. Reads only.
+-- list_nodes: the workers and schedulers, each with the release of its code. Reads only.
 --
 -- ARGV  -
--- Returns  { releases that these bring, the oldest first, life of a done-marker (ms),
+-- Returns  { their releases, the oldest first, life of a done-marker (ms),
 --            { name, kind, release, mode, since (ms) } of each that has not been found dead }
 -- Errors   none
 -- Called again: the same.
 local found, live, releases = {}, {}, {}
-for _, member in ipairs(nodes()) do
-  local w = read_hash(K.worker(member[1]), 'name', 'kind', 'release', 'mode', 'since')
+for _, node in ipairs(nodes()) do
+  local w = read_hash(K.worker(node[1]), 'name', 'kind', 'release', 'mode', 'since')
   found[#found + 1] = { w.name, w.kind or '', w.release or '', w.mode or '', w.since and int(w.since) or '' }
   live[w.release or ''] = true
 end

@@ -4,9 +4,9 @@
 --
 -- ARGV  job, waiting | later | deadlines (of those that wait for the gate, for their time, or were handed over), how many of
 --       that set to skip, how many to look at
--- Returns  { how many were looked at, { ids of the job's runs among them } }
+-- Returns  { how many runs were read, { ids of the job's runs among them } }
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 local HERE = { waiting = true, later = true, granted = true, queued = true }
 local from, found = tonumber(ARGV[3]), {}
 local ids = call('ZRANGE', K[ARGV[2]], from, from + tonumber(ARGV[4]) - 1)

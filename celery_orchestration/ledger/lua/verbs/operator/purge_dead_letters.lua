@@ -1,12 +1,12 @@
 -- uses: schema records lanes rules statistics index room transitions memory
 --
--- purge_dead_letters: dead letters go.
+-- purge_dead_letters: deletes dead letters.
 --
 -- ARGV  who, ids...
--- Returns  how many there were
+-- Returns  how many of them existed
 -- Errors   none
 -- Called again: 0.
-make_way()
+allow_when_full()
 local count, last = 0, nil
 for i = 2, #ARGV do
   local r = load_run(ARGV[i], K.dead_letter)

@@ -5,5 +5,5 @@
 -- ARGV  how many
 -- Returns  { JSON of each }
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 return call('LRANGE', K.audit, 0, tonumber(ARGV[1]) - 1)

@@ -3,15 +3,15 @@
 -- read_entries: the schedule, for people.
 --
 -- ARGV  how many to skip, how many; or '', '' and an entry: that one
--- Returns  { of each: {entry, fields and values...} | {entry} if it is corrupt }; a field left says that it came from
---            code, and who leads does not have it
+-- Returns  { of each: {entry, fields and values...} | {entry} if it is corrupt }; a field `left` says that it
+--            came from code, and that the leader does not have it
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 local NAMES = { 'name', 'task', 'job', 'every', 'source', 'written', 'last', 'at', 'next', 'how', 'run', 'fires', 'skips',
   'misses', 'paused', 'gap', 'generation' }
 local from, count, entry = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local found = {}
-see_to('entries')
+ensure_type('entries')
 
 local function add(id)
   local v = redis.pcall('HMGET', K.entry(id), unpack(NAMES))
@@ -29,7 +29,7 @@ local function add(id)
 end
 
 if not entry then
-  -- By their ids: the order of the set changes whenever a leader adopts them.
+  -- Sorted by id: the order of the set changes whenever a leader adopts entries.
   local ids = call('ZRANGE', K.entries, 0, -1)
   table.sort(ids)
   for i = from + 1, math.min(#ids, from + count) do add(ids[i]) end

@@ -1,15 +1,15 @@
 -- uses: schema records lanes rules index term views
 --
--- read_graph: of every job what it depends on, whom it conflicts with, and what its state follows from, as one JSON document.
--- Reads only. Of very many jobs only the first ones: called again with the names of the others it tells those.
+-- read_graph: what each job depends on and conflicts with, and its state, as one JSON document. Reads only. If there
+-- are very many jobs, only the first ones: called again with the names of the others, it returns those.
 --
--- ARGV  how many jobs at most; of some of them only: their names
--- Returns  JSON: now, jobs[]: name, disabled, running, waiting (those not due yet too), failed (its last run
---          did), depends_on[] ({job, on, max_age_seconds, fresh}), conflicts[] (whom it conflicts with; each pair is told once,
---          by the one whose name comes first: a job may block all others), groups[] (of which no two run together), more[]
---          (names of the others)
+-- ARGV  how many jobs at most; then names of jobs, or nothing for all jobs
+-- Returns  JSON: now, jobs[]: name, disabled, running, waiting (also runs that are not due yet), failed
+--          (whether its last run failed), depends_on[] ({job, on, max_age_seconds, fresh}), conflicts[] (each pair is
+--          listed once, at the job whose name comes first: a job may block all others), groups[] (of jobs of which no
+--          two run together); more[] (names of the other jobs)
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 
 local names, more = cut(ARGV[2] and { unpack(ARGV, 2) } or call('SMEMBERS', K.jobs), tonumber(ARGV[1]))
 local jobs = {}

@@ -1,9 +1,9 @@
 -- uses: schema records lanes rules index term views
 --
--- read_jobs: how jobs are doing; what status has not told of them. Reads only.
+-- read_jobs: how jobs are doing: the part that read_status leaves out. Reads only.
 --
 -- ARGV  names of jobs
--- Returns  JSON: of each that is there what status tells
+-- Returns  JSON: each job that exists, as in read_status
 -- Errors   none
--- Called again: the same, as far as nothing changed.
-return cjson.encode(told_jobs(ARGV))
+-- Called again: the same, unless something changed.
+return cjson.encode(shown_jobs(ARGV))

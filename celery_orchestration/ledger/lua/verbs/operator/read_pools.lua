@@ -1,10 +1,11 @@
 -- uses: schema records lanes rules index places
 --
--- read_pools: what pools have to do and who does it, for the decision how many workers they need, and for people. Reads only.
--- Its cost grows with the number of live workers, of places and of jobs that are named, not with that of runs or of jobs.
+-- read_pools: the work of pools, and their workers, for the decision how many workers they need, and for people. Reads
+-- only. Its cost grows with the number of live workers, of places and of jobs that are named, but not of all runs or
+-- jobs.
 --
 -- ARGV  JSON: pools {pool: [its queues]}, jobs [names of jobs whose duration is asked for], changes (how many of the last
---       changes of each pool are told)
+--       changes of each pool are returned)
 -- Returns  JSON: now, paused, epoch (ms until the gate opens), supervisors[] {name, host, pid, since, left, tables, report},
 --          workers[] {name, host, pid, slots, running, done, failed, draining, since, queues, left, silent, lease},
 --          jobs {job: {took: typical duration (ms) if one is known, room: how many more may run, if that is limited}},
@@ -12,10 +13,10 @@
 --            handed[] {job, queue, runs, since}: runs on their way to a worker; open[] {job, runs}: runs that wait for nothing
 --            but a slot}
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 
 local asked = cjson.decode(ARGV[1])
--- Runs on their way, open jobs and past runs of a job that are looked at.
+-- How many runs on their way, open jobs, and past runs of a job are read.
 local MOST_HANDED, MOST_OPEN, MOST_PAST = 200, 100, 9
 
 local function list(found)
@@ -42,7 +43,7 @@ for pool, queues in pairs(asked.pools) do
 end
 
 local jobs, seen = {}, {}
-local function tell_job(name)
+local function add_job(name)
   local j = not seen[name] and job(name)
   seen[name] = true
   if j then
@@ -50,7 +51,7 @@ local function tell_job(name)
     jobs[name] = { took = typical(name, j), room = capped and math.max(0, j.policy.max_running - j.running) or nil }
   end
 end
-for _, name in ipairs(asked.jobs or {}) do tell_job(name) end
+for _, name in ipairs(asked.jobs or {}) do add_job(name) end
 
 local handed = {}
 if call('HLEN', K.under_way) > 0 then
@@ -66,7 +67,7 @@ if call('HLEN', K.under_way) > 0 then
         counted[key] = one
         handed[pool] = handed[pool] or {}
         table.insert(handed[pool], one)
-        tell_job(r.job)
+        add_job(r.job)
       end
       one.runs, one.since = one.runs + 1, math.min(one.since, r.since)
     end
@@ -87,43 +88,43 @@ for _, name in ipairs(call('SMEMBERS', K.open_sets)) do
       end
       open[pool] = open[pool] or {}
       table.insert(open[pool], { job = encoded, runs = math.max(1, runs) })
-      tell_job(encoded)
+      add_job(encoded)
     end
   end
 end
 
 local pools = {}
 for pool in pairs(asked.pools) do
-  local told = read_hash(K.pool(pool), 'wanted', 'needed', 'changed', 'seen', 'oldest', 'why') or {}
+  local state = read_hash(K.pool(pool), 'wanted', 'needed', 'changed', 'seen', 'oldest', 'why') or {}
   local held = {}
   for _, p in ipairs(places(pool)) do
     held[#held + 1] = { number = tonumber(p.number), by = p.by, fence = p.fence, since = p.since, leaving = p.leaving or false,
       left = p.ends - G.clock, info = p.info or '' }
   end
   local changes = (asked.changes or 0) > 0 and redis.pcall('LRANGE', K.pool_changes(pool), 0, asked.changes - 1) or {}
-  told.places, told.changes = list(held), not changes.err and list(changes) or nil
-  told.handed, told.open = handed[pool], open[pool]
-  pools[pool] = told
+  state.places, state.changes = list(held), not changes.err and list(changes) or nil
+  state.handed, state.open = handed[pool], open[pool]
+  pools[pool] = state
 end
 
 local workers = {}
-for _, member in ipairs(nodes()) do
-  local id = member[1]
+for _, node in ipairs(nodes()) do
+  local id = node[1]
   local w = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'queues', 'since', 'beat', 'lease', 'done', 'failed',
     'state', 'kind')
   if w.kind ~= 'beat' then
-    w.silent, w.left, w.running = NOW - (w.beat or 0), member[2] - G.clock, call('SCARD', K.worker_runs(id))
+    w.silent, w.left, w.running = NOW - (w.beat or 0), node[2] - G.clock, call('SCARD', K.worker_runs(id))
     w.draining, w.done, w.failed = w.state ~= nil, w.done or 0, w.failed or 0
     workers[#workers + 1] = w
   end
 end
 
-local told = {}
+local described = {}
 for _, one in ipairs(supervisors()) do
-  told[#told + 1] = { name = one.name, host = one.host, pid = one.pid, since = one.since, left = one.ends - G.clock,
-    tables = cjson.encode(one.tables), report = one.report or '' }
+  described[#described + 1] = { name = one.name, host = one.host, pid = one.pid, since = one.since,
+    left = one.ends - G.clock, tables = cjson.encode(one.tables), report = one.report or '' }
 end
 
 return cjson.encode({ now = NOW, paused = G.paused, epoch = G.epoch and math.max(0, G.opens - G.clock) or 0,
-  supervisors = list(told),
+  supervisors = list(described),
   workers = list(workers), jobs = next(jobs) and jobs or nil, pools = next(pools) and pools or nil })

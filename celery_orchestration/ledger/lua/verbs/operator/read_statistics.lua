@@ -1,15 +1,15 @@
 -- uses: schema records lanes rules statistics
 --
--- read_statistics: what jobs did, in all or over time. Reads only. The caller unpacks the sums
--- (ledger/packed.py): in Redis that would keep others waiting.
+-- read_statistics: what jobs did, in total or over time. Reads only. The caller unpacks the sums (ledger/packed.py):
+-- Redis would keep others waiting meanwhile.
 --
--- ARGV  what: all | minutes | hours; not before (ms; for all: 0); jobs...; '' of those: what deleted jobs did, for all
+-- ARGV  what: all | minutes | hours; not before (ms; for all: 0); jobs... (for all also '': the sum of deleted jobs)
 -- Returns  { now (ms), JSON: counters[], durations[], reasons[], limits[] (ms) as lib/statistics.lua has them,
---            { of each job: {the minute that is not over and its sum, packed, or '', then for each sum: when the minute or hour
+--            { of each job: {the current minute with its sum, packed, or ''; then for each sum: when its minute or hour
 --              began (ms; of all: 0), and the sum, packed} } }
---          A time may come twice: then both sums are of it.
+--          A time may come twice: then its sums add up.
 -- Errors   none
--- Called again: the same, as far as nothing happened.
+-- Called again: the same, unless something happened.
 local what, from = ARGV[1], tonumber(ARGV[2])
 local MINUTE, HOUR, DAY = 60000, 3600000, 86400000
 

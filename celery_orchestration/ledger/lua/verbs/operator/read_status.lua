@@ -1,28 +1,30 @@
 -- uses: schema records lanes rules index term views memory
 --
--- read_status: everything `status` shows, as one JSON document. Reads only. Of very many jobs and entries only the first ones:
--- jobs and fires tell the others, so that Redis is never kept busy for long.
+-- read_status: everything that `status` shows, as one JSON document. Reads only. If there are very many jobs and
+-- entries, only the first ones: read_jobs and list_entries return the others, so that Redis is never kept busy for
+-- long.
 --
--- ARGV  most running runs, most waiting runs, most jobs, most entries to list, service of who asks
+-- ARGV  most running runs, most waiting runs, most jobs, most entries to list, service of the caller
 -- Returns  JSON: now, paused, max_running, total, waiting, later, letters, jobs[], more[] (names of the other jobs), running[],
---          waits[], workers[], gone[], slots{}, under_way{}, bad{}, owner, eviction (policy, if it can be had), full (whether
---          Redis is), epoch {name, why, left: ms until the gate opens}, lead {who, name, since} of who leads that service now,
---          if somebody does, leads[]: of all services, with service; service: that of who asked; entries (how many
---          the schedule has), fires[] (of those that fire jobs: job, prev, last, at, next, gap, off, name if it is paused),
---          pause (JSON: by, why, at), restored {pause, jobs[], entries[], left_out} after the ledger was emptied
+--          waits[], workers[], gone[], slots{}, under_way{}, bad{}, owner, eviction (policy, if INFO is allowed), full
+--          (whether Redis is full), epoch {name, why, left: ms until the gate opens}, lead {who, name, since} of the
+--          scheduler that leads that service now, if one does; leads[]: the same of all services, with service;
+--          service: of the caller; entries (how many the schedule has), fires[] (entries that fire jobs: job, prev,
+--          last, at, next, gap, off, name if it is paused), pause (JSON: by, why, at), restored {pause, jobs[],
+--          entries[], left_out} after the ledger was emptied
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 
 local most_running, most_waiting = tonumber(ARGV[1]), tonumber(ARGV[2])
 local names, more = cut(call('SMEMBERS', K.jobs), tonumber(ARGV[3]))
-local jobs, running, waits, workers = told_jobs(names), {}, {}, {}
+local jobs, running, waits, workers = shown_jobs(names), {}, {}, {}
 
-for _, member in ipairs(nodes()) do
-  local id = member[1]
+for _, node in ipairs(nodes()) do
+  local id = node[1]
   local runs = call('SMEMBERS', K.worker_runs(id))
   local worker = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'mode', 'since', 'beat', 'lease',
     'done', 'failed', 'state', 'service')
-  worker.id, worker.running, worker.left = id, #runs, member[2] - G.clock
+  worker.id, worker.running, worker.left = id, #runs, node[2] - G.clock
   worker.done, worker.failed, worker.service = worker.done or 0, worker.failed or 0, worker.service or ''
   worker.beat, worker.lease, worker.since = worker.beat or 0, worker.lease or 0, worker.since or 0
   worker.queues, worker.draining = worker.queues and cjson.decode(worker.queues), worker.state ~= nil
@@ -66,13 +68,13 @@ end
 local g = read_hash(K.ledger, 'owner', 'why', 'pause')
 local eviction, full = memory()
 
--- What members have restored in this epoch.
+-- What nodes have restored in this epoch.
 local restored = { jobs = {}, entries = {}, left_out = tonumber(call('HGET', K.ledger, 'left_out') or nil) or 0 }
 local decided = redis.pcall('HGETALL', K.decided)
 for i = 1, decided.err and 0 or #decided, 2 do
   local kind, name = string.match(decided[i], '^(%a+):(.*)$')
   if decided[i + 1] == 'people' then
-    -- They did so after it was emptied.
+    -- Decided after the ledger was emptied.
   elseif kind == 'job' then
     table.insert(restored.jobs, name)
   elseif kind == 'entry' then
@@ -90,5 +92,5 @@ return cjson.encode({ now = NOW, paused = G.paused, max_running = G.max_running,
   under_way = counts(K.under_way), owner = g.owner, bad = counts(K.corrupt), eviction = eviction, full = full,
   service = ARGV[5], lead = leader(ARGV[5]), leads = leaders(),
   epoch = G.epoch and { name = G.epoch, why = g.why, left = math.max(0, G.opens - G.clock) } or nil,
-  entries = count_entries(), fires = told_entries(0, tonumber(ARGV[4])), pause = G.paused and g.pause or nil,
+  entries = count_entries(), fires = shown_entries(0, tonumber(ARGV[4])), pause = G.paused and g.pause or nil,
   restored = restored })

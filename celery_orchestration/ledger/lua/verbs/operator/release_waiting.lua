@@ -1,20 +1,20 @@
 -- uses: schema records lanes rules statistics index room transitions memory
 --
--- release_waiting: everything that waits now is to be published past the ledger, some at a time: the way out. A run that is
--- released is no longer the gate's; its message stays here until it was published (verb confirm_released), or, should that not
--- come within a minute, goes back to the gate.
+-- release_waiting: releases everything that waits now, some at a time: the caller publishes it past the gate. The
+-- message of a released run stays in the ledger until it was published (verb confirm_released). If that is not
+-- confirmed within a minute, the run goes back to the gate.
 --
--- ARGV  who, how many at most, '' at first, then what was returned for that
--- Returns  { which runs (for the next call), { {id, queue, message} } }: publish them, tell confirm_released, call again until
---          there are none
+-- ARGV  who, how many at most, which runs: '' at first, then what the call before returned
+-- Returns  { which runs (for the next call), { {id, queue, message} } }: publish them, call confirm_released, call this
+--          again until there are none
 -- Errors   none
--- Called again: the same ones, until confirm_released was told.
-make_way()
+-- Called again: the same runs, until confirm_released was called.
+allow_when_full()
 local limit, up_to = tonumber(ARGV[2]), tonumber(ARGV[3])
 local found, count = {}, 0
 
 if not up_to then
-  -- Those that come later are not meant: workers that still have a gate put them back.
+  -- Runs that arrive later are left out: workers that still have a gate put them back.
   up_to = G.seq
   local waiting = call('ZCARD', K.waiting) + call('ZCARD', K.later)
   if waiting > 0 then audit(ARGV[1], 'release', waiting .. ' runs', '') end
@@ -26,7 +26,7 @@ local function let_out(key)
     if not r or (r.state ~= 'waiting' and r.state ~= 'later') or r.rank % CLASS > up_to then return false end
     local j = job(r.job)
     withdraw(j, r)
-    note_down(j, r, 'released', nil, false)
+    note_end(j, r, 'released', nil, false)
     ended(j, r, nil)
     refresh(j)
     refresh_dependents(j)

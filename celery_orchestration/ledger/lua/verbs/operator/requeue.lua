@@ -1,7 +1,7 @@
 -- uses: schema records lanes rules statistics index room transitions entries hand_over memory
 --
--- requeue: a dead letter becomes a run again, from the beginning. Or it, or a run that waits, becomes one of another job: that
--- waits for a worker that has this job to take its message in.
+-- requeue: a dead letter becomes a run again, from the beginning. Or a dead letter or a waiting run becomes a run of
+-- another job: it waits until a worker that has this job takes its message in.
 --
 -- ARGV  who, id of the letter, id of the run, its attempt, its message, and for another job: its name, own queue, granted
 --       queue or ''
@@ -9,7 +9,7 @@
 --            that id has not ended), { granted: {id, grant number} for the caller to publish } }
 -- Errors   none
 -- Called again: 'none'; what was granted and not published is granted again by a sweep.
-make_way()
+allow_when_full()
 local r, as = load_run(ARGV[2], K.dead_letter), ARGV[6]
 local waits = not r and as and load_run(ARGV[2]) or nil
 if waits and (waits.state == 'waiting' or waits.state == 'later') and waits.job ~= as then r = waits end
@@ -18,12 +18,12 @@ local j = job(as or r.job)
 if not j or j.policy.hash == 'gone' then return { 'unknown', {} } end
 if not waits and call('EXISTS', K.run(ARGV[3])) == 1 then return { 'exists', {} } end
 
--- Of a job that nobody knew when it came, its room key is not known either.
+-- If nobody knew the job when the message came, nobody knows the room key either.
 local stray = (as or call('ZSCORE', K.unknown_dead_letters, r.id)) and true or nil
 if waits then
   local old = job(r.job)
   withdraw(old, r)
-  note_down(old, r, 'requeued', 'as ' .. as, false)
+  note_end(old, r, 'requeued', 'as ' .. as, false)
   ended(old, r, nil)
   forget(r, false)
   refresh(old)

@@ -1,21 +1,21 @@
 -- uses: schema records lanes rules statistics index room transitions entries term memory
 --
--- adopt_entries: a leader tells which entries there are, and hears how far they are. One that is new, or whose schedule the
--- code has changed, begins now: its first due time comes after that. One that people added and that the code has now is the
--- code's; what people wrote is kept, for when the code has it no more.
+-- adopt_entries: a leader reports its entries, and learns how far they are. An entry that is new, or whose schedule has
+-- changed in the code, begins now: its first due time comes later. If people added an entry and the code has it now,
+-- the code counts; what people wrote is kept, in case the code no longer has it.
 --
--- ARGV  term, the time at which new ones begin (ms; the same for all that belong together),
+-- ARGV  term, the time at which new entries begin (ms; the same in all calls for one schedule),
 --       then of each an adoption: job or '', every (when, for people), source (code | people), last_ms (the last fire that the
---         leader knows of, or ''), and of a continuous one gap_ms (between two runs, or ''), message, queue, granted_queue,
---         key, priority
+--         leader knows of, or ''), and of a continuous entry gap_ms (between two runs, or ''), message, queue,
+--         granted_queue, key, priority
 -- Returns  { ok | term (another one leads: nothing changed),
 --            { of each: {generation, last fire (ms), 1 if it is paused} | {corrupt, what is wrong} | {gone} (people
 --            removed it) } }
 -- Errors   none
 -- Called again: the same.
 if not is_term(ARGV[1]) then return { 'term', {} } end
-make_way()
-see_to('entries')
+allow_when_full()
+ensure_type('entries')
 local found = {}
 
 for _, a in ipairs(read_arguments('adoption', 3)) do
@@ -29,7 +29,7 @@ for _, a in ipairs(read_arguments('adoption', 3)) do
     local key = K.entry(entry)
     local before = e and source == 'code' and call('HGET', key, 'every')
     if not e or is_ahead(e) or (before and before ~= a.every) then
-      -- It is new; or its code has another schedule than before, whose due times never were; or Redis's clock was set
+      -- It is new; or the code has another schedule now, of which no due time has passed yet; or Redis's clock was set
       -- back.
       e = { generation = int(tick()), last = not e and a.last_ms or tonumber(ARGV[2]), paused = e and e.paused,
         gap = e and e.gap }

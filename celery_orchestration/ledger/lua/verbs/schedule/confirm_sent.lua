@@ -3,10 +3,10 @@
 -- confirm_sent: fires of tasks that are no jobs of ours are in the broker now.
 --
 -- ARGV  of each: sent (next_ms: the due time after it, or ''; missed: how many before it were missed)
--- Returns  how many were written down
+-- Returns  how many were recorded
 -- Errors   none
 -- Called again: 0.
-make_way()
+allow_when_full()
 local count = 0
 for _, one in ipairs(read_arguments('sent', 1)) do
   local e = load_entry(one.entry)

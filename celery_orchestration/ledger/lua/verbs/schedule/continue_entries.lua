@@ -1,8 +1,8 @@
 -- uses: schema records lanes rules statistics index room transitions entries term hand_over memory
 --
--- continue_entries: continuous entries begin, and go on if their chain of runs broke: cancelled by hand, forgotten, dropped. A
--- run that is put off for much longer than the pause between two runs is brought forward: Redis's clock was set back, or the
--- pause is shorter now.
+-- continue_entries: continuous entries begin, or go on if their chain of runs broke (a run was cancelled by hand,
+-- forgotten or dropped). If a run waits for much longer than the pause between two runs, because Redis's clock was set
+-- back or the pause is shorter now, it is brought forward.
 --
 -- ARGV  term, entries...
 -- Returns  { ok | term (another one leads: nothing changed) | full,
@@ -20,7 +20,7 @@ local function bring_forward(e, r)
   r.eta = NOW + e.gap
   save_run(r)
   call('ZADD', K.later, int(r.eta), r.id)
-  look_at(r.eta)
+  note_due(r.eta)
 end
 
 local answers = {}

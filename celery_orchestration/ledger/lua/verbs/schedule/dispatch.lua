@@ -1,17 +1,20 @@
 -- uses: schema records lanes rules statistics index room transitions entries term hand_over wake memory
 --
--- dispatch: fires that are due. Each becomes one run, whatever happens: it is named by its entry, the generation of that and
--- its due time, and a due time not after the entry's last one is refused. Whether it makes a run at all (catch_up, overlap,
--- a disabled job that drops runs) is decided here, and so is the gate: it is granted, or it waits.
+-- dispatch: fires that are due. Each becomes one run, whatever happens: the id of the run follows from the entry, its
+-- generation and the due time, and a due time that is not after the entry's last one is refused. This verb decides
+-- whether a fire makes a run at all (catch_up, overlap, a disabled job that drops runs), and whether that run is
+-- granted or waits.
 --
 -- ARGV  term, then of each a fire: due_ms, next_ms (the due time after it) or '', missed (how many due times before it were
 --         missed), job or '' (no job of ours: only whether to send it is asked), id of the run, late_ms (how late it may be),
---         overlap (skip | queue | allow), expires_ms or '', granted_queue or '', message or '' (it is made only if the fire
---         makes a run: ask again with it), eta_ms (not before) or '', refused (why it is not to be sent) or ''
+--         overlap (skip | queue | allow), expires_ms or '', granted_queue or '', message or '' (the caller makes it
+--         only if the fire makes a run, and then asks again), eta_ms (not before) or '', refused (why it must not be
+--         sent) or ''
 -- Returns  { ok | term (another one leads: nothing changed) | full (Redis has no room for more runs: nothing changed),
---            { of each: {fired} | {skipped, why} | {missed} (too late) | {send} (publish it, then tell verb confirm_sent)
+--            { of each: {fired} | {skipped, why} | {missed} (too late) | {send} (publish it, then call confirm_sent)
 --                     | {make} (it makes a run: make its message and ask again; nothing changed)
---                     | {known, how} (this one or a later one was fired before) | {paused} | {early} (by Redis's clock)
+--                     | {known, how} (this due time or a later one was fired before) | {paused}
+--                     | {early} (by Redis's clock)
 --                     | {stale} (another generation, or none: adopt it) | {unknown} (no policy for its job: register)
 --                     | {corrupt, what is wrong}: nothing changed, the others go on },
 --            { granted: {id, grant number} for the caller to publish } }
@@ -40,15 +43,16 @@ local function keeps_from_firing(j, e, f)
   return why
 end
 
--- The gate looks at these for a run of j: should one of them be corrupt, that has to show before anything is written.
-local function look_around(j, key)
+-- Reads all records that the gate reads for a run of j: if one of them is corrupt, that must show before anything is
+-- written.
+local function preload(j, key)
   for _, checked in ipairs({ false, true }) do call('ZCARD', lane_of(j, j.policy.keyed and key or '', checked)) end
-  see_to('unstarted', j.name)
+  ensure_type('unstarted', j.name)
   for _, dep in ipairs(j.policy.depends_on) do job(dep.job) end
   for _, name in ipairs(j.blocked > 0 and j.policy.conflicts or with_waiters(j.policy.conflicts)) do job(name) end
   for _, group in ipairs(j.policy.groups) do
-    see_to('group_bars', group)
-    see_to('group_holders', group)
+    ensure_type('group_bars', group)
+    ensure_type('group_holders', group)
     local name = first_of_group(group, j.name)
     if name then job(name) end
   end
@@ -73,24 +77,24 @@ local function judge(f)
   end
   local j = job(f.job)
   if not j or j.policy.hash == 'gone' then return { 'unknown' } end
-  look_around(j, f.key)
+  preload(j, f.key)
   local why = not late and keeps_from_firing(j, e, f)
   local remembered = call('EXISTS', K.run(f.id), K.done(f.id)) > 0
   if not late and not why and not remembered and f.message == '' then return { 'make' } end
 
-  if f.missed > 0 then note_none(j, e, 'missed', LATE, '', f.due_ms, f.missed) end
+  if f.missed > 0 then note_no_run(j, e, 'missed', LATE, '', f.due_ms, f.missed) end
   if late then
-    note_none(j, e, 'missed', LATE, '', f.due_ms, 1)
+    note_no_run(j, e, 'missed', LATE, '', f.due_ms, 1)
     note_fire(e, f.due_ms, f.next_ms, 'missed', nil, f.missed)
     return { 'missed' }
   end
   if why then
-    note_none(j, e, 'skipped', why, f.id, f.due_ms, 1)
+    note_no_run(j, e, 'skipped', why, f.id, f.due_ms, 1)
     note_fire(e, f.due_ms, f.next_ms, 'skipped', nil, f.missed)
     return { 'skipped', why }
   end
   note_fire(e, f.due_ms, f.next_ms, 'fired', f.id, f.missed)
-  -- An entry that was forgotten, and came again: its runs may be remembered.
+  -- The ledger had forgotten the entry, but may remember its runs.
   if remembered then return { 'known', '' } end
   fire(j, e, f.due_ms, f)
   return { 'fired' }

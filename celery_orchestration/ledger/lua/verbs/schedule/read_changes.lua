@@ -1,14 +1,15 @@
 -- uses: schema records term
 --
--- read_changes: what people did to the schedule of a service.
+-- read_changes: what people changed in the schedule of a service.
 --
--- ARGV  number of the last change that is known, or '' (none is), service
--- Returns  { number of the last change, 1 if all since the known one follow | 0 if too many were made: ask for all,
---            { {entry, 1 if it is there, what was written (JSON) or ''} } }: those that changed, or all that people added
+-- ARGV  number of the last change that the caller knows, or '' (none), service
+-- Returns  { number of the last change, 1: all later changes follow | 0: there were too many, ask for all,
+--            { {entry, 1 if it exists, what was written (JSON) or ''} } }: the entries that changed, or all that people
+--            added
 -- Errors   none
--- Called again: the same, as far as nothing changed.
-see_to('added_entries')
-see_to('changed_entries')
+-- Called again: the same, unless something changed.
+ensure_type('added_entries')
+ensure_type('changed_entries')
 local last, known = tonumber(call('HGET', K.ledger, 'changes') or nil) or 0, tonumber(ARGV[1])
 local names = {}
 if known then

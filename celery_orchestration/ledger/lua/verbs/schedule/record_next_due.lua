@@ -7,9 +7,9 @@
 -- Errors   none
 -- Called again: the same.
 if not is_term(ARGV[1]) then return 0 end
-make_way()
+allow_when_full()
 for _, one in ipairs(read_arguments('next_due', 2)) do
-  -- One of another type is reported by adopt_entries and dispatch; one that people removed must not come back.
+  -- adopt_entries and dispatch report a key of another type. An entry that people removed must not come back.
   local key = K.entry(one.entry)
   if redis.pcall('HEXISTS', key, 'generation') == 1 then call('HSET', key, 'next', one.due_ms) end
 end

@@ -1,8 +1,8 @@
 -- uses: schema records term memory
 --
--- retire_entries: the leader has adopted all its entries. Of its service's entries that came from code and are not among them,
--- nothing is due any more, and a continuous one does not go on. Those that no leader had for a day go; so do those of a
--- service that nobody leads for a week.
+-- retire_entries: the leader has adopted all its entries. Other entries of its service that came from code have no due
+-- times any more, and a continuous one does not go on. They are deleted when no leader has had them for a day, and so
+-- are entries of a service that nobody has led for a week.
 --
 -- ARGV  term
 -- Returns  1 | 0 (another one leads: nothing changed)
@@ -10,7 +10,7 @@
 -- Called again: the same.
 local RETIRED_MS, CLOSED_MS = 86400000, 604800000
 if not is_term(ARGV[1]) then return 0 end
-make_way()
+allow_when_full()
 local service = service_of_term(ARGV[1])
 local since = call('HGET', lead_key(service), 'since')
 

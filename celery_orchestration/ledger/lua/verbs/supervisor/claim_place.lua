@@ -4,9 +4,9 @@
 --
 -- ARGV  supervisor, its session, a token of this claim, pool, lease (ms)
 -- Returns  { claimed, number, fence } | { enough } (as many as wanted are held) | { full } (no number up to the pool's max is
---          free: workers that stop still have theirs) | { closed, ms } (a new epoch has not opened: those that had places say
---          so first) | { unknown } (the ledger does not know the supervisor: renew first)
--- Errors   SUPERSEDED: another process has taken the name over
+--          free: workers that are stopping still have theirs) | { closed, ms } (a new epoch has not opened: supervisors
+--          that had places renew them first) | { unknown } (the ledger does not know the supervisor: renew first)
+-- Errors   SUPERSEDED: another process has taken over the name
 -- Called again with the same token: the same place.
 local name, session, token, pool, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local known = supervisor(name)

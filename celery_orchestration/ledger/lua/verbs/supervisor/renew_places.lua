@@ -1,22 +1,23 @@
 -- uses: schema records memory epoch clock places
 --
--- renew_places: a supervisor says that it lives, what its table of pools is, and which places it has. Their leases run on.
+-- renew_places: a supervisor reports that it is alive, its table of pools, and its places. This renews their leases.
 --
--- ARGV  supervisor, its session, 1: this process takes the name over (it has just started), lease (ms), interval between
---       sweeps (ms), the epoch it knows ('': none), what it is (JSON: host, pid, tables, report), then of each place it
---       has: place
--- Returns  { epoch, ms until a new epoch opens, { of each place named: ok | leaving (its worker is to stop) | void (another has
---            it, or it was forgotten and is beyond max) }, { of each place that it holds and did not name: pool, number, fence,
---            info, 1: its worker is to stop } }
--- Errors   SUPERSEDED: another process has taken the name over
+-- ARGV  supervisor, its session, 1: this process takes over the name (it has just started), lease (ms), interval
+--       between sweeps (ms), the epoch it knows ('': none), about itself (JSON: host, pid, tables, report), then of
+--       each of its places: place
+-- Returns  { epoch, ms until a new epoch opens, { of each place named: ok | leaving (its worker has to stop) | void
+--            (another supervisor has it, or the ledger had forgotten it and it is beyond max) },
+--            { of each place that it holds and did not name: pool, number, fence, info, 1: its worker has to stop } }
+-- Errors   SUPERSEDED: another process has taken over the name
 -- Called again: the same.
 --
--- A place that the ledger has forgotten, or whose lease ran out, is the supervisor's again if nobody else has it: its worker is
--- there. So an emptied ledger is filled again by those that had places, while a new epoch keeps others from claiming.
+-- A place that the ledger has forgotten, or whose lease ran out, is the supervisor's again if nobody else has it: its
+-- worker still runs. So supervisors restore their places in an emptied ledger, while a new epoch keeps others from
+-- claiming them.
 local name, session, takes_over, lease = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
-make_way()
+allow_when_full()
 advance_clock(tonumber(ARGV[5]))
-see_to('supervisors')
+ensure_type('supervisors')
 local known = supervisor(name)
 if known and known.session ~= session and not takes_over and known.ends >= G.clock then
   return redis.error_reply('SUPERSEDED ' .. name)
@@ -27,7 +28,7 @@ now.session, now.ends, now.since = session, G.clock + lease, known and known.ses
 call('HSET', K.supervisors, name, cjson.encode(now))
 for _, other in ipairs(call('HKEYS', K.supervisors)) do
   local one = supervisor(other)
-  -- Kept for a while: people want to know that it died.
+  -- A dead one is kept for a while: people want to know that it died.
   if not one or one.ends + 20 * lease < G.clock then call('HDEL', K.supervisors, other) end
 end
 
@@ -35,7 +36,7 @@ local answers, named = {}, {}
 for _, one in ipairs(read_arguments('place', 8)) do
   local pool, number, fence = one.pool, one.number, one.fence
   named[pool .. ':' .. number] = true
-  see_to('places', pool)
+  ensure_type('places', pool)
   local p = place(pool, number)
   if p and (p.by ~= name or p.fence ~= fence) then
     answers[#answers + 1] = 'void'

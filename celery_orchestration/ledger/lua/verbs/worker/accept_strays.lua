@@ -1,12 +1,13 @@
 -- uses: schema records lanes rules statistics index room transitions identity entries hand_over memory
 --
 -- accept_strays: messages came to a worker that lacks their jobs. Each waits here for a worker that has its job; a run that was
--- handed over waits again. One of a job that no live release has, and that the ledger knows nothing of, becomes a dead letter.
+-- handed over waits again. If no live release has the job, and the ledger does not know the run, it becomes a dead
+-- letter.
 --
 -- ARGV  worker, then of each: stray (anonymous: 1 if it may be of any publication that is known, see lib/identity.lua)
 -- Returns  { { of each: wait (the ledger has it: acknowledge it) | drop (it is known already: acknowledge it)
 --                     | nobody (it is a dead letter: discard it) | later (ask again: the attempt before it has not ended, or
---                       its job's policy is about to be installed) | full (Redis is: ask again) },
+--                       its job's policy is about to be installed) | full (Redis is full: ask again) },
 --            { granted: {id, grant number} for the caller to publish } }
 -- Errors   UNKNOWNWORKER
 -- Called again: drop in place of wait; else the same.
@@ -22,7 +23,7 @@ local function a_release_has(name)
   return false
 end
 
--- Nobody knows it. There may be any number of such jobs: their letters are bounded together.
+-- Nobody knows the job. There may be any number of such jobs, so one bound holds for all their dead letters.
 local function dead_letter_unknown(r, message)
   save_run(r, nil, message)
   dead_letter(r, UNREGISTERED)
@@ -36,7 +37,8 @@ local function dead_letter_unknown(r, message)
   end
 end
 
--- What the ledger knows of it. Returns an answer if that decides, else nil and the attempt before it.
+-- Compares the message with what the ledger knows of its run. Returns the answer if that decides it, else nil and the
+-- attempt before it.
 local function known(v, id, r, done)
   if not r then
     if call('ZSCORE', K.unknown_dead_letters, id) then return 'nobody' end

@@ -2,8 +2,8 @@
 --
 -- cancel: runs that have not started end as revoked. A running one is left alone; a dead letter is remembered as revoked.
 --
--- ARGV  worker, or who (a person) if the number is '', number of the call, why, ids... (of a worker: task ids, all runs of
---       them are meant)
+-- ARGV  worker, or who (a person) if the number is '', number of the call, why, ids... (from a worker: task ids, which
+--       stand for all their runs)
 -- Returns  { { endings: {id, why} to carry out }, { granted: {id, grant number} to publish } }, and by hand
 --            { the state in which each was found, '' if there is none }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
@@ -15,7 +15,7 @@ if not by_hand then
   if before then return before end
 end
 
-make_way()
+allow_when_full()
 local endings, found, last = {}, {}, nil
 local ids = { unpack(ARGV, 4) }
 for _, task in ipairs(by_hand and {} or { unpack(ids) }) do
@@ -24,7 +24,7 @@ end
 for _, id in ipairs(ids) do
   local r = load_run(id)
   if not by_hand then
-    -- Should it be, or become, a dead letter, its id cannot be used again: workers remember what was revoked.
+    -- Workers remember revoked ids, so the id of a revoked dead letter cannot be used again.
     if r and (r.state == 'running' or r.state == 'retrying') then call('HSET', K.run(id), 'revoked', 1) end
     if not r and call('EXISTS', K.dead_letter(id)) == 1 then call('HSET', K.dead_letter(id), 'revoked', 1) end
   end

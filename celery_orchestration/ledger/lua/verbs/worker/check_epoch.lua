@@ -1,10 +1,10 @@
 -- uses: schema records memory epoch
 --
--- check_epoch: a new connection. Is this still the Redis that the ledger was in? If not, a new epoch begins.
+-- check_epoch: asked on a new connection. If this is no longer the Redis that the ledger was in, a new epoch begins.
 --
 -- ARGV  -
 -- Returns  the epoch, or '' if the ledger is empty
 -- Errors   none
 -- Called again: the same.
-same_epoch()
+declare_if_moved()
 return G.epoch or ''

@@ -1,7 +1,8 @@
 -- uses: schema records lanes rules statistics index room transitions entries hand_over memory
 --
--- claim_runs: in a new epoch a worker tells what it runs. That is running, with the very fence it has, even beyond caps,
--- unless the ledger knows better. What the ledger takes for running there and is not, goes back to its queue.
+-- claim_runs: in a new epoch a worker reports what it runs. The ledger takes these runs as running, with the fences
+-- that they have, even beyond caps, unless it knows better. Runs that it has as running on this worker, but that the
+-- worker does not report, go back to their queues.
 --
 -- ARGV  worker, epoch,
 --       count of outcomes that were taken lately, then of each: outcome (those that the ledger forgot are taken again)
@@ -9,15 +10,15 @@
 -- Returns  { { of each run: ok | void (ended, superseded, or started elsewhere since) | unknown (no policy) },
 --            count of outcomes taken again, count of runs that go back to their queue,
 --            { jobs that failures disabled: {name, why} } }
--- Errors   UNKNOWNWORKER; NEWEPOCH epoch: another one than told has begun
+-- Errors   UNKNOWNWORKER; NEWEPOCH epoch: another epoch than the worker's has begun
 -- Called again: the same, with both counts 0.
 
 local worker, epoch = ARGV[1], ARGV[2]
 if call('EXISTS', K.worker(worker)) == 0 then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
 if epoch ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. (G.epoch or '')) end
-make_way()
+allow_when_full()
 
--- An attempt that the ledger has, and that was over when the claimed one started, leaves its room, lane or grant.
+-- The attempt that the ledger has was over when the claimed one started: it gives up its room, lane or grant.
 -- Returns the higher attempt that waits behind it, if any.
 local function step_back(r)
   local j = job(r.job)
@@ -40,7 +41,7 @@ local function drop_behind(x)
   if x.expires then call('ZREM', K.expiring, x.id) end
 end
 
--- Another publication of its task id came before the claim, and was given the run id: it gets one of its own.
+-- Another publication of the task id came before the claim and got the run id of the claimed run: it gets another id.
 local function move_aside(r)
   local j = job(r.job)
   withdraw(j, r)
@@ -52,7 +53,7 @@ local function move_aside(r)
   refresh(j)
 end
 
--- Does the ledger know better? r: what it has of the run.
+-- Does the ledger know better than the claim `v`? r: the run as the ledger has it, or nil.
 local function is_void(r, v)
   if not r then return (done_of(v) or -1) >= v.attempt end
   if r.publication ~= v.publication then return true end
@@ -113,7 +114,7 @@ for i = 1, count do
   runs[i] = run
 end
 
--- Before the claims: one of another publication of the same task id may be in the way of theirs.
+-- This comes before the claims: a run of another publication of the same task id may have the id of a claimed run.
 local publications, back = {}, 0
 for _, run in ipairs(runs) do publications[run.id] = run.publication end
 for _, id in ipairs(call('SMEMBERS', K.worker_runs(worker))) do
@@ -121,7 +122,7 @@ for _, id in ipairs(call('SMEMBERS', K.worker_runs(worker))) do
   if not r or r.state ~= 'running' or r.worker ~= worker then
     call('SREM', K.worker_runs(worker), id)
   elseif publications[id] ~= r.publication then
-    -- It may have run. A sweep tells Celery of one that must not run again.
+    -- Its code may have run. If it must not run again, a sweep tells Celery.
     if recover(job(r.job), r, false, true) == 'dead' then ending(r, 'crashed') end
     back = back + 1
   end

@@ -8,7 +8,7 @@
 -- Called again: the same.
 local PUBLISHED_MS = 30000
 
-make_way()
+allow_when_full()
 local count = 0
 for _, one in ipairs(read_arguments('grant', 1)) do
   local r = load_run(one.id)

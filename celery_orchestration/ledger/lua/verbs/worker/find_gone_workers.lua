@@ -3,10 +3,10 @@
 -- find_gone_workers: which of these workers the ledger does not list: they left, or lost their lease. Reads only.
 --
 -- ARGV  lease of the worker that asks (ms), then the workers
--- Returns  { workers that are not listed }; none while workers may not have registered yet: a new epoch has not opened,
---          or the ledger is younger than a lease
+-- Returns  { workers that are not listed }; none as long as workers may still have to register: before a new epoch
+--          opens, and while the ledger is younger than a lease
 -- Errors   none
--- Called again: the same, by then.
+-- Called again: the same, unless workers came or went meanwhile.
 local gone = {}
 if not G.epoch or G.clock < G.opens or G.clock < longest_lease(tonumber(ARGV[1])) then return gone end
 for i = 2, #ARGV do

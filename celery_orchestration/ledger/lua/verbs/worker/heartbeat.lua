@@ -2,19 +2,19 @@
 --
 -- heartbeat: renews the lease of a worker or scheduler, for all its runs at once.
 --
--- ARGV  worker, lease (ms), then of each run it has a held_run
--- Returns  { Redis's time (ms), ids of those that are void: recovered, ended or started elsewhere meanwhile }
+-- ARGV  worker, lease (ms), then a held_run for each run that it has
+-- Returns  { Redis's time (ms), ids of the runs that are void: recovered, ended or started elsewhere meanwhile }
 -- Errors   UNKNOWNWORKER: its lease was lost, all its runs are void; register again.
 --          NEWEPOCH epoch: nothing is void, but it has to claim what it runs
--- Called again: the same; the lease runs from then.
+-- Called again: the same; the lease begins anew.
 local worker = ARGV[1]
-make_way()
-same_epoch()
-see_to_worker(worker)
+allow_when_full()
+declare_if_moved()
+ensure_worker_types(worker)
 local known = read_hash(K.worker(worker), 'queues', 'epoch', 'state')
 if not known.queues then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
 if known.epoch and known.epoch ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. G.epoch) end
--- The end of one that departs is fixed.
+-- The lease of a departing worker ends at a fixed time.
 if known.state ~= 'departing' then call('ZADD', K.leases, int(G.clock + tonumber(ARGV[2])), worker) end
 call('HSET', K.worker(worker), 'beat', int(NOW))
 local void, has = { int(NOW) }, {}
@@ -26,7 +26,7 @@ for _, run in ipairs(read_arguments('held_run', 3)) do
     has[#has + 1] = r.id
   end
 end
--- Should the set of its runs have been lost: without it nobody would recover them.
+-- If the set of its runs was lost, restore it: without it nobody would recover them.
 if call('SCARD', K.worker_runs(worker)) < #has then
   for _, id in ipairs(has) do call('SADD', K.worker_runs(worker), id) end
 end

@@ -1,12 +1,12 @@
 -- uses: schema records
 --
 -- holds_lease: does a run still hold its lease?
--- One from before this epoch does, as long as nothing starts: its worker may be about to claim it.
+-- A run from before this epoch does, until the epoch opens: its worker may be about to claim it.
 --
 -- ARGV  id, fence
 -- Returns  1 | 0
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 local r = load_run(ARGV[1])
 local fence = tonumber(ARGV[2])
 if r and r.fence == fence then return 1 end

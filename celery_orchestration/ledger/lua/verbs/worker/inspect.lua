@@ -1,16 +1,16 @@
 -- uses: schema records lanes rules index
 --
--- inspect: runs that wait, for Celery's own remote control. All workers are asked at once; each run is told to one of them.
--- Reads only.
+-- inspect: runs that wait, for Celery's own remote control. Celery asks all workers at once; one of
+-- them reports each run. Reads only.
 --
--- ARGV  worker that asks, waiting | later (runs that wait, or that are not due yet) | ids, most runs to look at, most bytes of
---       a message that is looked at, how many of these are returned, task ids...
--- Returns  { { task id, job, waiting | later, eta (ms) or '', the beginning of its message or '' } }: those that this worker is
---          to report
+-- ARGV  worker that asks, waiting | later (runs that wait, or that are not due yet) | ids, most runs to read, size of
+--       the largest message to read (bytes), how many bytes of it are returned, task ids...
+-- Returns  { { task id, job, waiting | later, eta (ms) or '', the beginning of its message or '' } }: the runs that
+--          this worker has to report
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 
--- The worker that reports a run is one of the first by name. Other workers need not search.
+-- Only the first workers by name report runs. The others need not search.
 local MOST_WORKERS = 50
 local me, which, most, largest, beginning = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 
@@ -21,7 +21,7 @@ for _, name in ipairs(call('ZRANGE', K.ordered_names, 0, MOST_WORKERS - 1)) do
   if w and w.queues and NOW - (w.beat or 0) <= (w.lease or 0) / 2 then
     local queues = {}
     for _, queue in ipairs(cjson.decode(w.queues)) do queues[queue] = true end
-    -- One that is stopping may be gone before it answers; solo answers only between its tasks.
+    -- A stopping worker may be gone before it answers. A solo worker answers only between its tasks.
     workers[#workers + 1] = { id = worker, queues = queues, ready = not w.state and w.kind ~= 'solo',
       release = w.release or '' }
     asks = asks or worker == me

@@ -1,24 +1,24 @@
 -- uses: schema records lanes rules statistics index room transitions entries hand_over workers memory
 --
--- install_policies: puts the merged policies of all releases in force into effect, a part of them in each call. Jobs that
--- nobody defines or refers to any more and that have no runs go away.
+-- install_policies: installs the merged policies of all releases in force, a part of them in each call. A job that no
+-- release defines or refers to any more is deleted, if it has no runs.
 --
--- ARGV  releases they were merged from, global cap or '', 1 if this is the last part, jobs whose policy is another than the
---       one that is installed (JSON: name -> policy, as schema.lua describes it; conflicts, depends_on and dependents only name
---       jobs that are installed by the last part, or, for depends_on, external ones), names of
---       jobs that nobody defines any more (JSON)
+-- ARGV  releases they were merged from, global cap or '', 1 if this is the last part, jobs whose policy differs from
+--       the installed one (JSON: name -> policy, as schema.lua describes it; conflicts and dependents only name jobs
+--       that are installed by the last part, depends_on also external ones), names of jobs that no release defines any
+--       more (JSON)
 -- Returns  'ok' | 'stale' (other releases are live now: merge again; nothing changed)
 -- Errors   none
 -- Called again: the same.
 
 local GONE_RELEASES = 20
 
-make_way()
+allow_when_full()
 
 if live_releases() ~= ARGV[1] then return 'stale' end
 local last, wanted, unwanted = ARGV[3] == '1', cjson.decode(ARGV[4]), cjson.decode(ARGV[5])
 
--- The room keys of a job that has waiting runs or room taken. Those with waiting runs and no room are in K.room.
+-- The room keys of a job that have waiting runs or room taken. K.room has those with waiting runs and no room left.
 local function keys_of(j)
   local keys = { [''] = true }
   if j.policy.keyed then
@@ -30,7 +30,8 @@ local function keys_of(j)
   return keys
 end
 
--- A job lost its room keys: all its waiting runs into one lane. A job got them: its runs so far are one lane.
+-- If a job no longer has room keys, all its waiting runs go into one lane. If it has them now, its runs so far stay in
+-- one lane.
 local function relane(j, keyed)
   local keys = keys_of(j)
   if j.policy.keyed and not keyed then
@@ -74,7 +75,7 @@ local function note_last_release(j)
   end
 end
 
--- Jobs whose count of conflicting jobs that hold room is computed again: it may have changed on both sides.
+-- Jobs for which `blocked` is counted again: a new policy may change the conflicts of both jobs.
 local affected = {}
 
 local function affects(j)
@@ -102,7 +103,7 @@ local function join_groups(j)
   end
 end
 
--- It was disabled only because its record was lost; unless somebody had disabled it before.
+-- The job was disabled because its record was lost. It is enabled again, unless somebody had disabled it before.
 local function enable_again(j)
   if call('SISMEMBER', K.disabled_jobs, j.name) == 1 then return end
   call('HDEL', K.job(j.name), 'disabled')
@@ -126,7 +127,7 @@ for name, p in pairs(wanted) do
       affects(j)
       leave_groups(j)
       if j.policy.keyed ~= p.keyed or j.policy.max_running ~= p.max_running then relaned[name] = relane(j, p.keyed) end
-      flush() -- what is known of it so far: it is read again with its new policy
+      flush() -- saves its state: the job is read again with its new policy
     end
     if #p.dependents == 0 then call('DEL', K.unstarted(name)) end
     save_policy(name, p)
@@ -156,7 +157,7 @@ for _, name in ipairs(unwanted) do
       call('HDEL', K.installed, name)
       J[name] = false
     else
-      -- Nobody defines it, but it has runs: they go on, unbound.
+      -- No release defines it, but it has runs: they go on without conflicts and dependencies.
       note_last_release(j)
       local policy = {}
       for field, value in pairs(j.policy) do policy[field] = value end
@@ -192,7 +193,7 @@ if not last then
   return 'ok'
 end
 
--- That a release was there before is remembered for a while: should it start again it is not the newest.
+-- Releases that are gone are remembered for a while: one that starts again must not count as the newest.
 local gone = {}
 for _, name in ipairs(call('ZRANGE', K.release_order, 0, -1)) do
   if not string.find(' ' .. ARGV[1] .. ' ', ' ' .. name .. ' ', 1, true) then
@@ -206,7 +207,7 @@ end
 for i = 1, #gone - GONE_RELEASES do call('ZREM', K.release_order, gone[i]) end
 call('HSET', K.ledger, 'releases', ARGV[1], 'max_running', ARGV[2])
 G.max_running = tonumber(ARGV[2])
--- What runs wait for may have changed for those that have no new policy themselves.
+-- The gate may have changed also for jobs without a new policy.
 call('SUNIONSTORE', K.stale_jobs, K.stale_jobs, K.waiting_jobs)
 refresh_stale()
 flush()

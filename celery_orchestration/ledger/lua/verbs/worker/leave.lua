@@ -1,13 +1,13 @@
 -- uses: schema records lanes rules statistics index room transitions entries hand_over workers memory
 --
--- leave: a worker stops in good order. Runs it still has go back to their queue (on_crash 'fail': they have failed); that is
--- no crash of theirs.
+-- leave: a worker stops in good order. Runs that it still has go back to their queues (with on_crash 'fail' they fail);
+-- that does not count as a crash.
 --
 -- ARGV  worker
 -- Returns  { more (1: call again, it has more runs), { granted: {id, grant number} to publish } }
 -- Errors   none
 -- Called again: nothing more to do.
-make_way()
+allow_when_full()
 local worker, more = ARGV[1], false
 if call('EXISTS', K.worker(worker)) == 1 then
   local _, _, done = take_runs(worker, false, 200)

@@ -1,19 +1,20 @@
 -- uses: schema records
 --
--- read_decisions: what people, and failures, have decided, for members to remember: should the ledger be emptied, they restore
--- it (verb restore_decisions). Reads only.
+-- read_decisions: what people and failures have decided. Nodes remember it, and restore it if the ledger is emptied
+-- (verb restore_decisions). Reads only.
 --
 -- ARGV  most jobs, most entries
 -- Returns  { number of the last decision, epoch or '', JSON: pause (JSON: by, why, at), jobs[] (name, disabled), entries[]
---            (entry, name, task, job, every, written, paused; without written: of code), left_out (how many did not fit) }
+--            (entry, name, task, job, every, written, paused; one without written is from code), left_out (how many did
+--            not fit) }
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 local most_jobs, most_entries = tonumber(ARGV[1]), tonumber(ARGV[2])
 local found = { jobs = {}, entries = {}, left_out = 0 }
 local g = read_hash(K.ledger, 'decisions', 'pause')
 if G.paused then found.pause = g.pause or '' end
 
-see_to('disabled_jobs')
+ensure_type('disabled_jobs')
 for _, name in ipairs(call('SMEMBERS', K.disabled_jobs)) do
   local disabled = redis.pcall('HGET', K.job(name), 'disabled')
   if type(disabled) == 'string' and #found.jobs < most_jobs then
@@ -23,8 +24,8 @@ for _, name in ipairs(call('SMEMBERS', K.disabled_jobs)) do
   end
 end
 
-see_to('added_entries')
-see_to('paused_entries')
+ensure_type('added_entries')
+ensure_type('paused_entries')
 for _, entry in ipairs(call('SUNION', K.added_entries, K.paused_entries)) do
   local e = read_hash(K.entry(entry), 'name', 'task', 'job', 'every', 'written', 'paused')
   if e and e.name and #found.entries < most_entries then

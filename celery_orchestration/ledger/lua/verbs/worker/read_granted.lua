@@ -1,11 +1,11 @@
 -- uses: schema records
 --
--- read_granted: what has to be published for grants.
+-- read_granted: the messages to publish for grants.
 --
 -- ARGV  of each: grant
--- Returns  of each { queue, message }, or {} if that grant is not the latest any more
+-- Returns  of each { queue, message }, or {} if that grant is no longer the latest
 -- Errors   none
--- Called again: the same, as far as nothing changed.
+-- Called again: the same, unless something changed.
 local found = {}
 for _, one in ipairs(read_arguments('grant', 1)) do
   local r = load_run(one.id)

@@ -3,13 +3,13 @@
 -- register: a worker process announces itself, or announces itself again after its lease was lost or in a new epoch.
 --
 -- ARGV  presence: with kind (of its execution pool), queues (JSON), policies of its release (JSON), their jobs (JSON), history
---         and letters (runs and dead letters kept for a job), letters_ms (how long these)
+--         and letters (runs and dead letters kept for a job), letters_ms (how long dead letters are kept)
 --       registration: schema, oldest_schema (the oldest that works beside ours), epoch in which it claimed its runs last
 --         ('': it is new), the highest fence it has seen ('': none), service ('': the one that the ledger is named after)
--- Returns  { releases of the live workers, releases the installed policies were merged from, epoch (another than told:
---            it has to claim its runs), what began the epoch ('' | emptied | moved), ms until the gate opens }
--- Errors   FOREIGN owner (another app owns this ledger, which is not for sharing), SCHEMA version (written by a version we do
---          not know)
+-- Returns  { releases of the live workers, releases the installed policies were merged from, epoch (if it is
+--            not the one that the worker knew, the worker has to claim its runs), what began the epoch ('' | emptied |
+--            moved), ms until the gate opens }
+-- Errors   FOREIGN owner (this ledger belongs to another app), SCHEMA version (unknown data layout)
 -- Called again: the same.
 
 local node, at = read_argument('presence', 1)
@@ -22,10 +22,10 @@ if ledger.owner and ledger.owner ~= owner then return redis.error_reply('FOREIGN
 local found = ledger.schema or schema
 if found < oldest or found > schema + 1 then return redis.error_reply('SCHEMA ' .. found) end
 
-make_way()
-local told, lease = registration.epoch, node.lease_ms
+allow_when_full()
+local last_epoch, lease = registration.epoch, node.lease_ms
 G.tick = math.max(G.tick, registration.fence or 0)
-enter_epoch(told, lease)
+enter_epoch(last_epoch, lease)
 call('HSET', K.ledger, 'owner', owner, 'schema', math.max(found, schema), 'done_ms', node.done_ms,
   'lease', lease, 'history', node.history, 'letters', node.letters, 'letters_ms', node.letters_ms)
 call('HSET', K.services, release, registration.service)
@@ -44,7 +44,7 @@ call('HDEL', K.worker(worker), 'state')
 call('HSET', K.worker(worker), 'name', name, 'host', node.host, 'pid', node.pid, 'slots', node.slots, 'kind', node.kind,
   'queues', queues, 'release', release, 'service', registration.service, 'mode', node.mode, 'lease', lease, 'since', int(NOW),
   'beat', int(NOW),
-  'epoch', (told == '' or told == G.epoch or old_epoch == G.epoch) and G.epoch or '')
+  'epoch', (last_epoch == '' or last_epoch == G.epoch or old_epoch == G.epoch) and G.epoch or '')
 call('HSET', K.worker_names, name, worker)
 if node.kind ~= 'beat' then call('ZADD', K.ordered_names, 0, name) end
 call('ZADD', K.leases, int(G.clock + lease), worker)

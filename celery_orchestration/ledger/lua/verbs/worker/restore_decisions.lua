@@ -1,28 +1,28 @@
 -- uses: schema records lanes rules statistics index room transitions entries memory
 --
--- restore_decisions: the ledger was emptied, or lacks what was decided last, because it failed over to a replica that was
--- behind. A member tells what had been decided before: the pause, disabled jobs, entries that people added or paused. What was
--- undone and is still there after a failover stays: people undo it again. Only until the gate opens. Of what several members
--- tell, the one that knew the latest decision counts; what people decided since the ledger was emptied comes before all of
--- them.
+-- restore_decisions: the ledger was emptied, or lacks the last decisions, because it failed over to a replica that was
+-- behind. A node reports what it remembers: the pause, disabled jobs, entries that people added or paused. This is
+-- possible only until the gate opens. If several nodes report, the one that knows the latest decision counts. Decisions
+-- that people made after the ledger was emptied override all of them. A decision that was undone, but is back after a
+-- failover, stays: people have to undo it again.
 --
--- ARGV  name of the member, epoch, and what decisions told last: the number, the document (JSON)
--- Returns  how many decisions were restored, or withdrawn again because this member knows better
+-- ARGV  name of the node, epoch, and what read_decisions returned last: the number, the document (JSON)
+-- Returns  how many decisions were restored, or withdrawn again because this node knows better
 -- Errors   none
 -- Called again: 0.
 local who, epoch, number = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if epoch ~= G.epoch or G.clock >= G.opens then return 0 end
 local before = tonumber(call('HGET', K.ledger, 'restored') or nil)
-if before and before >= number then return 0 end -- somebody knew as much, or more
+if before and before >= number then return 0 end -- another node knew as much, or more
 local why, had = unpack(call('HMGET', K.ledger, 'why', 'had'))
 if why == 'moved' and (tonumber(had or nil) or 0) >= number then return 0 end -- nothing was forgotten
-make_way()
+allow_when_full()
 for _, key in ipairs({ 'decided', 'disabled_jobs', 'added_entries', 'paused_entries', 'entries', 'changed_entries' }) do
-  see_to(key)
+  ensure_type(key)
 end
-local told, wanted, changed = cjson.decode(ARGV[4]), {}, {}
+local reported, wanted, changed = cjson.decode(ARGV[4]), {}, {}
 
--- Whether it is restored: people may have decided otherwise since.
+-- Whether this decision is restored: people may have decided otherwise meanwhile.
 local function is_wanted(subject)
   wanted[subject] = true
   if call('HGET', K.decided, subject) == 'people' then return false end
@@ -30,7 +30,7 @@ local function is_wanted(subject)
   return true
 end
 
--- Its policy may come later, with a release that is not here yet.
+-- The policy of the job may come later, with a release that is not live yet.
 local function set_job(name, off)
   local j = job(name)
   if off then
@@ -48,7 +48,7 @@ local function set_job(name, off)
   refresh_dependents(j)
 end
 
--- It begins anew: what it fired before is forgotten.
+-- The entry begins anew: its earlier fires are forgotten.
 local function set_entry(one)
   local key = K.entry(one.entry)
   local there = load_entry(one.entry)
@@ -85,24 +85,24 @@ local function note(what)
   changed[#changed + 1] = what
 end
 
-if told.pause and is_wanted('pause') then
-  set_pause(told.pause)
+if reported.pause and is_wanted('pause') then
+  set_pause(reported.pause)
   note('the pause')
 end
-for _, one in ipairs(told.jobs) do
+for _, one in ipairs(reported.jobs) do
   if is_wanted('job:' .. one.name) then
     set_job(one.name, one.disabled)
     note(one.name)
   end
 end
-for _, one in ipairs(told.entries) do
+for _, one in ipairs(reported.entries) do
   if is_wanted('entry:' .. one.entry) then
     set_entry(one)
     note(one.name)
   end
 end
 
--- A member that knew less had restored these: they had been undone before the ledger was emptied.
+-- A node that knew less had restored these decisions: they had been undone before the ledger was emptied.
 local flat = call('HGETALL', K.decided)
 for i = 1, #flat, 2 do
   local subject = flat[i]
@@ -119,9 +119,10 @@ for i = 1, #flat, 2 do
   end
 end
 
--- Numbers rise on, and all members refresh their copies.
+-- The number goes on rising, so that all nodes refresh their copies.
 local now = tonumber(call('HGET', K.ledger, 'decisions') or nil) or 0
-call('HSET', K.ledger, 'decisions', int(math.max(now, number) + 1), 'restored', int(number), 'left_out', told.left_out)
+call('HSET', K.ledger, 'decisions', int(math.max(now, number) + 1), 'restored', int(number),
+  'left_out', reported.left_out)
 if #changed > 0 then
   audit(who, 'restore', '', #changed <= 10 and table.concat(changed, ', ')
     or table.concat(changed, ', ', 1, 10) .. ' and ' .. (#changed - 10) .. ' more')

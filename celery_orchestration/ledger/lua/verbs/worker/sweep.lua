@@ -1,7 +1,7 @@
 -- uses: schema records session lanes rules statistics index room transitions entries hand_over wake workers memory epoch clock
 --
--- sweep: what nobody else notices. Advances the ledger clock, takes the runs of workers whose lease ran out, does what is
--- due, grants again what was granted and got lost, and hands over. Any worker may call it at any time.
+-- sweep: does what no other call does. Advances the ledger clock, takes the runs of workers whose lease ran out, does
+-- what is due, grants lost runs again, and hands over. Any node may call it at any time.
 --
 -- ARGV  worker, number of the call, interval between sweeps (ms), most runs to handle in one call
 -- Returns  { more (1: call again at once), { granted: {id, grant number} to publish },
@@ -9,17 +9,17 @@
 --            releases of the live workers, releases the installed policies were merged from,
 --            { queues that live workers serve }, { jobs that failures disabled: {name, why} },
 --            { runs whose retry got lost, to be sent again },
---            ms until a turn is to be made because something is due, or -1, number of the last decision,
+--            ms until something is due and a turn should be made, or -1, number of the last decision,
 --            { messages that came to workers without their job, for the caller to take in } }
 -- Errors   UNKNOWNWORKER, NEWEPOCH
 -- Called again with the same number it gives the same answer.
 
 local RELEASED_MS = 60000
--- How often the workers are counted anew, should a record have vanished: that looks at all of them.
+-- How often all workers are counted anew, in case a record has vanished.
 local COUNT_MS = 60000
 local worker, number, interval, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-make_way()
-same_epoch()
+allow_when_full()
+declare_if_moved()
 local before, problem = replayed(worker, 'sweep', number)
 if problem then return problem end
 if before then return before end
@@ -29,7 +29,7 @@ local more, endings, dead_names, recovered, retries = false, {}, {}, 0, {}
 advance_clock(interval)
 
 local left = limit -- of the runs that may be taken in this call
--- Their leases ended before the ledger clock.
+-- Workers whose leases have ended, by the ledger clock.
 local expired = call('ZRANGEBYSCORE', K.leases, '-inf', '(' .. int(G.clock), 'LIMIT', 0, limit)
 more = #expired == limit
 for _, gone in ipairs(expired) do
@@ -38,7 +38,7 @@ for _, gone in ipairs(expired) do
     break
   end
   if gone ~= worker then
-    see_to_worker(gone)
+    ensure_worker_types(gone)
     local drained = call('HEXISTS', K.worker(gone), 'state') == 1
     local dead, back, done = take_runs(gone, not drained and 'worker' or nil, left)
     recovered = recovered + #back + #dead
@@ -66,7 +66,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', K.dead_letters, '-inf', int(NOW - G.le
   if r then remove_dead_letter(id, r.job) else call('ZREM', K.dead_letters, id) end
 end
 
--- Somebody let them out and did not publish them: they are the gate's again.
+-- Somebody released these runs and did not publish them: they go back to the gate.
 for _, id in ipairs(call('ZRANGE', K.released, 0, limit - 1)) do
   local r = load_run(id)
   if r and r.state == 'released' and NOW - r.since > RELEASED_MS then
@@ -109,13 +109,14 @@ for _, id in ipairs(late) do
   end
 end
 
--- Runs whose messages came to workers that lack their jobs go to one that has them. It may die before it has taken them in.
+-- Runs whose messages came to workers that lack their jobs go to a worker that has them. If it dies before it has taken
+-- them in, another worker gets them after this time.
 local STRAY_MS = 30000
 local strays = {}
 if not SESSION.stops and call('EXISTS', K.astray) == 1 then
   local serves = {}
   for _, queue in ipairs(cjson.decode(SESSION.queues)) do serves[queue] = true end
-  -- Each sweep of a worker looks at the next part: very many may be of jobs that nobody has.
+  -- Each sweep of a worker reads the next part: very many of these runs may be of jobs that nobody has.
   local from, part = tonumber(call('HGET', K.worker(worker), 'strays') or nil) or 0, 10 * limit
   local ids = call('ZRANGEBYSCORE', K.astray, '-inf', int(G.clock), 'LIMIT', from, part)
   call('HSET', K.worker(worker), 'strays', #ids == part and from + part or 0)
@@ -131,7 +132,7 @@ if not SESSION.stops and call('EXISTS', K.astray) == 1 then
   end
 end
 
--- Some jobs start only in slots that a worker offers which has them.
+-- Some jobs start only in slots that a worker with the job offers.
 local some_lack_them = false
 for _, queue in ipairs(call('SMEMBERS', K.open_sets)) do
   some_lack_them = some_lack_them or string.find(queue, '\n', 1, true) ~= nil
@@ -141,7 +142,7 @@ fire_continuous()
 if call('ZCARD', K.waiting) > 0 then hand_over(limit) end
 more = more or HAND.more or more_due or #late == limit
 flush()
--- Runs that are tried alone are started by turns only.
+-- Only turns start runs that are tried alone, and runs of jobs that some workers lack.
 return remember({ more and 1 or 0, HAND.grants, endings, dead_names, recovered, live_releases(),
   call('HGET', K.ledger, 'releases') or '', call('HKEYS', K.slots), DISABLED, retries,
   (G.alone > 0 or some_lack_them) and 0 or G.next and math.max(0, G.next - NOW) or -1,

@@ -1,15 +1,15 @@
 -- uses: schema records session lanes rules statistics index room transitions identity entries hand_over wake memory
 --
--- turn: one round trip of a worker. Records the outcomes of runs that ended, does what is due, hands over the room that is
--- free, and asks the gate for runs that arrived, in this order, so that a run never waits for one that is over.
+-- turn: one round trip of a worker. Records the outcomes of runs that ended, does what is due, hands over free room,
+-- and asks the gate about runs that arrived, in this order, so that a run never waits for one that is over.
 --
 -- ARGV  worker, number of the call, mode ('enforce' | 'observe'), free slots offered,
 --       count of outcomes, then of each: outcome (note: what failed, or ''; ran_ms: how long its code ran, or '')
 --         outcome: succeeded | failed | ignored | rejected | revoked | retry | requeued (back in the broker's queue)
 --                  | crashed (its process died) | interrupted (it had begun, and was stopped) | returned (never begun)
---       count of arrivals, then of each: arrival (key: its room key; grant: its number, or ''; eta_ms: not before, or '': one
---         with a time comes without a slot; anonymous: 1 if it may be of any publication that is known, see
---         lib/identity.lua; queued_ms: how long it was in its queue, or '')
+--       count of arrivals, then of each: arrival (key: its room key; grant: its number, or ''; eta_ms: not before, or
+--         '': an arrival with a time has no slot; anonymous: 1 if any known publication counts, see lib/identity.lua;
+--         queued_ms: how long it was in its queue, or '')
 -- Returns  { runs that wait, more (1: call again, there is more to hand over),
 --            { outcome's answer: ok | refused (void fence, nothing changed) | requeued | superseded | dead },
 --            { arrival's answer: {start, fence, run id} | {start, fence, run id, reason...} (observe: would have waited)
@@ -32,7 +32,7 @@ if before then
   return before
 end
 
--- Redis is full: outcomes are taken and room is handed over, but nothing new is taken in.
+-- If Redis is full, outcomes are taken and room is handed over, but nothing new is taken in.
 local full, unwritable = is_full(K.worker(worker), 'call:turn')
 if unwritable then return unwritable end
 
@@ -47,7 +47,7 @@ local function rank_of(arrival, seq)
   return (3 - arrival.priority) * CLASS + seq
 end
 
--- An arrival comes with a slot. Those that will have to wait leave theirs to the runs that are handed over.
+-- Each arrival has a slot. Arrivals that will have to wait leave their slots to the runs that are handed over.
 HAND.here.spare = function()
   local found = 0
   for i, arrival in ipairs(arrivals) do
@@ -64,7 +64,7 @@ end
 local function pump(limit)
   if observe then
     let_go(limit)
-  elseif not HAND.here.kept then -- else what it grants might come to this very worker, which cannot take it
+  elseif not HAND.here.kept then -- else a granted run might come to this worker, which cannot take it
     hand_over(limit)
   end
 end
@@ -74,12 +74,12 @@ if G.next and G.next <= NOW then endings, more_due, due = wake(64) end
 if (G.alone > 0 or SESSION.alone) and not observe then try_alone() end
 if #settled > 0 or HAND.here.free > 0 or due > 0 or call('EXISTS', K.unseen_jobs) == 1 then pump(16) end
 
--- What the ledger knows of this run already (its record, or the attempt that ended). Returns an answer if that decides,
--- else nil and what the new attempt inherits from the one before.
+-- Compares the arrival with what the ledger knows of the run (its record, or the attempt that ended). Returns the
+-- answer if that decides it, else nil, the attempt before it, and whether that one is running.
 local function known(r, done, arrival)
   if not r then return done and done >= arrival.attempt and { 'drop', 'ended' } or nil end
   if r.state == 'released' then
-    -- Somebody published it past the gate, and here it is all the same.
+    -- Somebody published it past the gate, but it came to a worker with a gate.
     call('ZREM', K.released, r.id)
     forget(r, false)
     return nil
@@ -148,7 +148,7 @@ local function admit(arrival)
   if r.eta then
     STATS.waits(r, nil, nil, message)
     put_off(j, r, message)
-    if before_it and not r.started then refresh_dependents(j) end -- the attempt before it may have kept them waiting
+    if before_it and not r.started then refresh_dependents(j) end -- the attempt before may have kept them waiting
     return { 'wait' }
   end
   if is_dropped(j, r) and not observe then
@@ -158,7 +158,7 @@ local function admit(arrival)
     return { 'wait' }
   end
   local reason = HAND.here.kept and { 'alone' } or reason_to_wait(j, r)
-  -- hand_over has not come to its end: runs that wait go before this one into the room of all jobs.
+  -- hand_over has not finished: waiting runs come first for the room of all jobs.
   if not reason and HAND.more and G.max_running then reason = { 'global' } end
   if not reason or observe then
     take(j, r.key)
@@ -178,7 +178,7 @@ end
 
 for i, arrival in ipairs(arrivals) do
   admitted[i] = admit(arrival)
-  -- Copies of our own come now and then: runs that wait for a slot are shared.
+  -- A dropped message with a grant is a copy of our own, which is normal. It is not counted.
   if admitted[i][1] == 'drop' and not arrival.grant then call('HINCRBY', K.job(arrival.job), 'copies', 1) end
   local slot = (admitted[i][1] == 'start' and 0 or 1) - (arrival.waits and 1 or 0)
   if not arrival.eta_ms then HAND.here.free = HAND.here.free + slot end
@@ -192,6 +192,6 @@ if waiting > 0 and #arrivals > 0 then
 end
 flush()
 local reply = remember({ waiting, (HAND.more or more_due) and 1 or 0, settled, admitted, HAND.grants, HAND.starts, DISABLED,
-  endings, G.next and math.max(0, G.next - NOW) or -1, STATS.told }, DONE, FAILED)
+  endings, G.next and math.max(0, G.next - NOW) or -1, STATS.traces }, DONE, FAILED)
 local starts = starts_with_messages(reply[6])
 return { reply[1], reply[2], reply[3], reply[4], reply[5], starts, reply[7], reply[8], reply[9], reply[10] }
