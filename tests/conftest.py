@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 from pytest_celery import CeleryTestSetup, RabbitMQContainer, RedisContainer, RedisTestBackend
@@ -32,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than a few seconds; left out by `make test-fast`")
     config.addinivalue_line("markers", "promises: real leases of 30 s; run by `make promises`, left out by `make test`")
     nodes.check_kind_of_nodes()
+    # A busy machine may take long for any example.
+    hypothesis.settings.register_profile("project", deadline=None)
+    hypothesis.settings.load_profile("project")
 
 
 @pytest.hookimpl(wrapper=True)

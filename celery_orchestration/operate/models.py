@@ -12,7 +12,7 @@ from celery_orchestration.operate.base_model import Model
 from celery_orchestration.operate.pools.models import PoolStatus
 
 JobState = Literal["idle", "running", "waiting", "disabled"]
-RunState = Literal["later", "waiting", "granted", "queued", "running", "ending", "behind", "retrying", "released"]
+RunState = Literal["later", "waiting", "granted", "queued", "running", "ending", "early", "retrying", "released"]
 
 
 class Disabled(Model):

@@ -184,7 +184,6 @@ class Played:
 
 @settings(
     max_examples=300,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     # Shrinking takes a minute or two; to understand a failure add Phase.shrink for a while.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),

@@ -117,7 +117,7 @@ def test_an_attempt_waits_for_the_one_before_it(desk: Desk):
     desk.install({"a": {}})
     desk.come("a1", "a")
     desk.turn(come=[arrival("a1", "a", attempt=1)])
-    assert [(step.rule, step.run.state) for step in desk.chain("a1", "run")] == [("attempt", "behind"), ("", "running")]
+    assert [(step.rule, step.run.state) for step in desk.chain("a1", "run")] == [("attempt", "early"), ("", "running")]
     assert desk.why("a1", "run") == ("running", "a")
 
 

@@ -31,6 +31,20 @@ class TestAlone:
         case.turn(ends={"bad": "succeeded"})
         assert case.come("other", "fine", grant=grant.number) == "start"
 
+    def test_a_run_that_came_to_a_worker_that_is_kept_free_waited_for_a_slot(self, case: Case):
+        """It is not the one that is tried alone."""
+        case.install({"bad": {}, "fine": {}})
+        assert case.come("long", "fine") == "start"
+        case.takes_workers_down()
+        case.turn()  # now w1 is kept free
+        assert case.come("other", "fine") == "wait"
+        case.turn(ends={"long": "succeeded"}, free=1)
+        started = case.turn(ends={"bad": "succeeded"}, free=1).starts
+        assert [start.id for start in started] == ["other"]
+        case.turn(ends={"other": "succeeded"})
+        ended = read_ended("fine", (case.ledger.read_history("fine", 1) or [])[0])
+        assert (ended.id, ended.waited_for) == ("other", "a free slot")
+
     def test_it_does_not_wait_for_a_worker_that_has_forgotten_it(self, case: Case):
         case.install({"bad": {}, "fine": {}})
         case.register("w1", queues=("elsewhere",))

@@ -65,7 +65,7 @@ for _, key in ipairs(call('KEYS', K.run('*'))) do
   local r = load_run(string.sub(key, #K.run('') + 1))
   if r.fence then r.fence = int(r.fence) end
   if r.grant then r.grant = int(r.grant) end
-  if r.behind then r.behind = load_run(r.id, K.next_attempt).attempt end
+  if r.has_next_attempt then r.next_attempt = load_run(r.id, K.next_attempt).attempt end
   for field in pairs(RUN.defaults) do r[field] = r[field] end
   found.runs[#found.runs + 1] = r
 end
@@ -393,7 +393,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 skipped.append(id)
         assert [ending.id for ending in found.endings] == skipped
         assert [answer.what for answer in found.answers] == answers
-        waiting = any(r.state in ("waiting", "behind") or r.behind for r in model.runs.values())
+        waiting = any(r.state in ("waiting", "early") or r.next_attempt for r in model.runs.values())
         if arrivals and waiting and worker.name not in model.kept:
             more, here, _ = model.hand_over(after, worker, free)
             granted, started = granted + more, started + here
@@ -584,9 +584,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert RootCauseFinder(found).root(chain).job in self.model.jobs
         first = self.model.runs.get(name)
         if first is not None:
-            assert (chain[0].job, chain[0].run.id) == ((first.behind or first).job, name)
+            assert (chain[0].job, chain[0].run.id) == ((first.next_attempt or first).job, name)
         for run in (step.run for step in chain if step.run):
-            assert run.state in ("behind", self.model.runs[run.id].state)
+            assert run.state in ("early", self.model.runs[run.id].state)
 
     def sweep(self, again: list[str] | None = None, endings: list[str] | None = None) -> None:
         self.numbers += 1
@@ -627,7 +627,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 run.dest,
                 run.recoveries,
             )
-            assert theirs.get("behind") == (run.behind.attempt if run.behind else None)
+            assert theirs.get("next_attempt") == (run.next_attempt.attempt if run.next_attempt else None)
             assert bool(theirs.get("entry")) == run.scheduled
             assert (theirs.get("task_id") or id, theirs["publication"]) == (run.task, run.publication)
         for job in found["jobs"]:
@@ -716,7 +716,6 @@ def _sane(job: Job) -> tuple[Dep, ...]:
 LedgerMachine.TestCase.settings = settings(
     max_examples=150,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     # Shrinking an example of this size takes minutes; to understand a failure add Phase.shrink for a while.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
@@ -885,7 +884,6 @@ class EpochMachine(LedgerMachine):
 EpochMachine.TestCase.settings = settings(
     max_examples=20,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     print_blob=True,

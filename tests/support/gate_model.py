@@ -61,7 +61,7 @@ class Run:
     started: bool = False
     recoveries: int = 0
     why: str = ""
-    behind: Run | None = None
+    next_attempt: Run | None = None
     #: Of its start: when that was, and the fence.
     begun: int = 0
     fence: int = 0

@@ -71,8 +71,8 @@ class Model(GateModel):
             self.done[run.id] = (run.attempt, run.publication)
 
     def promote(self, run: Run, started: bool) -> None:
-        if run.behind is not None:
-            following = run.behind
+        if run.next_attempt is not None:
+            following = run.next_attempt
             following.state, following.started = "later" if following.later else "waiting", started
             self.runs[run.id] = following
             self.comes_first(following)
@@ -81,10 +81,10 @@ class Model(GateModel):
         run.first = run.state == "waiting" and not run.started and self.has_dependents(run.job)
 
     def continue_with_retry(self, run: Run) -> None:
-        if run.behind.job != run.job:
+        if run.next_attempt.job != run.job:
             self.note_end(run, None)
         self.forget(run, False)
-        self.promote(run, run.started and run.behind.job == run.job)
+        self.promote(run, run.started and run.next_attempt.job == run.job)
 
     def no_longer_kept(self, run: Run) -> None:
         self.kept = {worker: id for worker, id in self.kept.items() if id != run.id}
@@ -93,7 +93,7 @@ class Model(GateModel):
         """``counted``: 'process' or 'worker' if that is what died, '' if none did."""
         run.worker = None
         self.no_longer_kept(run)
-        if run.behind is not None:
+        if run.next_attempt is not None:
             self.continue_with_retry(run)
             return "superseded"
         run.recoveries += bool(counted)
@@ -117,12 +117,12 @@ class Model(GateModel):
             return what
         self.no_longer_kept(run)
         if outcome == "retry":
-            if run.behind is not None:
+            if run.next_attempt is not None:
                 self.continue_with_retry(run)
             else:
                 run.state, run.worker, run.alone = "retrying", None, False
             return "ok"
-        if outcome == "requeued" and run.scheduled and run.behind is None:
+        if outcome == "requeued" and run.scheduled and run.next_attempt is None:
             # Its entry is not done with it: the message that is back in the broker counts as its next attempt.
             run.state, run.worker, run.alone, run.attempt = "retrying", None, False, run.attempt - 1
             return "ok"
@@ -231,12 +231,13 @@ class Model(GateModel):
             if run.state in ("granted", "queued") and granted:
                 if self.in_new_epoch:
                     run.state, run.dest = "waiting", None
+                    self.comes_first(run)
                     return "wait", None, False
                 self.start(run, worker)
                 return "start", None, False
             return "drop", None, False
         if run.state == "running":
-            if run.behind is not None and run.behind.attempt >= attempt:
+            if run.next_attempt is not None and run.next_attempt.attempt >= attempt:
                 return "drop", None, False
             return "", run, True
         if run.state == "ending":
@@ -265,8 +266,8 @@ class Model(GateModel):
             run = replace(run, rank=before.rank, recoveries=before.recoveries, dependencies_checked=before.started)
             run.scheduled, run.first = before.scheduled, before.first and not run.later and not runs
         if runs and before is not None:
-            run.state = "behind"
-            before.behind = run
+            run.state = "early"
+            before.next_attempt = run
             return "wait"
         run.started = before.started if before is not None and before.job == run.job else False
         run.state = "later" if run.later else "waiting"
@@ -348,13 +349,13 @@ class Model(GateModel):
         self.arrivals += 1
         new = replace(
             told, rank=(told.rank[0], self.arrivals), state="running", worker=worker, dependencies_checked=True,
-            started=True, recoveries=0, dest=None, behind=None, alone=False, scheduled=False, first=False,
+            started=True, recoveries=0, dest=None, next_attempt=None, alone=False, scheduled=False, first=False,
         )  # fmt: skip
         if run is not None:
             if run.state == "running":
                 self.no_longer_kept(run)
-            if run.behind is not None and run.behind.attempt > told.attempt:
-                new.behind = run.behind
+            if run.next_attempt is not None and run.next_attempt.attempt > told.attempt:
+                new.next_attempt = run.next_attempt
             if run.job == told.job:
                 new.rank, new.recoveries, new.alone, new.scheduled = run.rank, run.recoveries, run.alone, run.scheduled
             else:

@@ -95,7 +95,7 @@ def stock_beat(when: BaseSchedule, app: Celery, start: int, end: int) -> list[in
 
 
 def examples(count: int = 100) -> settings:
-    return settings(max_examples=count, deadline=None)
+    return settings(max_examples=count)
 
 
 def some(low: int, high: int) -> st.SearchStrategy[str]:

@@ -109,7 +109,7 @@ KEYS_OF = {
 }
 
 -- States of a run: later (not due yet), waiting, granted (holds room, to be published), queued (published), running,
--- retrying (its next attempt is under way), ending (somebody has to tell Celery how it ended), behind (a next_attempt
+-- retrying (its next attempt is under way), ending (somebody has to tell Celery how it ended), early (a next_attempt
 -- record), released (somebody is publishing it past the gate).
 --
 -- A run is stored as a table of these fields, by name. Fields that this version does not know are kept as they are.
@@ -144,7 +144,7 @@ function RUN.fields()
     queue = 'its own queue',
     granted_queue = 'the granted queue of its pool',
     why = 'how it ends',
-    behind = 'there is a next_attempt record',
+    has_next_attempt = 'a higher attempt arrived while it runs: there is a next_attempt record',
     alone = 'it is tried alone',
     stray = 'its message came to a worker that lacks its job; it waits, in no lane, for one that takes the message in',
     entry = 'the entry of the schedule that fired it',

@@ -207,11 +207,11 @@ end
 
 -- The higher attempt that waits for r; nil if there is none, or its record is lost.
 function following(r)
-  local x = r.behind and load_run(r.id, K.next_attempt) or nil
-  if r.behind and not x then
+  local x = r.has_next_attempt and load_run(r.id, K.next_attempt) or nil
+  if r.has_next_attempt and not x then
     audit('ledger', 'lost', r.id, r.job)
     call('ZREM', K.waiting, r.id)
-    r.behind = nil
+    r.has_next_attempt = nil
   end
   return x
 end
@@ -360,7 +360,7 @@ function settle(o, after)
   free(j, r.key)
   following(r)
   if outcome == 'retry' then
-    if r.behind then
+    if r.has_next_attempt then
       continue_with_retry(j, r)
     elseif (done_of(r) or -1) > r.attempt then
       -- Its next attempt has ended already: it was revoked, or it expired.
@@ -378,7 +378,7 @@ function settle(o, after)
       call('HDEL', K.run(id), 'progress')
       call('ZADD', K.deadlines, retry_deadline(r.tries), id)
     end
-  elseif outcome == 'requeued' and r.entry and not r.behind then
+  elseif outcome == 'requeued' and r.entry and not r.has_next_attempt then
     -- For its entry the run goes on: the message that is back in the broker's queue counts as its next attempt.
     note_end(j, r, outcome, note, true)
     r.attempt, r.state, r.worker, r.fence, r.alone = r.attempt - 1, 'retrying', nil, nil, nil

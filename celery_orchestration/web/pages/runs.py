@@ -15,7 +15,7 @@ from celery_orchestration.web.pages import Look, Query
 FIELDS = ("job", "state", "key", "waits_for", "error", "since", "worker")
 #: How many runs are shown, how many jobs' histories are read for them, and how many runs of each.
 MOST, MOST_HISTORIES, OF_EACH = 200, 300, 200
-_ACTIVE = ("running", "waiting", "later", "granted", "queued", "ending", "behind", "retrying", "released")
+_ACTIVE = ("running", "waiting", "later", "granted", "queued", "ending", "early", "retrying", "released")
 STATES = (*_ACTIVE, *OUTCOMES)
 
 

@@ -178,7 +178,7 @@ if ARGV[1] == 'job' then
 else
   local r = load_run(ARGV[2])
   if not r then return false end
-  local x = r.behind and load_run(r.id, K.next_attempt)
+  local x = r.has_next_attempt and load_run(r.id, K.next_attempt)
   if x then link(x.job, x, { 'attempt' }) end
   of_run(r)
 end

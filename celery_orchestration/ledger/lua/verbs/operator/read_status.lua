@@ -48,7 +48,7 @@ for _, id in ipairs(firsts_of(K.waiting, most_waiting)) do
     one.reason = j and reason_shown(j, r, one.queue) or { 'depends', r.job, 'unknown' }
     waits[#waits + 1] = one
   else
-    local x = r and r.behind and load_run(id, K.next_attempt)
+    local x = r and r.has_next_attempt and load_run(id, K.next_attempt)
     if x then
       waits[#waits + 1] = shown(x)
       waits[#waits].reason = { 'attempt' }

@@ -22,7 +22,7 @@ allow_when_full()
 -- Returns the higher attempt that waits behind it, if any.
 local function step_back(r)
   local j = job(r.job)
-  local x = r.behind and load_run(r.id, K.next_attempt) or nil
+  local x = r.has_next_attempt and load_run(r.id, K.next_attempt) or nil
   if r.state == 'running' then
     call('SREM', K.worker_runs(r.worker), r.id)
     no_longer_alone(r)
@@ -35,7 +35,7 @@ local function step_back(r)
   return x
 end
 
-local function drop_behind(x)
+local function drop_early(x)
   call('DEL', K.next_attempt(x.id))
   call('ZREM', K.waiting, x.id)
   if x.expires then call('ZREM', K.expiring, x.id) end
@@ -79,7 +79,7 @@ local function claim(v)
     task_id = v.task_id ~= v.id and v.task_id or nil })
   if r then
     local x = step_back(r)
-    if x and x.attempt > v.attempt then new.behind = true elseif x then drop_behind(x) end
+    if x and x.attempt > v.attempt then new.has_next_attempt = true elseif x then drop_early(x) end
     if r.job == v.job then
       inherit(new, r)
       new.rank, new.started, new.alone = r.rank, r.started, r.alone

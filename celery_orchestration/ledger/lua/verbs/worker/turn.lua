@@ -136,9 +136,9 @@ local function admit(arrival)
     if before_it.started or not before_it.stray then r.rank = before_it.rank end
   end
   if running then
-    r.state = 'behind'
+    r.state = 'early'
     save_run(r, K.next_attempt, message)
-    before_it.behind = true
+    before_it.has_next_attempt = true
     save_run(before_it)
     call('ZADD', K.waiting, int(r.rank), id)
     note_expiry(r)
@@ -157,7 +157,7 @@ local function admit(arrival)
     endings[#endings + 1] = { id, 'skipped' }
     return { 'wait' }
   end
-  local reason = HAND.here.kept and { 'alone' } or reason_to_wait(j, r)
+  local reason = reason_to_wait(j, r) or HAND.here.kept and { 'slot', r.queue } or nil
   -- hand_over has not finished: waiting runs come first for the room of all jobs.
   if not reason and HAND.more and G.max_running then reason = { 'global' } end
   if not reason or observe then
