@@ -101,7 +101,7 @@ class Strays:
             logger.error("No live worker has job %s: run %s becomes a dead letter", job, stray.id)
             discard()
         elif answer in ("wait", "drop"):
-            why = "the ledger keeps it" if answer == "wait" else "the ledger does not need this copy"
+            why = "the ledger keeps it" if answer == "wait" else "the ledger knows it already"
             logger.info("Run %s came to this worker, which lacks job %s: %s", stray.id, job, why)
             message.ack_log_error(logger, self._consumer.connection_errors)
         elif not self._state.stopping:
