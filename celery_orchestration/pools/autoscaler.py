@@ -40,7 +40,7 @@ OLDEST_SECONDS = 10.0
 
 class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # How often the event loop calls it. The decision says when to shrink.
+        # `keepalive` is how often the event loop calls it. The decision says when to shrink.
         super().__init__(*args, **{**kwargs, "keepalive": LOOK_SECONDS})
         self._needed_at: float | None = None
         self._changed_at: float | None = None
@@ -54,18 +54,18 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
 
     @cached_property
     def _watch(self) -> _Watch | None:
-        return _Watch(self._runtime, self._line) if self._runtime is not None else None
+        return _Watch(self._runtime, self._pool_options) if self._runtime is not None else None
 
     @cached_property
-    def _line(self) -> Pool:
+    def _pool_options(self) -> Pool:
         """The options of the pool that this worker serves, if any, in processes instead of workers."""
         runtime = self._runtime
         table: Mapping[str, Pool] = runtime.settings.pools if runtime is not None else {}
         served = runtime.queues.served if runtime is not None else ()
         own = next((pool for pool in map(queues.pool_of, served) if pool in table), None)
-        line = table[own] if own is not None else Pool()
+        options = table[own] if own is not None else Pool()
         bounds = {"min": max(0, self.min_concurrency), "max": max(1, self.max_concurrency), "concurrency": 1}
-        return line.model_copy(update={**bounds, "scale_up_at": None, "scale_down_at": None})
+        return options.model_copy(update={**bounds, "scale_up_at": None, "scale_down_at": None})
 
     def _maybe_scale(self, req: Any = None) -> bool | None:
         now = monotonic()
@@ -94,7 +94,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
         seen = self._watch.latest(now) if self._watch is not None else None
         ready = _shared(seen) if seen is not None else []
         return Figures(
-            pool=self._line.model_copy(update=bounds),
+            pool=self._pool_options.model_copy(update=bounds),
             now=now,
             wanted=processes,
             ready=[*ready, *self._waiting_here(processes, seen)],
@@ -133,10 +133,10 @@ def _shared(seen: PoolLook) -> list[Ready]:
 
 
 class _Watch:
-    """Reads what is queued for a worker, on a thread that starts with the first question."""
+    """Reads the queues of a worker, on a thread that starts with the first call of :meth:`latest`."""
 
-    def __init__(self, runtime: Any, line: Pool) -> None:
-        self._runtime, self._line = runtime, line
+    def __init__(self, runtime: Any, options: Pool) -> None:
+        self._runtime, self._pool_options = runtime, options
         self._thread: threading.Thread | None = None
         self._seen: tuple[float, PoolLook] | None = None
 
@@ -155,7 +155,7 @@ class _Watch:
             served = list(runtime.queues.served)
             looker.queues = {"": served}
             try:
-                look = looker.look({"": self._line}, broker.read(served), tasks=list(state.total_count))[""]
+                look = looker.look({"": self._pool_options}, broker.read(served), tasks=list(state.total_count))[""]
                 self._seen = monotonic(), look
             except LedgerError as exc:
                 logger.debug("The autoscaler cannot read the ledger: %s", exc)

@@ -1,4 +1,4 @@
-"""How many workers a pool needs. Pure: figures in, a number and the reason for it out.
+"""Decides how many workers a pool needs. Pure: it takes figures, and returns a number with the reason for it.
 
 The measure is how long runs that *may start* have to wait, not the length of a queue::
 
@@ -9,7 +9,7 @@ duration counts as :data:`UNKNOWN_SECONDS`: that is scaling by queue depth. With
 
 Scaling up happens at once, to the number that the figures ask for. Scaling down happens one worker at a time, and only
 after the last worker was not needed for ``quiet_seconds``. So a steady load does not start and stop workers in turn,
-however it is spread over the seconds.
+even if it comes in bursts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Figures:
     #: Busy slots, and workers. Draining workers do not count: they take nothing new.
     busy_slots: int = 0
     workers: int = 0
-    #: When all wanted workers were needed last, and when a decision last changed their number.
+    #: When all wanted workers were last needed, and when a decision last changed their number.
     needed_at: float | None = None
     changed_at: float | None = None
     paused: bool = False
@@ -77,7 +77,7 @@ class Decision:
     wanted: int
     #: A sentence with the figures.
     reason: str
-    #: When all wanted workers were needed last.
+    #: When all wanted workers were last needed.
     needed_at: float
     #: The number of workers that the current figures ask for.
     needed: int = field(default=0)
@@ -118,7 +118,7 @@ def _needed(figures: Figures, current: int) -> tuple[int, str]:
     by_depth = pool.scale_up_at is not None
     workers, reason = (_by_depth if by_depth else _by_duration)(figures)
     if ready == 0:
-        # No run waits: another worker would have nothing to start, whatever the slots do.
+        # No run waits: another worker would have nothing to start, even if all slots are busy.
         workers = min(workers, current)
     elif not by_depth and _waits_too_long(figures, current) and workers <= current:
         workers = current + 1
@@ -165,7 +165,8 @@ def _by_duration(figures: Figures) -> tuple[int, str]:
 
 
 def _waits_too_long(figures: Figures, current: int) -> bool:
-    """Runs wait longer than their durations predict, so these may have changed: one worker more per missed target."""
+    """Whether runs wait longer than their durations predict. The durations may have changed, so each missed target adds
+    one worker."""
     pool = figures.pool
     since = None if figures.changed_at is None else figures.now - figures.changed_at
     return (
@@ -177,7 +178,8 @@ def _waits_too_long(figures: Figures, current: int) -> bool:
 
 
 def _keeps(figures: Figures, current: int) -> bool:
-    """When scaling by depth, a worker stays until few messages are left for each of the others."""
+    """Whether a worker stays although it is not needed: with scaling by depth, until few runs are left for each of the
+    others."""
     pool = figures.pool
     if pool.scale_up_at is None:
         return False

@@ -87,7 +87,7 @@ def _read(path: Path) -> str:
 
 
 def resident_mb(pid: int, proc: Path = PROC) -> float | None:
-    """Memory of a process and its children, if the kernel tells; shared pages count in each."""
+    """Memory of a process and its children; None: unknown. Pages that they share are counted in each."""
     parts = [_resident(one, proc) for one in [pid, *_children(pid, proc)]]
     known = [part for part in parts if part is not None]
     return sum(known) if known else None
@@ -103,7 +103,8 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def started_at(pid: int, proc: Path = PROC) -> str:
-    """When a process started, in kernel ticks: this tells it from a later one with the same id. '': unknown."""
+    """When a process started, in kernel ticks. This distinguishes it from a later process with the same id. '':
+    unknown."""
     _, _, rest = _read(proc / str(pid) / "stat").rpartition(")")
     fields = rest.split()
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else ""

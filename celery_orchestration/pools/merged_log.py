@@ -18,8 +18,8 @@ BOLD_RED = "1;31"
 LONGEST = 16_384
 _RESET = "\x1b[0m"
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
-#: Sequences that a terminal would obey: other escapes, and control characters except tabs.
-_ORDER = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: What a terminal would execute instead of showing: other escape sequences, and control characters except tabs.
+_CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def wants_colour(stream: IO[str], environ: Mapping[str, str] = os.environ) -> bool:
@@ -77,11 +77,11 @@ class MergedLog:
 
     def _shown(self, text: str, alarm: bool) -> str:
         if not self._colour:
-            return _ORDER.sub("", _COLOUR_CODE.sub("", text))
+            return _CONTROL.sub("", _COLOUR_CODE.sub("", text))
         # Colours are kept, and reset at the end of the line.
         parts = _COLOUR_CODE.split(text)
         codes = [*_COLOUR_CODE.findall(text), ""]
-        shown = "".join(_ORDER.sub("", part) + code for part, code in zip(parts, codes, strict=True))
+        shown = "".join(_CONTROL.sub("", part) + code for part, code in zip(parts, codes, strict=True))
         if alarm:
             shown = f"\x1b[{BOLD_RED}m{shown}"
         return shown + (_RESET if alarm or len(codes) > 1 else "")

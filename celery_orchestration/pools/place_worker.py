@@ -16,7 +16,7 @@ from celery_orchestration.pools.worker_process import OnLine, WorkerProcess
 
 #: Seconds until a worker that died is restarted: the delay doubles each time, up to the longest.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
-#: The longest delay for a worker that had registered: it can start, so its place should not be empty for long.
+#: The longest delay for a worker that had registered: it is able to start, so its place should not be empty for long.
 LONGEST_DELAY_AT_WORK = 8.0
 #: After this many seconds of life a worker has started well, and its earlier deaths are forgotten.
 WELL_SECONDS = 30.0
@@ -132,7 +132,7 @@ class PlaceWorker:
         return self._ended(code, now)
 
     def _start_if_due(self, now: float) -> list[str]:
-        if self._last_is_there():
+        if self._last_is_alive():
             return []
         if self._then == "leave":
             self.is_over = True
@@ -143,10 +143,10 @@ class PlaceWorker:
             self.restarts += 1
         return []
 
-    def _last_is_there(self) -> bool:
+    def _last_is_alive(self) -> bool:
         if self._last is not None:
             started_at = machine.started_at(self._last[0])
-            # Empty: there is no such process, or this system does not tell.
+            # Empty: there is no such process, or this system does not record start times.
             if not started_at or started_at != self._last[1]:
                 self._last = None
         return self._last is not None

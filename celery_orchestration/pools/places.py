@@ -65,7 +65,7 @@ class Identity:
 
 
 def identity(name: str | None, directory: Path, namespace: str) -> Identity:
-    """`name`: given by a person. Otherwise the first free number in the state directory is used."""
+    """`name`: given by a person. If it is None, the first free number in the state directory makes the name."""
     if name:
         return Identity(name)
     host = socket.gethostname()
@@ -117,7 +117,7 @@ class Places:
             self.held.pop((place.pool, place.number), None)
         for place in found.found:
             self.held[place.pool, place.number] = place
-        self._tokens.clear()  # the places that they claimed were found
+        self._tokens.clear()  # the answer lists the places that were claimed with them
         return [place for place, answer in answers if answer == "leaving"], void, found.found
 
     def claim(self, pool: str) -> Place | None:
@@ -129,11 +129,11 @@ class Places:
         return found.place
 
     def leave(self, place: Place) -> None:
-        """Give up all places. If the ledger cannot be reached, their leases expire."""
         self.held.pop((place.pool, place.number), None)
         self._ledger.leave_place(self.name, place)
 
     def leave_all(self) -> None:
+        """Give up all places. If the ledger cannot be reached, their leases expire."""
         for place in list(self.held.values()):
             try:
                 self.leave(place)

@@ -44,7 +44,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class HeldPlace:
-    """A place, as the ledger records it."""
+    """A place as the ledger records it."""
 
     number: int
     by: str
@@ -103,8 +103,8 @@ class PoolLook:
 class Waits:
     """Estimates how long the oldest message of a pool has waited. Messages carry no time, but they are taken in order.
 
-    The number of sent messages is the number of queued plus the number of done ones. The next message to be taken was
-    sent when that sum first exceeded the number that is done now.
+    The number of sent messages is the number of queued messages plus the number of done ones. The message that is taken
+    next was sent when that sum first exceeded the number that is done now.
     """
 
     def __init__(self) -> None:
@@ -146,8 +146,9 @@ class Looker:
         changes: int = 0,
         tasks: Iterable[str] = (),
     ) -> dict[str, PoolLook]:
-        """`queued`: the broker's queues, or None if they are unknown; `problem` says why. `tasks`: more tasks whose
-        durations are read. Raises :class:`~celery_orchestration.errors.LedgerError`."""
+        """`queued`: the broker's queues, or None if they are unknown; then `problem` says why. `changes`: how many past
+        changes to read. `tasks`: more tasks whose durations are read. Raises
+        :class:`~celery_orchestration.errors.LedgerError`."""
         names = Counter[str](tasks)
         for one in (queued or {}).values():
             names.update(one.tasks)
@@ -177,9 +178,9 @@ class Looker:
         at_work = [worker for worker in serving if not worker.draining and not worker.dead]
         ready = self._ready(name, record, queued or {}, found.get("jobs") or {})
         oldest = self._oldest(name, now, record, queued or {}, serving)
-        lines = [one.tables[name] for one in supervisors if name in one.tables]
+        declared = [one.tables[name] for one in supervisors if name in one.tables]
         figures = Figures(
-            pool=strictest(pool, lines),
+            pool=strictest(pool, declared),
             now=now / 1000,
             wanted=record.get("wanted"),
             ready=ready,
@@ -256,7 +257,7 @@ def _reported_wait(record: Mapping[str, Any], now: int) -> float:
 
 
 def _in_proportion(count: int, sample: Counter[str]) -> Counter[str]:
-    """Split messages by job in the proportions of the sample. '': the job is unknown."""
+    """Splits messages by job in the proportions of the sample. The key '' stands for an unknown job."""
     total = sample.total()
     if not count or not total:
         return Counter({"": count}) if count else Counter()

@@ -30,7 +30,7 @@ from celery_orchestration.job.settings import Settings
 from celery_orchestration.ledger.connect import find
 from celery_orchestration.pools import redis_keeper
 
-#: Timeouts in seconds: for the check whether something listens, and for Redis to load its file and answer.
+#: Timeouts in seconds: for the check whether something listens, and until Redis has loaded its file and answers.
 LOOK, STARTING = 1.0, 60.0
 #: Redis creates this many databases, unless the URL asks for a higher number.
 DATABASES = 16
@@ -165,7 +165,7 @@ class PrivateRedis:
         deadline = time.monotonic() + STARTING + self._grace
         if self._keeper is not None and not self.alive:
             self.stop()  # it died, so close the pipe to it
-        self._wait_for_the_last_one(say, deadline)
+        self._wait_for_earlier_redis(say, deadline)
         if is_redis(self.address):
             say(f"uses the Redis at {self.address}")
             return None
@@ -184,7 +184,7 @@ class PrivateRedis:
                 self._give_up()
             elif keeper.poll() is not None:
                 self._keeper = None
-                raise PrivateRedisError(f"the private Redis ended at once: {_last_words(keeper)}")
+                raise PrivateRedisError(f"the private Redis ended at once: {_last_output(keeper)}")
             if time.monotonic() > deadline:
                 self._give_up()
                 raise PrivateRedisError(f"the private Redis at {self.address} does not answer")
@@ -207,7 +207,7 @@ class PrivateRedis:
 
     # -- starting
 
-    def _wait_for_the_last_one(self, say: Callable[[str], None], deadline: float) -> None:
+    def _wait_for_earlier_redis(self, say: Callable[[str], None], deadline: float) -> None:
         """A killed ``up`` may have left a Redis that ends when its workers have drained."""
         is_logged = False
         while self._is_ending():
@@ -279,7 +279,7 @@ class PrivateRedis:
 
     def _configuration(self) -> Iterator[str]:
         host = self.address.host.strip("[]")
-        # The - means: no error if the machine does not have this address.
+        # With the "-", Redis does not fail if the machine lacks this address.
         bind = "127.0.0.1 -::1" if host == "localhost" else host
         yield f"bind {bind}"
         yield f"port {self.address.port}"
@@ -309,7 +309,7 @@ class PrivateRedis:
             keeper.stdout.close()
 
 
-def _last_words(keeper: subprocess.Popen[bytes]) -> str:
+def _last_output(keeper: subprocess.Popen[bytes]) -> str:
     output = keeper.communicate()[0].decode(errors="replace").strip().splitlines()
     return output[-1] if output else f"exit status {keeper.returncode}"
 

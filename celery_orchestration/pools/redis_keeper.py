@@ -32,7 +32,7 @@ from typing import Any
 LOCKED = 75
 #: Contents of the lock file.
 SERVES, ENDS = b"serves", b"ends"
-#: Seconds between two checks; for Redis to save its file; and without any client before Redis is stopped.
+#: Seconds: between two checks; that Redis gets to save its file; without any client until Redis is stopped.
 LOOK, STOPPING, UNUSED = 0.2, 30.0, 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -93,13 +93,13 @@ def _wait_for_clients(redis: subprocess.Popen[bytes], options: dict[str, Any], s
 
 def _clients(options: dict[str, Any]) -> int | None:
     """The number of other connected clients. None: Redis did not answer."""
-    words = [["CLIENT", "LIST"]]
+    commands = [["CLIENT", "LIST"]]
     if options.get("password"):
-        words.insert(0, ["AUTH", options["password"]])
+        commands.insert(0, ["AUTH", options["password"]])
     try:
         with socket.create_connection((options["host"], options["port"]), timeout=2) as connection:
             answers = connection.makefile("rb")
-            for command in words:
+            for command in commands:
                 parts = [word.encode() for word in command]
                 connection.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts))
                 answer = answers.readline()

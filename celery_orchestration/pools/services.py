@@ -17,8 +17,8 @@ from celery_orchestration.pools.merged_log import MergedLog
 from celery_orchestration.pools.private_redis import PrivateRedis, PrivateRedisError, is_redis
 from celery_orchestration.pools.supervisor import Supervisor
 
-#: Seconds until a process that died is restarted: the first delay, and the longest. After a life that was longer than
-#: the longest delay, the first delay applies again.
+#: Seconds until a process that died is restarted: the first delay, and the longest. If the process had lived longer
+#: than the longest delay, the first delay applies again.
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 #: Seconds that a process gets to end normally.
 ENDING_SECONDS = 15.0
@@ -173,7 +173,7 @@ class CommandService(Service):
     def step(self) -> None:
         now = monotonic()
         if self._process is not None and self._process.poll() is not None:
-            self._bury(now)
+            self._note_end(now)
         if self._process is not None and self._kill_at and now > self._kill_at:
             self._process.kill()
         if self._due is not None and now >= self._due and not self._ending:
@@ -206,7 +206,7 @@ class CommandService(Service):
     def ended(self) -> bool:
         return self._process is None
 
-    def _bury(self, now: float) -> None:
+    def _note_end(self, now: float) -> None:
         assert self._process is not None
         status, self._process = self._process.returncode, None
         if self._ending:

@@ -100,8 +100,8 @@ class Stalls:
         is_full = worker is not None and worker.running >= worker.slots
         held_back = look.figures.paused or look.figures.closed or bool(look.figures.unknown)
         starting = worker is None and place_worker.worker.age < stall_seconds
-        fresh = watch is None or watch.signature != signature or watch.pid != pid
-        if watch is None or fresh or not has_work or is_full or held_back or starting:
+        has_changed = watch is None or watch.signature != signature or watch.pid != pid
+        if watch is None or has_changed or not has_work or is_full or held_back or starting:
             self._watched[key] = _Watch(signature, now, pid)
             return ""
         quiet = now - watch.since

@@ -80,7 +80,7 @@ class Supervisor:
         self.place_workers: dict[tuple[str, int], PlaceWorker] = {}
         self._renew_at = self._look_at = 0.0
         self._renewed = False
-        self._trouble = ""
+        self._ledger_problem = ""
         #: It stops: it claims no more places, and its workers drain.
         self.stopping = False
         self.superseded: Superseded | None = None
@@ -92,7 +92,7 @@ class Supervisor:
         try:
             self._ledger.check(owner_of(self._app))
         except LedgerUnavailable as exc:
-            self._say_trouble(exc)
+            self._say_ledger_problem(exc)
         for problem in pool_problems(self.table, self._jobs):
             self.say(problem)
         if not self.identity.lasting:
@@ -105,12 +105,12 @@ class Supervisor:
     def step(self) -> float:
         """Do the work that is due. Returns the seconds until the next step."""
         now = monotonic()
-        self._tend(now)
+        self._step_workers(now)
         try:
             if now >= self._renew_at and self.superseded is None:
                 self._renew_at = now + self._settings.sweep_interval_seconds
                 self._renew()
-                self._trouble = ""
+                self._ledger_problem = ""
             if now >= self._look_at and self._renewed and self.superseded is None:
                 self._look_at = now + LOOK_SECONDS
                 self._look(now)
@@ -120,7 +120,7 @@ class Supervisor:
             self.say(str(exc))
             self.drain()
         except LedgerError as exc:
-            self._say_trouble(exc)
+            self._say_ledger_problem(exc)
         return STEP_SECONDS
 
     def drain(self) -> None:
@@ -188,7 +188,7 @@ class Supervisor:
 
     # -- places and their workers -------------------------------------------------------------------
 
-    def _tend(self, now: float) -> None:
+    def _step_workers(self, now: float) -> None:
         for key, place_worker in list(self.place_workers.items()):
             for text in place_worker.step(now):
                 self.say(text)
@@ -201,7 +201,7 @@ class Supervisor:
             if self.places.held.get((place.pool, place.number)) == place:
                 self.places.leave(place)
         except LedgerError as exc:
-            self._say_trouble(exc)
+            self._say_ledger_problem(exc)
 
     def _launch(self, place: Place) -> Launch:
         """How to start a worker on this place, by the current table."""
@@ -228,9 +228,9 @@ class Supervisor:
                 self.say(f"Place {place.number} of pool {place.pool!r} is no longer ours: its worker here drains")
                 place_worker.leave("its place is no longer ours", self.drain_seconds)
         for place in found:
-            self._found(place)
+            self._take_over(place)
 
-    def _found(self, place: Place) -> None:
+    def _take_over(self, place: Place) -> None:
         """The previous process of this name had the place: its worker drains, or is gone."""
         if self.stopping or place.pool not in self._pools:
             return self._leave(place)
@@ -251,7 +251,7 @@ class Supervisor:
             self.place_workers[key] = PlaceWorker(place, self._launch, self._on_line)
         return self.place_workers[key]
 
-    # -- how many ------------------------------------------------------------------------------------
+    # -- scaling --------------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
         reading = self._backlog.reading
@@ -320,10 +320,10 @@ class Supervisor:
                 problems.append(f"pool {name!r} has fewer workers than wanted: {scaling.lacks} on {self._host}")
         return json.dumps({"problems": problems, "stopping": self.stopping})
 
-    def _say_trouble(self, exc: Exception) -> None:
+    def _say_ledger_problem(self, exc: Exception) -> None:
         text = f"The ledger at {self._ledger.address} does not answer: {str(exc).rstrip('.')}. Workers stay as they are"
-        if text != self._trouble:
-            self._trouble = text
+        if text != self._ledger_problem:
+            self._ledger_problem = text
             self.say(text)
 
     def _queues(self) -> dict[str, list[str]]:

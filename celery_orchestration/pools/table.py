@@ -46,18 +46,18 @@ def strictest(pool: Pool, others: Sequence[Mapping[str, Any]]) -> Pool:
     That is the smallest ``max``; the largest ``min`` within it; the smallest ``concurrency`` and ``quiet_seconds``; the
     largest ``target_wait_seconds`` and ``scale_up_at``, or durations if one supervisor scales by these.
     """
-    lines = [shared(pool), *({**shared(pool), **other} for other in others)]
-    most = min(line["max"] for line in lines)
-    by_depth = all(line["scale_up_at"] is not None for line in lines)
-    up = max(line["scale_up_at"] for line in lines) if by_depth else None
-    down = [line["scale_down_at"] for line in lines if line["scale_down_at"] is not None]
+    declared = [shared(pool), *({**shared(pool), **other} for other in others)]
+    most = min(one["max"] for one in declared)
+    by_depth = all(one["scale_up_at"] is not None for one in declared)
+    up = max(one["scale_up_at"] for one in declared) if by_depth else None
+    down = [one["scale_down_at"] for one in declared if one["scale_down_at"] is not None]
     return pool.model_copy(
         update={
             "max": most,
-            "min": min(most, max(line["min"] for line in lines)),
-            "concurrency": min(line["concurrency"] for line in lines),
-            "target_wait_seconds": max(line["target_wait_seconds"] for line in lines),
-            "quiet_seconds": min(line["quiet_seconds"] for line in lines),
+            "min": min(most, max(one["min"] for one in declared)),
+            "concurrency": min(one["concurrency"] for one in declared),
+            "target_wait_seconds": max(one["target_wait_seconds"] for one in declared),
+            "quiet_seconds": min(one["quiet_seconds"] for one in declared),
             "scale_up_at": up,
             "scale_down_at": max(down) if by_depth and down and max(down) < (up or 0) else None,
         }
@@ -68,10 +68,10 @@ def differences(name: str, pool: Pool, others: Mapping[str, Mapping[str, Any]]) 
     """Sentences about how other supervisors declare the pool. `others`: their options, by supervisor."""
     own, found = shared(pool), []
     applies = shared(strictest(pool, list(others.values())))
-    for supervisor, line in sorted(others.items()):
-        unlike = [option for option in SHARED if option in line and line[option] != own[option]]
+    for supervisor, one in sorted(others.items()):
+        unlike = [option for option in SHARED if option in one and one[option] != own[option]]
         if unlike:
-            differing = ", ".join(f"{option}={line[option]} there and {own[option]} here" for option in unlike)
+            differing = ", ".join(f"{option}={one[option]} there and {own[option]} here" for option in unlike)
             applied = ", ".join(f"{option}={applies[option]}" for option in unlike)
             found.append(
                 f"supervisor {supervisor} has another table of pools: pool {name!r} has {differing}. The stricter one "

@@ -67,7 +67,8 @@ class WorkerProcess:
                     self._on_line(self.name, line)
 
     def exit_code(self) -> int | None:
-        """None while it lives. Processes that it leaves in its group are killed: its runs belong to others by then."""
+        """None while it lives. When it has ended, the processes that are left in its group are killed, because other
+        workers may have its runs by then."""
         code = self._process.poll()
         if code is not None and not self._killed:
             self._killed = True
@@ -89,8 +90,8 @@ class WorkerProcess:
             self.draining_since, self.drain_seconds, self.why_draining = monotonic(), seconds, why
             self._send(signal.SIGTERM)
         elif seconds is not None:
-            left = monotonic() - self.draining_since + seconds
-            self.drain_seconds = left if self.drain_seconds is None else min(self.drain_seconds, left)
+            total = monotonic() - self.draining_since + seconds
+            self.drain_seconds = total if self.drain_seconds is None else min(self.drain_seconds, total)
 
     def step(self) -> None:
         """End it if its drain time is over."""

@@ -1,8 +1,8 @@
 """Sends fires through Celery's ``Scheduler.apply_entry``, if other code has patched that.
 
-Monitors such as Sentry Crons patch it to see each fire and to add headers. It calls the scheduler's ``apply_async``,
-which is ours (``beat.py``). That one sends with the producer and the id that are given here, whatever the patch has
-changed in the entry, so that a fire still becomes one run. The entry is a copy for this one fire.
+Monitors such as Sentry Crons patch it to see each fire and to add headers. ``apply_entry`` calls the scheduler's
+``apply_async``, which is ours (``beat.py``). Ours uses the producer and the id that are given here, even if the patch
+has changed them in the entry. So a fire still becomes one run. The entry is a copy for this one fire.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Applier:
         application = _under_way.application = Application(id, producer)
         try:
             with denied_join_result():
-                self._scheduler.apply_entry(self._as_celerys(entry), producer=producer)
+                self._scheduler.apply_entry(self._celery_entry(entry), producer=producer)
         except Exception:
             if not application.is_sent:
                 raise
@@ -67,7 +67,7 @@ class Applier:
             raise application.error
         return application.is_sent
 
-    def _as_celerys(self, entry: Entry) -> Any:
+    def _celery_entry(self, entry: Entry) -> Any:
         scheduler, call = self._scheduler, entry.call
         return scheduler.Entry(
             name=entry.name,

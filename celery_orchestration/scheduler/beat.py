@@ -104,7 +104,7 @@ class OrchestratedScheduler(Scheduler):  # type: ignore[misc]
 
 
 def _end_on_sigterm() -> None:
-    """An embedded beat (``worker -B``) has no signal handler: without this one it would die without resigning."""
+    """Resigns on SIGTERM in an embedded beat (``worker -B``), which has no signal handler of its own."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit)
 

@@ -1,7 +1,7 @@
 """The dispatcher: while this scheduler leads, it dispatches the entries that are due.
 
 Fires go to the ledger in parts; its answer says for each fire what to do. If the answer to a part is lost, the same
-part is sent again, and the ledger answers the same.
+part is sent again, and the ledger gives the same answer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ logger = get_logger(__name__)
 
 #: How many fires one call of the ledger takes.
 MOST_FIRES = 64
-#: Seconds: the longest pause between two rounds; between two checks that continuous jobs go on; until all entries are
-#: adopted again, including those that the ledger lost.
+#: Seconds: the longest pause between two rounds; between two checks whether continuous jobs go on; until all entries
+#: are adopted again, including those that the ledger lost.
 IDLE, CONTINUE_EVERY, ADOPT_EVERY = 1.0, 1.0, 3600.0
 #: Seconds between two checks whether the heartbeat is registered in the current epoch.
 EPOCH_WAIT = 0.1
@@ -110,7 +110,7 @@ class Dispatcher(threading.Thread):
             self._wake.wait(wait)
 
     def _round(self) -> float:
-        """Returns how many seconds there is nothing to do."""
+        """Does one round. Returns the seconds until the next one."""
         term = self._runtime.term.number
         self._confirm_sent()
         if not term:
@@ -169,7 +169,7 @@ class Dispatcher(threading.Thread):
         return None
 
     def _adopt_again(self, entries: Iterable[Entry]) -> bool:
-        """Entries whose record the ledger lost. False if another scheduler leads."""
+        """Adopts entries whose record the ledger lost. False if another scheduler leads."""
         leads = self._entries.adopt(self._term, entries, self._runtime.term.now(), remembered=True)
         if not leads:
             self._leads_no_longer(self._term)
@@ -237,10 +237,10 @@ class Dispatcher(threading.Thread):
             if what == "send":
                 self._sender.send(entry, fire)
             elif what == "make":
-                self._entries.look_again(entry, 1.0)  # unless it is made now
+                self._entries.look_again(entry, 1.0)  # if its message cannot be sent now
                 unmade.append((entry, fire))
             elif what == "stale":
-                self._entries.look_again(entry, 1.0)  # unless it is adopted now
+                self._entries.look_again(entry, 1.0)  # if it cannot be adopted now
                 stale.append(entry)
             else:
                 self._answered(entry, fire, what, " ".join(detail))
@@ -263,12 +263,12 @@ class Dispatcher(threading.Thread):
             self._ask()
 
     def _ask_one_by_one(self, part: list[tuple[Entry, Fire]], exc: LedgerError) -> None:
-        """One fire is refused; isolate it."""
+        """The ledger refuses one of these fires: send each alone to find it."""
         if len(part) == 1:
             self._unanswered = []
             return self._entries.cannot_fire(part[0][0], exc)
         for entry, _ in part:
-            self._entries.look_again(entry, 1.0)  # unless it is answered now
+            self._entries.look_again(entry, 1.0)  # if the ledger does not answer now
         for one in part:
             self._unanswered = [one]
             self._ask()
@@ -276,7 +276,7 @@ class Dispatcher(threading.Thread):
 
     def _answered(self, entry: Entry, fire: Fire, what: str, detail: str) -> None:
         if what == "fired":
-            if entry.template is not None:  # else it was logged when its message was made
+            if entry.template is not None:  # without a template, this was logged when the message was made
                 logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
             self._sender.announce(fire)
             self._look_at_next(entry, fire)
@@ -293,14 +293,15 @@ class Dispatcher(threading.Thread):
         elif what == "corrupt":
             self._entries.report(entry.id, f"entry {show(entry.name)} is not fired, a record is corrupt: {detail}")
             self._entries.look_again(entry, RETRY_SECONDS)
-        # paused: the change that ends the pause brings it back
+        # "paused": nothing to do. The change that ends the pause makes the entry be adopted again.
 
     def _look_at_next(self, entry: Entry, fire: Fire) -> None:
         entry.last_ms = max(entry.last_ms, fire.due_ms)
         self._entries.queue.look_at(entry, fire.next_ms)
 
     def _confirm_sent(self) -> None:
-        """First the broker, then the ledger: a fire that is lost between the two is sent again, under the same id."""
+        """Processes the results of the sender. A fire is confirmed in the ledger after the broker has it: if the
+        scheduler dies in between, the fire is sent again under the same id."""
         fires = []
         while self._sender.sent:
             one = self._sender.sent.popleft()
@@ -325,7 +326,7 @@ class Dispatcher(threading.Thread):
             if found.what == "term":
                 return self._leads_no_longer(self._term)
             if found.what == "full":
-                logger.error("The Redis of the ledger is full: continuous jobs do not go on")
+                logger.error("The Redis of the ledger is full: continuous jobs are delayed")
                 return None
             self._runtime.publisher.publish(found.grants)
             stale = [entry for entry, (what,) in zip(part, found.answers, strict=True) if what == "stale"]

@@ -22,7 +22,7 @@ class DueQueue:
         self._continuous: dict[str, Entry] = {}
         self._heap: list[tuple[int, int, Entry]] = []
         #: The number of each entry's valid item in the heap; its other items are void.
-        self._places: dict[str, int] = {}
+        self._valid: dict[str, int] = {}
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class DueQueue:
         return self._entries.get(entry.id) is entry
 
     def clear(self) -> None:
-        self._entries, self._continuous, self._heap, self._places = {}, {}, [], {}
+        self._entries, self._continuous, self._heap, self._valid = {}, {}, [], {}
 
     def add(self, entry: Entry) -> None:
         """Replaces an entry of the same name. It gets no time yet."""
@@ -45,20 +45,20 @@ class DueQueue:
     def remove(self, id: str) -> None:
         self._entries.pop(id, None)
         self._continuous.pop(id, None)
-        self._places.pop(id, None)
+        self._valid.pop(id, None)
 
     def look_at(self, entry: Entry, at_ms: int) -> None:
         """Set the time of its next look; this replaces an earlier one."""
         if entry in self:
             number = next(self._numbers)
-            self._places[entry.id] = number
+            self._valid[entry.id] = number
             heapq.heappush(self._heap, (at_ms, number, entry))
 
     def first(self) -> tuple[int, Entry] | None:
         """The next entry to look at, and its time."""
         while self._heap:
             at_ms, number, entry = self._heap[0]
-            if self._places.get(entry.id) == number:
+            if self._valid.get(entry.id) == number:
                 return at_ms, entry
             heapq.heappop(self._heap)
         return None

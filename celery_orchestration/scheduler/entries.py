@@ -47,8 +47,9 @@ class Entry:
     when: BaseSchedule | None = field(default=None, kw_only=True)
     #: The policy of the job that it fires; None for a plain task.
     policy: Policy | None = None
-    #: Ms between two runs of a continuous job.
+    #: Ms between two runs of a continuous job; None for other entries.
     gap_ms: int | None = None
+    #: How many ms after its due time it still fires.
     late_ms: int = _EVER_MS
     #: The service that it belongs to, if several share the ledger.
     service: str = field(default="", kw_only=True)
@@ -92,7 +93,7 @@ def from_code(
             found[name] = Entry(name, call, every, None, policy=policy, gap_ms=gap, service=service_of(app))
     for name, written in {**schedule_of(app), **defaults, **app.conf.beat_schedule}.items():
         try:
-            one = _written(app, name, written, jobs)
+            one = _entry_of_code(app, name, written, jobs)
         except Exception as exc:
             problems.append(f"entry {show(name)}: {exc!r}")
         else:
@@ -103,7 +104,7 @@ def from_code(
     return found, problems
 
 
-def _written(app: Celery, name: str, written: Mapping[str, Any], jobs: Mapping[str, Policy]) -> Entry:
+def _entry_of_code(app: Celery, name: str, written: Mapping[str, Any], jobs: Mapping[str, Policy]) -> Entry:
     given = dict(written)
     task = given["task"]
     call = Call(task, given.get("args") or (), given.get("kwargs") or {}, given.get("options") or {})

@@ -39,7 +39,7 @@ class Written(BaseModel):
     options: dict[str, Any]
 
     def when(self, app: Celery) -> BaseSchedule:
-        return _schedule(self.schedule, app)
+        return _schedule_of_json(self.schedule, app)
 
 
 def document(
@@ -58,7 +58,7 @@ def document(
     written = {
         "name": name,
         "task": task,
-        "schedule": _plain(when),
+        "schedule": _schedule_as_json(when),
         "args": list(args),
         "kwargs": dict(kwargs),
         "options": dict(options),
@@ -103,7 +103,7 @@ def _check_call(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def _check_options(task: Task, options: Mapping[str, Any]) -> None:
-    """Celery accepts any options. These would fail only when the entry fires."""
+    """Raises for wrong options that Celery accepts now, and at which the entry would fail only when it fires."""
     queue, priority = options.get("queue"), options.get("priority")
     if queue is not None and not (isinstance(queue, str) and queue):
         raise ConfigurationError(f"option queue of an entry should be the name of a queue, not {show(queue)}")
@@ -151,7 +151,7 @@ def from_document(app: Celery, entry: str, text: str, jobs: Mapping[str, Policy]
         raise ConfigurationError(f"entry {show(keys.decode_entry(entry))}: {exc}") from None
 
 
-def _plain(when: Any) -> Any:
+def _schedule_as_json(when: Any) -> Any:
     """A schedule as JSON."""
     if isinstance(when, str):
         when = _from_text(when)
@@ -184,11 +184,11 @@ def _from_text(text: str) -> Any:
         ) from None
 
 
-def _schedule(plain: Mapping[str, Any], app: Celery) -> BaseSchedule:
-    if "every" in plain:
-        if not 0 < plain["every"] < _LONGEST:
-            raise ValueError(f"every {plain['every']} s")
-        return schedule(plain["every"], plain.get("relative", False), app=app)
-    if "cron" in plain:
-        return crontab_of(plain["cron"])
-    return solar(*plain["solar"], app=app)
+def _schedule_of_json(fields: Mapping[str, Any], app: Celery) -> BaseSchedule:
+    if "every" in fields:
+        if not 0 < fields["every"] < _LONGEST:
+            raise ValueError(f"every {fields['every']} s")
+        return schedule(fields["every"], fields.get("relative", False), app=app)
+    if "cron" in fields:
+        return crontab_of(fields["cron"])
+    return solar(*fields["solar"], app=app)

@@ -42,7 +42,7 @@ class EntryTable:
         fires: FireFactory,
         working: Callable[[], None],
     ) -> None:
-        """`working` is called before each step that may take long: this thread is alive."""
+        """`working()` is called before each step that may take long, as a sign of life of this thread."""
         self._runtime, self._ledger, self._fires, self._working = runtime, ledger, fires, working
         self._code = {entry.id: entry for entry in code.values()}
         self.queue = DueQueue(runtime.graph)
@@ -50,7 +50,7 @@ class EntryTable:
         self._unprepared: deque[Entry] = deque()
         #: The last problem of each entry, so that each is logged once.
         self._reported: dict[str, str] = {}
-        #: Number of the last change of people that was read.
+        #: Number of the last change by people that was read.
         self._changes = 0
 
     def load(self, term: str) -> bool:
@@ -153,14 +153,14 @@ class EntryTable:
         return found
 
     def _adopt_one_by_one(self, term: str, part: list[Entry], now: int, remembered: bool, exc: LedgerError) -> bool:
-        """One entry is refused; isolate it."""
+        """The ledger refuses one of these entries: adopt each alone to find it."""
         if len(part) == 1:
             self.report(part[0].id, f"entry {show(part[0].name)} is not fired, the ledger refuses it: {exc}")
             return True
         return all(self.adopt(term, [entry], now, remembered) for entry in part)
 
     def _adopted(self, entry: Entry, answer: Adopted) -> int | None:
-        """Returns when it is due next."""
+        """Processes the ledger's answer. Returns when the entry is due next; None if it is not fired by time."""
         self.queue.remove(entry.id)
         if answer.problem:
             if answer.problem != "gone":

@@ -34,16 +34,16 @@ class FireFactory:
     def adoption(self, entry: Entry, last_ms: int | None) -> Adoption:
         """`last_ms`: the due time from which it continues if the ledger has lost the entry."""
         name, task, every = (keys.text(one) for one in (entry.name, entry.call.task, entry.every))
-        found = Adoption(entry.id, name, task, self._job(entry), every, entry.source, last_ms)
+        adoption = Adoption(entry.id, name, task, self._job(entry), every, entry.source, last_ms)
         if entry.gap_ms is not None:
-            one = self._placed(entry, make_for_all(self._node.app, entry.call))
-            found.gap_ms, found.message = entry.gap_ms, one.message(MARK)
-            found.queue, found.granted_queue, found.key, found.priority = one.place
-        return found
+            template = self._template(entry, make_for_all(self._node.app, entry.call))
+            adoption.gap_ms, adoption.message = entry.gap_ms, template.message(MARK)
+            adoption.queue, adoption.granted_queue, adoption.key, adoption.priority = template.place
+        return adoption
 
     def fire(self, entry: Entry, due: Due) -> Fire:
-        """The fire has no message if each fire needs its own: the ledger first decides whether it becomes a run.
-        It has no job if the ledger cannot hand over its run: then it is sent as a plain task."""
+        """The fire has no message yet if each fire of the entry needs its own: first the ledger decides whether it
+        becomes a run. It has no job if the ledger cannot hand over its run: then it is sent as a plain task."""
         fire = Fire(entry.id, entry.generation, due.at, due.next, due.missed, "", entry.run_id(due.at), entry.late_ms)
         job = self._job(entry)
         if entry.policy is None or not job or entry.is_unroutable:
@@ -58,9 +58,9 @@ class FireFactory:
         return fire
 
     def make(self, entry: Entry, fire: Fire) -> None:
-        """Fill in the message of this one fire, made as Celery's beat would send it, or why there is none."""
+        """Fill in the message of this one fire, made as Celery's beat would make it, or the reason for having none."""
         try:
-            message = self._applied(entry, fire.id) if self._applier.is_needed else self._made(entry, fire.id)
+            message = self._captured(entry, fire.id) if self._applier.is_needed else self._make_message(entry, fire.id)
         except Unroutable as exc:
             return self._send_as_plain(entry, fire, exc)
         if message is None:
@@ -68,25 +68,26 @@ class FireFactory:
             return None
         headers = message.envelope.headers
         fire.expires_ms, fire.eta_ms = _ms(headers.get("expires")), _ms(headers.get("eta"))
-        return _fill_in(fire, self._placed(entry, message))
+        return _fill_in(fire, self._template(entry, message))
 
     def prepare(self, entry: Entry) -> None:
         """Make the message before the entry is due, if all its fires share one."""
         if not self._job(entry) or self._applier.is_needed or not is_constant(self._node.app, entry.call):
             entry.template = None
         elif entry.template is None:
-            entry.template = self._placed(entry, make(self._node.app, entry.call, MARK))
+            entry.template = self._template(entry, make(self._node.app, entry.call, MARK))
 
     def _job(self, entry: Entry) -> str:
-        """In observe mode the worker asks the gate. The ledger fires continuous jobs in every mode."""
+        """The job's name if the ledger makes the run of this entry, otherwise ''. In observe mode the worker asks the
+        gate, so the fire is sent like a plain task; but the ledger fires continuous jobs in every mode."""
         ours = self._node.settings.mode == "enforce" or entry.gap_ms is not None
         return self._node.encoded[entry.call.task] if ours and entry.policy is not None else ""
 
-    def _made(self, entry: Entry, id: str) -> Message:
+    def _make_message(self, entry: Entry, id: str) -> Message:
         logger.info("Scheduler: Sending due task %s (%s)", entry.shown, entry.call.task)
         return make(self._node.app, entry.call, id)
 
-    def _applied(self, entry: Entry, id: str) -> Message | None:
+    def _captured(self, entry: Entry, id: str) -> Message | None:
         producer = CapturingProducer()
         self._applier.apply(entry, id, producer)
         return producer.message
@@ -95,7 +96,7 @@ class FireFactory:
         logger.warning("Entry %s is sent as a plain task, at least once and without overlap: %s", entry.shown, exc)
         entry.is_unroutable, fire.job = True, ""
 
-    def _placed(self, entry: Entry, message: Message) -> Template:
+    def _template(self, entry: Entry, message: Message) -> Template:
         node, policy = self._node, entry.policy
         if policy is None:
             raise ConfigurationError(f"entry {entry.name!r} fires no job")

@@ -15,10 +15,10 @@ Publishing is outside the script. A run that an old leader publishes late carrie
 valid; the workers check it. A message of a plain task may be sent twice: by a leader that was suspended between the
 ledger's answer and the broker, and by the next leader.
 
-**How long a leader may trust its term.** It counts by its monotonic clock from just before it asked, for the length of
-a term less a margin. Redis counts from the arrival of the request, which is later. A leader that could not renew its
-term therefore stops dispatching before the term expires. This is not needed for safety: it avoids refused dispatches,
-and plain tasks that are sent twice.
+**How long a leader may trust its term.** It trusts the term for its length less a margin. It counts by its monotonic
+clock, from just before it asked. Redis counts from the arrival of the request, which is later. A leader that could not
+renew its term therefore stops dispatching before the term expires. This is not needed for safety: it avoids refused
+dispatches, and plain tasks that are sent twice.
 
 **When a standby takes over.** A leader that stops resigns (verb ``resign``); the standbys ask a few times a second. The
 term of a leader that died expires. A thread of its own renews the term, so that a long tick does not cost the
@@ -60,8 +60,8 @@ class Term(threading.Thread):
         changed: Callable[[], None],
         silent_for: Callable[[], float],
     ) -> None:
-        """`changed` is called when this scheduler begins or ceases to lead, and when people changed the schedule.
-        `silent_for` returns for how many seconds the dispatcher has given no sign of life."""
+        """`changed()` is called when this scheduler begins or stops leading, and when people changed the schedule.
+        `silent_for()` returns the seconds since the dispatcher's last sign of life."""
         super().__init__(name="orchestration-term", daemon=True)
         self._ledger = ledger
         self._scheduler, self._name = scheduler, name
@@ -69,10 +69,10 @@ class Term(threading.Thread):
         self._changed, self._silent_for = changed, silent_for
         self._stopped = threading.Event()
         self._backoff = Backoff(self._stopped.wait, min(1.0, seconds / 5))
-        #: Our term, '' if we have none; and until when we may trust it.
+        #: Our term, '' if we have none; and the end of the time for which we may trust it, by the monotonic clock.
         self._held = ("", 0.0)
         self._leader = ""
-        #: Redis's time less our monotonic clock, ms.
+        #: Redis's time minus our monotonic clock, in ms.
         self._offset: float | None = None
         #: Number of the last change that people made.
         self.changes = 0
@@ -90,7 +90,7 @@ class Term(threading.Thread):
         return term if monotonic() < until else ""
 
     def now(self) -> int:
-        """Redis's time, ms."""
+        """Redis's time, in ms."""
         return round(monotonic() * 1000 + (self._offset or 0.0))
 
     def lost(self, term: str) -> None:
@@ -118,15 +118,15 @@ class Term(threading.Thread):
             except LedgerRefused:
                 return  # the heartbeat reports this, and ends the process
             except LedgerError as exc:
-                self._backoff.failed(lambda seconds, exc=exc: self._say(exc, seconds))  # type: ignore[misc]
+                self._backoff.failed(lambda seconds, exc=exc: self._log_failure(exc, seconds))  # type: ignore[misc]
             except Exception:
-                logger.exception("Unexpected error while asking for the leadership")
+                logger.exception("Unexpected error while asking for leadership: the scheduler asks again in a second")
                 self._stopped.wait(1.0)
             else:
                 self._backoff.succeeded()
                 self._stopped.wait(min(ASK_EVERY, self._seconds / 6))
 
-    def _say(self, exc: LedgerError, seconds: float) -> None:
+    def _log_failure(self, exc: LedgerError, seconds: float) -> None:
         logger.error("Standing by for %.0f s (the ledger at %s: %s)", seconds, self._ledger.address, exc)
 
     def _ask(self) -> None:
@@ -146,7 +146,7 @@ class Term(threading.Thread):
         self.epoch = found.epoch
         changes, self.changes = self.changes, found.changes
         if found.term != term or not trusted or changes != found.changes:
-            self._tell(found, term)
+            self._log_leader(found, term)
             self._changed()
         return None
 
@@ -157,7 +157,7 @@ class Term(threading.Thread):
             self._held = ("", 0.0)
             self._ledger.resign(self._scheduler, term)
 
-    def _tell(self, found: Lead, term: str) -> None:
+    def _log_leader(self, found: Lead, term: str) -> None:
         if found.term and found.term != term:
             logger.info("This scheduler leads (term %s)", found.term)
         elif term and not found.term:

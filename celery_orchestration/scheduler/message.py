@@ -20,7 +20,8 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.envelope import PROPERTIES, Envelope
 from celery_orchestration.scheduler.hooks import sending_is_patched
 
-#: Stands for a run's id, and is as long, in a message that many runs share. ``lib/entries.lua`` replaces it, too.
+#: Stands for the run's id in a message that many runs share; it is as long as an id. ``lib/entries.lua`` replaces it,
+#: too.
 MARK = "0rch0000-0000-4000-8000-000000000000"
 #: Options of a call whose value in the message depends on the time of the call.
 _TIMED = ("countdown", "eta", "expires")
@@ -84,7 +85,7 @@ class CapturingProducer:
         **properties: Any,
     ) -> None:
         if self.message is not None:
-            return  # this is the task-sent event (task_send_sent_event)
+            return  # the second message is the task-sent event (task_send_sent_event)
         name = getattr(exchange, "name", exchange) or ""
         if not declare or (name and not _leads_to(declare[0], name, routing_key)):
             raise Unroutable(f"its messages go to exchange {name!r}, and their queue is unknown")
@@ -164,7 +165,8 @@ def is_constant(app: Celery, call: Call) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Other values may be serialized differently each time; a lazy value is evaluated each time."""
+    """False for values that may be serialized differently each time, and for lazy ones, which are evaluated each
+    time."""
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""Sends the fires of plain tasks (no jobs) as Celery's beat does, and the ``task-sent`` events of jobs' fires.
+"""Sends the fires of plain tasks as Celery's beat does, and the ``task-sent`` events of jobs' fires.
 
 It has its own thread: a broker that does not answer must not delay the dispatch of jobs.
 """
@@ -31,7 +31,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The outcome of a fire: the broker has it, or it is tried again later, or it failed, or it was refused."""
+    """The result for a fire: the broker has it, or it is tried again later, or it failed, or it was refused."""
 
     entry: Entry
     fire: Fire
@@ -44,7 +44,7 @@ class Sent:
 
 class PlainSender(threading.Thread):
     def __init__(self, app: Celery, applier: Applier, leads: Callable[[], bool], changed: Callable[[], None]) -> None:
-        """Nothing is sent unless this scheduler `leads`. `changed` is called after each addition to `sent`."""
+        """Nothing is sent unless `leads()` is true. `changed()` is called after each addition to `sent`."""
         super().__init__(name="orchestration-sender", daemon=True)
         self._app, self._applier = app, applier
         self._leads, self._changed = leads, changed
@@ -113,7 +113,7 @@ class PlainSender(threading.Thread):
         return True
 
     def _send_event(self, fire: Fire) -> None:
-        """As Celery does when it sends a task. A failed event is not retried: events are only for current watchers."""
+        """As Celery does when it sends a task. A failed event is not sent again: only current watchers need it."""
         if monotonic() < self._again_at:
             return
         envelope = Envelope.unpack(fire.message)
@@ -140,4 +140,4 @@ class PlainSender(threading.Thread):
             try:
                 producer.connection.close()
             except Exception as exc:
-                logger.debug("Closing the scheduler's connection: %r", exc)
+                logger.debug("The connection of the sender could not be closed: %r", exc)

@@ -1,4 +1,4 @@
-"""A scheduler process: a node without slots, and the threads that it consists of."""
+"""A scheduler process: a node without slots, and its threads."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SchedulerRuntime(Node):
         self.problem = why
 
     def send_event(self, type: str, id: str, **fields: Any) -> None:
-        """Events are for workers."""
+        """Does nothing: only workers send task events."""
 
     def start(self) -> None:
         for thread in (self.publisher, self.heartbeat, self.recovery, self.dispatcher, self.term):

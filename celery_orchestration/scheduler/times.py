@@ -1,8 +1,8 @@
-"""When an entry is due: pure functions of its schedule, its last due time and the time.
+"""When an entry is due: pure functions of its schedule, its last due time and the current time.
 
-A due time follows from the schedule and the previous due time, not from the time of the look, so that every scheduler
-finds the same due times. All times are milliseconds since 1970 by Redis's clock: the clocks of the schedulers' machines
-do not matter.
+A due time follows from the schedule and the previous due time, not from the time at which a scheduler looks. So every
+scheduler finds the same due times. All times are milliseconds since 1970 by Redis's clock: the clocks of the
+schedulers' machines do not matter.
 
 Celery's schedules say how long it is until they are due. Asked at their last due time, that is the distance to the next
 one (:class:`Calendar`), with Celery's own handling of time zones and daylight saving. A custom schedule class can only
@@ -19,7 +19,7 @@ from typing import Protocol
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule, solar
 
-#: Where Celery finds no next due time (in an hour that comes twice), it is searched in steps: their length and number.
+#: If Celery finds no next due time (in an hour that comes twice), it is searched in steps: their length and number.
 _STEP_MS, _MOST_STEPS = 60_000, 24 * 60
 #: Solar events are computed to a tenth of a second: one found this soon after the last one is the same event.
 _SAME_EVENT_MS = 1000
@@ -34,7 +34,7 @@ _ASK_EVERY_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The latest due time that has come, the number of missed ones before it, and the next one."""
+    """The latest due time that has come, the number of missed due times before it, and the next one."""
 
     at: int
     missed: int

@@ -9,6 +9,6 @@ connects these parts, and opens and closes the gate; ``timers`` and ``sharing`` 
 
 ``heartbeat`` renews the lease, sweeps and delivers ``notices``; ``watchdog`` replaces it if it hangs; ``epoch`` claims
 our runs when the ledger may have forgotten them. ``drain`` stops the worker. ``remote`` and ``reports`` answer ``celery
-inspect``. ``slots`` and ``loop`` hold the differences between execution pools, ``internals`` every reach into Celery's
-inside. What a worker shares with a scheduler is in ``celery_orchestration.node``.
+inspect``. ``slots`` and ``loop`` hold the differences between execution pools, ``internals`` every use of Celery's
+internals. Code that workers and schedulers share is in ``celery_orchestration.node``.
 """

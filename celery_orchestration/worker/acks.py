@@ -1,12 +1,12 @@
-"""Acknowledges several messages at once, where one by one is expensive.
+"""Acknowledges several messages together where single acknowledgements are expensive.
 
-On kombu's Redis transport an acknowledgement is a transaction of its own and takes a quarter of the main
-process's time. A job's message may be acknowledged a moment late: if the worker dies before, the ledger
-knows the run and drops the copy that is delivered again. So the messages of jobs are acknowledged together.
-Messages of plain tasks are not touched.
+On kombu's Redis transport each acknowledgement is a transaction. One by one they take a quarter of the main process's
+time. A job's message may be acknowledged a moment late: if the worker dies before that, the ledger knows the run, and
+drops the copy that the broker delivers again. So the messages of jobs are acknowledged together. Plain tasks' messages
+are left to Celery.
 
-Everything happens in the worker's event loop, but for calls of :meth:`Acks.acknowledge` from other threads, which it
-declines.
+Everything happens in the worker's event loop. :meth:`Acks.acknowledge` may be called from other threads, but returns
+False there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST, LONGEST = 16, 0.02
 
 class Acks:
     def __init__(self, state: GateState, loop: Loop, consumer: Any) -> None:
-        """`consumer`: Celery's."""
+        """`consumer`: Celery's consumer."""
         self._state = state
         self._loop = loop
         self._consumer = consumer
@@ -37,7 +37,8 @@ class Acks:
     def acknowledge(self, request: Any) -> bool:
         """Acknowledges its message together with others. False if that is not possible here: then Celery does it.
         From any thread."""
-        restored = getattr(self._consumer, "_maximum_prefetch_restored", True)  # else Celery counts acknowledgements
+        # While this is False, Celery counts acknowledgements, so it has to make them itself.
+        restored = getattr(self._consumer, "_maximum_prefetch_restored", True)
         if self._state.stopping or not restored or not self._loop.inside() or not self._take(request.message):
             return False
         request.acknowledged = True
@@ -67,7 +68,7 @@ class Acks:
             internals.redis.delete_acknowledged(messages)
         except Exception as exc:
             logger.warning(
-                "%d messages could not be acknowledged, the broker delivers them again and the gate drops them: %r",
+                "%d messages could not be acknowledged: the broker will deliver them again, and the gate drop them: %r",
                 len(messages),
                 exc,
             )

@@ -1,9 +1,9 @@
-"""Requests come in, get slots in the order of their rank, and are started or let go as the ledger answers.
+"""Requests come in, get slots in the order of their rank, and are started or dropped as the ledger answers.
 
 Celery makes a request of each message and calls :meth:`Admission.message_received`. When it wants the request executed
 it calls :meth:`Admission.slot_given`: that slot goes to the first request in rank, which asks the ledger in the next
-turn (``turns.py``). A run that may start goes to the execution pool (``execution.py``). A run that must wait is in the
-ledger by then: its message is acknowledged, and its slot goes to the next request.
+turn (``turns.py``). A run that may start goes to the execution pool (``execution.py``). If a run must wait, the ledger
+has stored it: its message is acknowledged, and its slot goes to the next request.
 
 While the gate is closed, requests stay here unacknowledged, without a slot.
 
@@ -42,9 +42,9 @@ Starting = tuple[OrchestratedRequest, str, str]
 #: A request, and the question that the ledger is asked for it.
 Asking = tuple[OrchestratedRequest, Arrival]
 
-#: Seconds until a run asks again that the ledger did not take in because of an error, or because Redis is full.
+#: Seconds until a request asks again if the ledger did not take its run in because of an error or a full Redis.
 ASK_AGAIN_SECONDS = 5.0
-#: The same for a run whose job the ledger does not know yet, or while this worker is kept free for another run.
+#: The same if the ledger does not know the job yet, or keeps this worker free for another run.
 ASK_SOON_SECONDS = 1.0
 #: Most requests with a start time that one turn takes to the ledger.
 MOST_SCHEDULED = 32
@@ -78,7 +78,7 @@ class Admission:
         request_turn: Callable[[], None],
         register_again: Callable[[], None],
     ) -> None:
-        """`consumer`: Celery's. `register_again()`: the ledger lacks a job of this worker."""
+        """`consumer`: Celery's consumer. `register_again()` is called if the ledger lacks a job of this worker."""
         self._state = state
         self._loop = loop
         self._slots = slots
@@ -94,11 +94,11 @@ class Admission:
         #: A heap.
         self._reserved: list[Reserved] = []
         self._numbers = 0
-        #: They have a slot, and ask the ledger in the next turn.
+        #: Requests that have a slot, and ask the ledger in the next turn.
         self._asking: list[OrchestratedRequest] = []
-        #: They have a start time, which the ledger is to keep; they need no slot.
+        #: Requests with a start time: they wait in the ledger, and need no slot to ask it.
         self._scheduled: list[OrchestratedRequest] = []
-        #: Reserved requests for which Celery has to be asked for a slot when the gate opens.
+        #: Reserved requests for which Celery is asked for a slot again when the gate opens.
         self._stalled: list[OrchestratedRequest] = []
         #: Requests that had not asked when the worker stopped.
         self._unbegun: list[OrchestratedRequest] = []
@@ -107,7 +107,7 @@ class Admission:
     # -- requests come in ---------------------------------------------------------------------------
 
     def message_received(self, request: OrchestratedRequest) -> None:
-        """Celery made a request of a message. Known this early, it can go before requests of a lower rank."""
+        """Celery made a request of a message. It is reserved this early so that it goes before lower-ranked ones."""
         if request.stage is None:
             self._reserve(request)
             if request.grant:
@@ -123,7 +123,7 @@ class Admission:
         if request.stage is None:
             self._reserve(request)
         if self._state.stopping:
-            return  # called by a timer that was still due
+            return  # a timer of Celery's was still due
         self._slots.came_with_request()
         if self._state.closed:
             self._stalled.append(request)
@@ -136,7 +136,7 @@ class Admission:
         self._request_turn()
 
     def serve(self) -> None:
-        """Gives slots to the first in rank, and returns those that nobody needs."""
+        """Gives slots to the requests that are first in rank, and returns unneeded slots to Celery."""
         state = self._state
         while self._reserved and not state.closed and not state.draining and self._slots.take():
             request = heapq.heappop(self._reserved).request
@@ -166,14 +166,14 @@ class Admission:
     def take_asking(self) -> list[Asking]:
         """For a turn: requests with a slot."""
         asking, self._asking = self._asking, []
-        found = []
+        questions = []
         for request in asking:
             arrival = self._arrival(request)
             if arrival is None:
                 self._slots.put_back()
             else:
-                found.append((request, arrival))
-        return found
+                questions.append((request, arrival))
+        return questions
 
     def take_scheduled(self) -> list[Asking]:
         """For a turn: requests with a start time, and without a slot."""
@@ -220,7 +220,7 @@ class Admission:
         return starting
 
     def _not_taken_in(self, request: OrchestratedRequest, why: str) -> None:
-        """The ledger cannot take it in now: it stays here, unacknowledged, and asks again."""
+        """The ledger cannot take the run in now: the request stays here, unacknowledged, and asks again."""
         if why == "full":
             self._log_full()
             return self.ask_again(request)
@@ -248,7 +248,7 @@ class Admission:
 
     @staticmethod
     def _drop_message(request: OrchestratedRequest, what: str, detail: Iterable[str]) -> None:
-        """The ledger has it, or another worker: the broker's copy is not needed any more."""
+        """The ledger or another worker has the run: the broker's copy is not needed any more."""
         if what == "drop" and not request.grant:
             logger.warning(
                 "A copy of a message of job %s was dropped: the ledger knows this call of task id %s already (%s)",
@@ -292,15 +292,15 @@ class Admission:
 
     def rate_limited(self) -> Iterator[OrchestratedRequest]:
         """Runs that Celery's rate limit holds back here, in the order in which it lets them go."""
-        found = internals.consumer.rate_limited(self._consumer)
-        return (request for request in found if isinstance(request, OrchestratedRequest))
+        held_back = internals.consumer.rate_limited(self._consumer)
+        return (request for request in held_back if isinstance(request, OrchestratedRequest))
 
     def fetched(self) -> Iterator[OrchestratedRequest]:
-        """Runs whose message is here and that wait for a slot: the ledger has not heard of them."""
+        """Fetched runs that wait for a slot: the ledger has not been asked about them."""
         return (entry.request for entry in sorted(self._reserved) if entry.request.fence is None)
 
     def has_set_aside(self, request: Any) -> bool:
-        """Whether a request is kept here without waiting for a slot: the ledger cannot take it in for now."""
+        """Whether a request is kept here without waiting for a slot, because the ledger cannot take it in now."""
         if not isinstance(request, OrchestratedRequest) or request.fence is not None:
             return False
         return self._state.closed or request.stage is None
@@ -311,7 +311,7 @@ class Admission:
     # -- the ledger, the broker or the worker goes away ---------------------------------------------
 
     def give_slots_back(self) -> None:
-        """The gate closes: requests that were about to ask wait for a slot again."""
+        """The gate closes: requests that were about to ask the ledger wait for a slot again."""
         for request in self._asking:
             request.stage = None
             self._reserve(request)
@@ -320,8 +320,8 @@ class Admission:
         self._asking = []
 
     def connection_lost(self) -> None:
-        """The broker connection is lost, and with it all claims to slots. The broker delivers requests again that were
-        not admitted; those that were admitted ask for a slot again."""
+        """The broker connection is lost, and with it all claims to slots. Requests that were not admitted are dropped:
+        the broker delivers their messages again. Admitted requests ask for a slot again."""
         for entry in self._reserved:
             if entry.request.fence is None:
                 entry.request.stage = "dropped"
@@ -331,7 +331,7 @@ class Admission:
         self._scheduled.clear()
 
     def stop(self) -> list[OrchestratedRequest]:
-        """Nothing here will start any more. Returns the runs that were admitted and waited for a slot."""
+        """No request here starts any more. Returns the runs that were admitted and waited for a slot."""
         reserved = [entry.request for entry in self._reserved]
         admitted = [request for request in reserved if request.fence is not None]
         not_asked = [request for request in reserved if request.fence is None]
@@ -343,10 +343,10 @@ class Admission:
         return admitted
 
     def hand_back(self) -> None:
-        """No more messages come: those that were fetched and not begun go back to their queues now, and not only when
-        the runs here have ended."""
+        """Fetching has stopped: messages that were not begun go back to their queues now. Otherwise they would go back
+        only when the runs here have ended."""
         unbegun, self._unbegun = self._unbegun, []
-        for request in reversed(unbegun):  # Redis puts each before the others
+        for request in reversed(unbegun):  # on Redis, each goes to the front of its queue
             if not request.acknowledged and request.message.channel is not None:
                 task_ready(request)
                 guarded(request.message.requeue)

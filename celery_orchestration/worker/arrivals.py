@@ -21,7 +21,7 @@ HANDED_OVER = queues.rank_of(queues.granted_name(queues.DEFAULT_POOL))
 
 
 class Jobs(Protocol):
-    """What has to be known of the jobs in this worker's code."""
+    """The facts about the jobs in this worker's code that an arrival needs."""
 
     #: Names of jobs, as the ledger writes them.
     encoded: dict[str, str]
@@ -44,10 +44,10 @@ class Arrivals:
         """Raises if the ledger cannot be asked for this run."""
         policy, job = request.task.orchestration, request.task.name
         if policy.on_lease_lost == "stop" and not internals.pool.can_kill(self._pool):
-            raise ConfigurationError("on_lease_lost='stop' needs a worker with -P prefork; it came to another one")
+            raise ConfigurationError("on_lease_lost='stop' needs a worker with -P prefork, not this execution pool")
         queue = self.queue_of(request)
         for text in (request.id, queue):
-            text.encode()  # JSON may contain text that Redis does not take
+            text.encode()  # JSON may contain text that Redis cannot store
         key = ""
         if policy.key is not None:
             key, request.problem = self._jobs.room_key(job, request.args, request.kwargs)
@@ -69,7 +69,7 @@ class Arrivals:
         )
 
     def queue_of(self, request: OrchestratedRequest) -> str:
-        """The queue that the run's message was sent to, also if the run was handed over since."""
+        """The queue that the run's message was first sent to, even if the run was handed over since."""
         if request.origin is not None and not request.origin.get("exchange"):
             return request.origin.get("routing_key") or ""
         return internals.consumer.queue_of(request.message, self._consumers())

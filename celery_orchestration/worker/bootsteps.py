@@ -16,7 +16,7 @@ logger = get_logger(__name__)
 
 
 class Boot(bootsteps.StartStopStep):  # type: ignore[misc]
-    """In the worker's blueprint: set up before everything, stopped after the execution pool."""
+    """In the worker's blueprint: set up before all other steps, stopped after the execution pool."""
 
     label = "Orchestration"
 
@@ -28,7 +28,7 @@ class Boot(bootsteps.StartStopStep):  # type: ignore[misc]
         settings = settings_of(worker.app)
         if settings.mode != "off":
             return True
-        # Producers may still send to our queues: without a gate they are queues like any other.
+        # Producers may still send to our queues, so a worker without a gate serves them like any other queue.
         if not internals.consumer.queues_were_chosen(worker.app):
             for name in (queues.granted_name(queues.DEFAULT_POOL), *queues.pool_queues(queues.DEFAULT_POOL)):
                 if queues.can_be_used(worker.app, name):
@@ -45,7 +45,8 @@ class Boot(bootsteps.StartStopStep):  # type: ignore[misc]
     def include(self, worker: Any) -> bool:
         included, self.obj = self._should_include(worker)
         if included:
-            worker.steps.insert(0, self)  # steps are stopped in reverse: outcomes come in until the pool is down
+            # Steps are stopped in reverse order: outcomes come in until the pool is down.
+            worker.steps.insert(0, self)
         return bool(included)
 
     def start(self, worker: Any) -> None:

@@ -1,13 +1,13 @@
 """Carries turns to the ledger, one at a time.
 
-While all is well the event loop itself sends a turn, and reads the answer when it is on the socket. It does not wait,
-but for a millisecond when a slot stands idle until the answer is there. At the first sign of trouble the turn goes to a
-thread, which makes the same call again until there is an answer; meanwhile it closes the gate and logs that. A turn
-that the ledger has taken already gives the same answer again. Where the loop cannot listen to a socket (gevent), or the
-socket is not plain (TLS), the thread carries every turn.
+Normally the event loop itself sends a turn, and reads the answer when it is on the socket. It does not wait for the
+answer, except for a millisecond when a slot is idle until the answer comes. At the first error the turn goes to a
+thread, which repeats the same call until there is an answer; meanwhile the gate is closed, and the thread logs that.
+The ledger gives the same answer to a turn that it has taken already. If the loop cannot listen to a socket (gevent), or
+the socket is encrypted (TLS), the thread carries every turn.
 
-:meth:`TurnCarrier.carry` is called in the event loop, or from any thread when that is down; answers are given to the
-gate in the event loop. The thread runs from the first connection to the broker until the worker has stopped.
+:meth:`TurnCarrier.carry` is called in the event loop, or from any thread once the loop is down. Answers are given to
+the gate in the event loop. The thread runs from the first connection to the broker until the worker has stopped.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from celery_orchestration.worker.turns import Batch
 
 logger = get_logger(__name__)
 
-#: How often the ledger may answer a turn with an error before that counts as its answer.
+#: After this many errors in a row the error counts as the ledger's answer to the turn.
 MOST_REFUSALS = 4
-#: Seconds that the event loop waits for an answer that a slot stands idle for: twice what a turn takes. Going
-#: through the loop would take a quarter of that again.
+#: Seconds that the event loop waits for an answer while a slot is idle: twice the duration of a turn. To get the answer
+#: through the loop takes a quarter of a turn longer.
 IDLE_WAIT = 0.001
 
 
@@ -70,7 +70,7 @@ class TurnCarrier(threading.Thread):
         close_gate: Callable[[], None],
         register_again: Callable[[], None],
     ) -> None:
-        """`worker`: its id. `register_again()`: the ledger does not know this worker any more."""
+        """`worker`: its id. `register_again()` is called if the ledger does not know this worker any more."""
         super().__init__(name="orchestration-turns", daemon=True)
         self._ledger = ledger.new_connection()
         self._address = ledger.address
@@ -88,7 +88,7 @@ class TurnCarrier(threading.Thread):
         self._stopped = threading.Event()
         self._backoff = Backoff(self._stopped.wait)
         self._number = 0
-        #: The turn that the loop waits for, and since when.
+        #: The turn whose answer the loop expects, and when it was sent.
         self._sent: tuple[Batch, float] | None = None
         self._is_watched = False
         self._listening_to: Any = None
@@ -96,7 +96,7 @@ class TurnCarrier(threading.Thread):
         self.down = False
 
     def carry(self, batch: Batch) -> None:
-        """One at a time: the next only when this one was answered."""
+        """Carries one turn. Call it again only when that turn was answered."""
         self._number += 1
         if not (self._loop.inside() and self._send(batch)):
             self._by_thread(batch)
@@ -123,7 +123,7 @@ class TurnCarrier(threading.Thread):
         try:
             self._ledger.send_turn(*self._arguments(batch))
         except Exception:
-            return False  # the thread finds out the reason
+            return False  # the thread calls again, and handles the error
         self._sent = (batch, monotonic())
         self._watch()
         return True
@@ -137,14 +137,14 @@ class TurnCarrier(threading.Thread):
         sent, self._sent = self._sent, None
         turn = self._ledger.receive_turn() if sent is not None else None
         if sent is None:
-            self._hang_up()  # no turn is under way: Redis closed the connection
+            self._hang_up()  # no turn was sent, so Redis has closed the connection
         elif turn is None:
             self._by_thread(sent[0])
         else:
             self._turns.answered(sent[0], turn)
 
     def _check_for_answer(self) -> None:
-        """Listening does not notice a Redis that hangs."""
+        """A Redis that hangs sends nothing, so listening alone would not notice it."""
         self._is_watched = False
         if self._sent is None:
             return
@@ -195,17 +195,17 @@ class TurnCarrier(threading.Thread):
         try:
             self._in_loop(answer)
         except Exception:
-            logger.exception("An answer of the ledger could not be dealt with; the next turn goes on")
+            logger.exception("An answer of the ledger could not be processed; the next turn follows")
 
     def _turn(self, batch: Batch) -> Turn | LedgerError | None:
-        """Asks until there is an answer; None if the worker stops before that. An error that comes again and again is
-        an answer as well."""
+        """Asks until there is an answer; None if the worker stops before that. An error that repeats is an answer,
+        too."""
         refusals, claiming = 0, False
         while True:
             try:
                 if claiming:
                     self._epoch.claim(self._ledger)
-                    # Not again if the turn's reply gets lost: the claim would lack the runs that this turn has started.
+                    # Not again if the turn's reply is lost: the claim would lack the runs that this turn has started.
                     claiming = False
                 turn = self._ledger.turn(*self._arguments(batch))
             except UnknownWorker:

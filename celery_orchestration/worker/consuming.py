@@ -1,10 +1,10 @@
 """How a worker consumes from its queues.
 
-Celery's own message consumer has the user's queues and the pools' queues, as if they had been named with ``-Q``: remote
-control adds, cancels and lists them as any other. Only the granted queues have a channel of their own, so that a
-handed-over run never stands behind a backlog; remote control reaches them here.
+Celery's own message consumer has the user's queues and the pools' queues, as if they had been named with ``-Q``. Remote
+control adds, cancels and lists them like other queues. Only the granted queues have a channel of their own, so that a
+handed-over run never waits behind a backlog. Remote control of the granted queues is here.
 
-Everything here happens in the worker's event loop, but for :meth:`Consuming.look_for_queues` and
+Everything here happens in the worker's event loop, except :meth:`Consuming.look_for_queues` and
 :meth:`Consuming.close_broker`, which any thread may call.
 """
 
@@ -33,17 +33,17 @@ from celery_orchestration.worker.state import GateState
 
 logger = get_logger(__name__)
 
-#: Seconds between looks at whether the broker has a queue that we would serve. The sender of the first run there tells
-#: all workers (:func:`.queues.announce`), so this is for workers that did not hear it. RabbitMQ logs an error for each
-#: queue that it does not have: there we look when a connection is made, and rarely after that.
+#: Seconds between checks whether the broker has a new queue that this worker would serve. The sender of the first run
+#: there tells all workers (:func:`.queues.announce`), so this is for workers that missed it. RabbitMQ logs an error for
+#: each queue that it does not have: there the worker checks when a connection is made, and rarely after that.
 LOOK_EVERY, LOOK_EVERY_AMQP = 5.0, 600.0
-#: Seconds for which a store that was open is taken to be open still.
+#: For this many seconds after a store was seen to be open, it counts as open.
 CONFIRMED_SECONDS = 2.0
 
 
 class FindsQueues(Protocol):
     def look_for(self, queues: list[str], found: Callable[[list[str]], None]) -> None:
-        """`found(queues)` is called, in some thread, with those that the broker has."""
+        """Calls `found(queues)`, in some thread, with those of the queues that the broker has."""
 
 
 class Consuming:
@@ -63,8 +63,8 @@ class Consuming:
         slots: Callable[[], int],
         register_again: Callable[[], None],
     ) -> None:
-        """`consumer`: Celery's. `fetcher`: None if messages are fetched as kombu does it. `slots()`: how many runs the
-        worker can have at once. `register_again()`: the ledger hands over by what a worker serves."""
+        """`consumer`: Celery's consumer. `fetcher`: None if kombu fetches messages in its own way. `slots()`: how many
+        runs the worker can have at once. `register_again()` tells the ledger that the queues have changed."""
         self._app = app
         self._settings = settings
         self._consumer = consumer
@@ -78,12 +78,12 @@ class Consuming:
         self._slots = slots
         self._register_again = register_again
         #: kombu's consumer of the granted queues, on a channel of its own.
-        self._ours: Any = None
+        self._granted_consumer: Any = None
         #: Tells RabbitMQ how many messages to send; None: Celery does.
         self._prefetch: Prefetch | None = None
-        #: Why RabbitMQ cannot be told how many messages to send; '' if it can, or need not.
+        #: Why this worker cannot tell RabbitMQ how many messages to send; '' if it can, or need not.
         self.prefetch_refused = ""
-        #: Whether we take messages from the granted queues just now.
+        #: Whether this worker takes messages from the granted queues now.
         self._taking = True
         self._look_at = 0.0
 
@@ -95,17 +95,18 @@ class Consuming:
     @property
     def consumers(self) -> list[Any]:
         """kombu's consumers of this connection."""
-        return [one for one in (getattr(self._consumer, "task_consumer", None), self._ours) if one is not None]
+        consumers = getattr(self._consumer, "task_consumer", None), self._granted_consumer
+        return [one for one in consumers if one is not None]
 
     # -- a connection to the broker -----------------------------------------------------------------
 
     def code_ended(self) -> None:
-        """From any thread: code in the execution pool has ended, so that there may be room for more messages."""
+        """Code in the execution pool has ended, so there may be room for more messages. From any thread."""
         if self._prefetch is not None:
             self._prefetch.wake()
 
     def connected(self) -> None:
-        self._ours, self._taking = None, True
+        self._granted_consumer, self._taking = None, True
         internals.consumer.contain_errors(self._consumer, self._message_failed)
         self._takes_tasks(self._consumer.task_consumer.channel)
         self._bound_fetching()
@@ -114,7 +115,8 @@ class Consuming:
         self._look_at = 0.0
 
     def _bound_fetching(self) -> None:
-        """Fetches no message that could run elsewhere sooner; under strict priority none that could be overtaken."""
+        """Limits fetching: no message is fetched that could run elsewhere sooner. Under strict priority, no message is
+        fetched while all slots are busy, because a higher one may come."""
         consumer, settings = self._consumer, self._settings
         if internals.consumer.is_amqp(consumer.connection):
             if settings.fetch == "reliable" or settings.strict_priority:
@@ -133,26 +135,27 @@ class Consuming:
         else:
             try:
                 strict = self._settings.strict_priority
-                found = StrictPrefetch(*common, slots=self._slots) if strict else Prefetch(*common)
-                found.begin()
+                prefetch = StrictPrefetch(*common, slots=self._slots) if strict else Prefetch(*common)
+                prefetch.begin()
             except Refused as exc:
                 self.prefetch_refused = str(exc)
             else:
-                self._prefetch, self.prefetch_refused = found, ""
+                self._prefetch, self.prefetch_refused = prefetch, ""
                 return
         logger.warning("Messages are prefetched as Celery does it: %s", self.prefetch_refused)
         if self._settings.strict_priority:
-            # One more than there are slots, or a higher queue's next message would come too late.
+            # One message more than slots. Otherwise the next message of a higher queue would come too late.
             internals.amqp.prefetch_per_queue(consumer.task_consumer.channel, self._slots() + 1)
             consumer.qos.callback = noop
 
     def register(self) -> None:
-        """With the event loop, on every connection."""
+        """Registers with the event loop, on every connection."""
         if self._prefetch is not None:
             self._prefetch.register()
 
     def _message_failed(self, message: Any, exc: Exception) -> None:
-        """No content of a message, and no user's class that reads it, may end the worker."""
+        """A message could not be read. It is rejected: neither its content nor the user's class that reads it may end
+        the worker."""
         headers = message.headers if isinstance(message.headers, dict) else {}
         logger.error("A message of task %r, id %r, is rejected: %r", headers.get("task"), headers.get("id"), exc)
         try:
@@ -175,41 +178,41 @@ class Consuming:
         self._takes_tasks(channel)
         together = internals.amqp.prefetch_is_shared(consumer)
         channel.basic_qos(0, consumer.qos.value, together)
-        ours = consumer.app.amqp.Consumer(
+        granted_consumer = consumer.app.amqp.Consumer(
             channel, queues=[], accept=self._app.conf.accept_content, on_decode_error=consumer.on_decode_error
         )
-        ours.on_message = consumer.create_task_handler()
-        theirs = consumer.qos.callback
+        granted_consumer.on_message = consumer.create_task_handler()
+        set_celerys_count = consumer.qos.callback
 
-        def both(prefetch_count: int) -> Any:
-            ours.qos(prefetch_count=prefetch_count, apply_global=together)
-            return theirs(prefetch_count=prefetch_count)
+        def set_both_counts(prefetch_count: int) -> Any:
+            granted_consumer.qos(prefetch_count=prefetch_count, apply_global=together)
+            return set_celerys_count(prefetch_count=prefetch_count)
 
-        consumer.qos.callback = both
-        return ours
+        consumer.qos.callback = set_both_counts
+        return granted_consumer
 
     def _serve_granted(self) -> None:
-        """Consumes from the granted queues that are to be served, and from no others."""
+        """Consumes from the granted queues that this worker serves now, and from no others."""
         wanted = self.granted if self._taking else []
-        if wanted and self._ours is None:
-            self._ours = self._open_channel()
-        if self._ours is None:
+        if wanted and self._granted_consumer is None:
+            self._granted_consumer = self._open_channel()
+        if self._granted_consumer is None:
             return
-        for name in [queue.name for queue in self._ours.queues if queue.name not in wanted]:
-            self._ours.cancel_by_queue(name)
+        for name in [queue.name for queue in self._granted_consumer.queues if queue.name not in wanted]:
+            self._granted_consumer.cancel_by_queue(name)
         for name in wanted:
-            if not self._ours.consuming_from(name):
-                self._ours.add_queue(queues.declared(self._app, name))
-        self._ours.consume()
+            if not self._granted_consumer.consuming_from(name):
+                self._granted_consumer.add_queue(queues.declared(self._app, name))
+        self._granted_consumer.consume()
 
     def take_granted(self, yes: bool) -> None:
-        """Whether we take messages of runs that were handed over."""
+        """Starts or stops taking messages of runs that were handed over."""
         self._taking = yes
         self._serve_granted()
 
     def may_begin(self, request: Any) -> bool:
-        """Whether a plain task may begin: not if this worker stood still for so long that its message went back to its
-        queue. (The gate checks that for jobs.)"""
+        """Whether a plain task may begin. It may not if this worker was suspended for so long that the message went
+        back to its queue. (The gate checks that for jobs.)"""
         fetcher, channel = self._fetcher, request.message.channel
         if fetcher is None or not isinstance(channel, ReliableChannel) or isinstance(request, OrchestratedRequest):
             return True
@@ -217,19 +220,19 @@ class Consuming:
         if now - fetcher.confirmed_at < CONFIRMED_SECONDS:
             return True
         try:
-            there = channel.has_store()
+            has_store = channel.has_store()
         except Exception as exc:
             logger.warning("The broker cannot be asked whether %s may begin: %r", request, exc)
-            there = False  # the connection is lost: it is delivered again
-        if there:
+            has_store = False  # the connection is lost, so the broker will deliver the message again
+        if has_store:
             fetcher.confirmed_at = now
         else:
             logger.warning("%s does not begin here: its message is back in its queue", request)
-        return there
+        return has_store
 
     def _stop_fetching(self) -> None:
-        """Messages that were fetched and not begun go back to their queues; those that a pool has stay until their task
-        has ended."""
+        """Messages that were fetched and not begun go back to their queues. Messages of tasks that the execution pool
+        has stay until the task has ended."""
         fetcher = self._fetcher
         channels = [one.channel for one in self.consumers if isinstance(one.channel, ReliableChannel)]
         if fetcher is None or not channels:
@@ -245,11 +248,11 @@ class Consuming:
                 logger.warning("Messages that were not begun go back only when the connection is closed: %r", exc)
 
     def _hand_back_plain(self) -> None:
-        """Tasks that are no jobs and have no slot. Else RabbitMQ would give them to others only when the tasks that run
-        here have ended."""
+        """Plain tasks without a slot go back to their queues. Otherwise RabbitMQ would give them to other workers only
+        when the tasks that run here have ended."""
         for request in reversed(self._demand.requests()):
-            theirs = isinstance(request, OrchestratedRequest) or internals.pool.is_with_pool(request)
-            if theirs or request.acknowledged or request.message.acknowledged:
+            stays = isinstance(request, OrchestratedRequest) or internals.pool.is_with_pool(request)
+            if stays or request.acknowledged or request.message.acknowledged:
                 continue
             try:
                 task_ready(request)
@@ -259,28 +262,28 @@ class Consuming:
                 logger.warning("%s goes back only when the connection is closed: %r", request, exc)
 
     def disconnect(self, hand_back_jobs: Callable[[], None]) -> None:
-        """`hand_back_jobs()`: jobs that were fetched and not begun go back to their queues."""
+        """`hand_back_jobs()` sends messages of jobs that were not begun back to their queues."""
         if self._prefetch is not None:
             self._prefetch.end()
             self._prefetch = None
         self._stop_fetching()
         if self._state.stopping and self._consumer.connection is not None:
-            # Celery keeps the connection until the pool has ended: no message is to wait here until then.
+            # Celery keeps the connection until the pool has ended. Until then, no message should wait here.
             internals.redis.stop_fetching(self._consumer.connection, self.consumers)
             hand_back_jobs()
             if internals.consumer.is_amqp(self._consumer.connection):
                 self._hand_back_plain()
-        ours, self._ours = self._ours, None
-        if ours is not None:
+        granted_consumer, self._granted_consumer = self._granted_consumer, None
+        if granted_consumer is not None:
             try:
-                ours.cancel()
-                # Before the others: a message that Redis sends meanwhile goes back to its queue through one of them.
-                ours.channel.close()
+                granted_consumer.cancel()
+                # Before the other channels: one of them sends back a message that Redis delivers meanwhile.
+                granted_consumer.channel.close()
             except Exception as exc:
-                logger.debug("Cancelling the consumer of the granted queues: %r", exc)
+                logger.debug("The consumer of the granted queues could not be cancelled: %r", exc)
 
     def close_broker(self) -> None:
-        """From any thread, when the process is about to end: messages that were fetched go back to the broker."""
+        """The process is about to end: messages that were fetched go back to the broker. From any thread."""
         internals.redis.stop_fetching(self._consumer.connection, self.consumers)
         self._consumer.connection.close()
 
@@ -291,7 +294,7 @@ class Consuming:
         return [dict(queues.declared(self._app, name).as_dict(recurse=True)) for name in self.granted]
 
     def _adding(self, name: str) -> bool:
-        """``add_consumer`` was called. Whether it is for us alone."""
+        """``add_consumer`` was called. Returns whether Celery is not to add the queue, because it is a granted one."""
         self._served.add(name)
         if name in self.granted:
             return True
@@ -309,19 +312,19 @@ class Consuming:
     # -- queues that come later ---------------------------------------------------------------------
 
     def look_for_queues(self) -> None:
-        """From any thread, now and then: whether the broker has a new queue that we would serve."""
+        """Checks from time to time whether the broker has a new queue that this worker would serve. From any thread."""
         names = self._served.to_come
         connection = getattr(self._consumer, "connection", None)
         if not names or connection is None or monotonic() < self._look_at:
             return
         self._look_at = monotonic() + (LOOK_EVERY_AMQP if internals.consumer.is_amqp(connection) else LOOK_EVERY)
-        self._publisher.look_for(names, self._found)
+        self._publisher.look_for(names, self._queues_found)
 
-    def _found(self, names: list[str]) -> None:
+    def _queues_found(self, names: list[str]) -> None:
         self._in_loop(lambda: self.begin(names))
 
     def begin(self, names: list[str]) -> None:
-        """These queues are in use: serve those that are ours to serve."""
+        """These queues are in use now: serves those that this worker waited for."""
         if self._state.stopping or self._state.draining:
             return
         for name in names:

@@ -1,23 +1,23 @@
 """`on_lease_lost="stop"`: the process of a run ends before the worker's lease can expire in the ledger.
 
-A worker that is cut off from Redis, or whose main process stands still, cannot renew its lease. Once that has expired,
-another worker may start a second copy of its runs. Runs of jobs that say ``stop`` are gone by then.
+A worker that is cut off from Redis, or whose main process is suspended, cannot renew its lease. When the lease has
+expired, another worker may start a second copy of its runs. Runs of jobs that say ``stop`` are gone by then.
 
-The main process writes a deadline into memory that it shares with the processes of its execution pool, each time a
-heartbeat got through. A process that begins such a run sets a timer of the kernel to the deadline, which kills it with
-SIGKILL, and a thread moves the timer whenever the deadline has moved. Nobody has to be alive or reachable for the timer
-to fire: not the main process, not the event loop, not even the process itself, which may be stopped.
+Each time a heartbeat got through, the main process writes a deadline into memory that it shares with the processes of
+its execution pool. A process that begins such a run sets a timer of the kernel to the deadline. The timer kills the
+process with SIGKILL. A thread moves the timer whenever the deadline has moved. The timer fires even if the main process
+or the event loop hangs, and even if the process itself is suspended.
 
 Why no second copy starts while the first one executes
 ------------------------------------------------------
 1. Another copy starts only after a sweep has found that the ledger clock is past the end of this worker's lease. A
    heartbeat sets that end to the ledger clock + ``lease_seconds``.
 2. Only sweeps advance the ledger clock. Each adds the time since the sweep before it, and at most two sweep intervals.
-   The first sweep after a heartbeat may add time from before that heartbeat, hence up to two intervals too much; later
+   The first sweep after a heartbeat may add time from before that heartbeat, so up to two intervals too much. Later
    sweeps add no more than has passed. So the lease lasts at least ``lease_seconds`` - two sweep intervals of real time
    after Redis has taken the heartbeat.
 3. The deadline counts from the moment *before* the heartbeat was sent, and is earlier by a margin, a tenth of a lease.
-   The margin covers what two clocks of one speed differ within a lease, and the kernel's time to end a process.
+   The margin covers the drift between two clocks within a lease, and the time that the kernel takes to end a process.
 4. The deadline goes by a clock that nobody can set (CLOCK_BOOTTIME, which also counts while the machine sleeps).
 5. A run that begins after the deadline sets the timer into the past, and is killed before its code is called. The timer
    is cleared when Celery is done with the run in that process: result, callbacks and handlers are covered as well.
@@ -30,9 +30,9 @@ the same lease (each jump adds up to two intervals); Redis does not fail over to
 kernel runs (a virtual machine that is paused executes nothing, and may go on for a moment when it is resumed); and the
 run's work is done by its own process: processes that it has started are not ended.
 
-A task that does not release the interpreter (the GIL) keeps the thread from moving the timer. Held without a break for
-longer than the deadline is ahead, that ends the process although the lease holds: safe, but it counts as a crash of the
-run. Where the kernel has no such timers (macOS) the thread itself kills, and such a task can outlive its lease.
+A task that does not release the interpreter (the GIL) keeps the thread from moving the timer. If it holds the GIL until
+the deadline, the process is killed although the lease holds. That is safe, but counts as a crash of the run. On systems
+without such timers (macOS) the thread itself kills the process, so there such a task can outlive its lease.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from celery_orchestration.job.settings import Settings
 logger = get_logger(__name__)
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-#: How many times in a lease a process looks whether its deadline has moved.
+#: How many times during a lease a process checks whether its deadline has moved.
 LOOKS = 30
 
 
@@ -69,17 +69,18 @@ def seconds_after_heartbeat(settings: Settings) -> float:
 
 
 class Deadline:
-    """In the main process, made before the execution pool is forked; its processes use it through signals of Celery."""
+    """Made in the main process before the execution pool is forked. The pool's processes use it through signals of
+    Celery."""
 
     def __init__(self, settings: Settings) -> None:
         self._seconds = seconds_after_heartbeat(settings)
         self._look_seconds = settings.lease_seconds / LOOKS
         self._pid = os.getpid()
-        # One aligned number: never read half-written.
+        # One aligned number, so nobody reads it half-written.
         self._shared = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
         self._missed_at = float("-inf")
         self._guard: Guard | None = None
-        #: The run that is guarded here.
+        #: The task id of the run that is guarded in this process.
         self._run = ""
         task_prerun.connect(self._begins, weak=False)
         task_postrun.connect(self._ended, weak=False)
@@ -87,17 +88,17 @@ class Deadline:
     # -- in the main process ------------------------------------------------------------------------
 
     def heartbeat(self, sent: float) -> None:
-        """A heartbeat got through that was sent at that time, of :func:`now`."""
+        """A heartbeat got through. `sent`: when it was sent, by :func:`now`."""
         if self.has_passed():
             self._missed_at = now()
-        # Two threads may come here, if one was stuck for long (see watchdog.py).
+        # Two threads may be here at once, if a heartbeat hung and was replaced (see watchdog.py).
         self._shared[0] = max(self._shared[0], sent + self._seconds)
 
     def has_passed(self) -> bool:
         return now() >= self._shared[0]
 
     def has_passed_since(self, began: float) -> bool:
-        """Whether a run that began then was ended by it."""
+        """Whether the deadline has ended a run that began at that time."""
         return self.has_passed() or self._missed_at >= began
 
     # -- in a process of the execution pool -----------------------------------------------------------
@@ -176,10 +177,10 @@ class KillTimer:
 
     @classmethod
     def create(cls) -> KillTimer | None:
-        """None where the system has none."""
+        """None if the system has no such timers."""
         if not sys.platform.startswith("linux"):
             return None
-        for name in (None, "librt.so.1"):  # in glibc before 2.34 it has a library of its own
+        for name in (None, "librt.so.1"):  # before glibc 2.34, these calls are in a library of their own
             try:
                 library = ctypes.CDLL(name)
                 create = library.timer_create
@@ -193,6 +194,6 @@ class KillTimer:
         return None
 
     def set(self, at: float) -> None:
-        """By the clock of :func:`now`; at once if that is over; 0: never."""
+        """Sets it to fire at this time of :func:`now`, at once if that has passed. 0 clears it."""
         times = self._Times(first=(int(at), int(at % 1 * 1e9)))
         self._library.timer_settime(self._timer, self._ABSOLUTE, ctypes.byref(times), None)

@@ -1,18 +1,18 @@
 """The drain: a worker that stops lets its runs end, within `drain_seconds` if that is set.
 
-It begins with the signal, not when Celery gets around to closing: until then a solo worker may have to end its task,
-and a soft shutdown sleeps. The ledger is told (the worker shows as draining, nothing more is handed over to it), no
-more runs are admitted, and running ones may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold
-shutdown. A worker of a pool has no limit of its own while its supervisor lives: a pool that shrinks lets it finish.
+It begins with the signal, because Celery may close much later: a solo worker finishes its task first, and a soft
+shutdown sleeps. The ledger is told (it shows the worker as draining, and hands nothing more over to it), no more runs
+are admitted, and running ones may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold shutdown.
+A worker of a pool has no limit of its own while its supervisor lives: in a pool that shrinks it may finish its runs.
 
 Runs that go on when the time is up are killed. Each goes back to its queue when its process is gone (unless the job's
-`on_crash` is "fail": then it has failed): the pool reports the death like any other, but the run is marked `drained`.
-Where code cannot be killed alone (threads, gevent, solo), the whole process ends. It cannot tell the ledger
-afterwards, so it tells before that it will be gone within two seconds; until then the ledger keeps its runs, and then
-another worker's sweep takes them. A cold shutdown of such a worker ends the same way, at once.
+`on_crash` is "fail": then it has failed). The pool reports the death like any other, but the run is marked `drained`.
+If code cannot be killed alone (threads, gevent, solo), the whole process ends. It cannot tell the ledger afterwards, so
+it announces its end: it will be gone within two seconds. Until then the ledger keeps its runs; then another worker's
+sweep takes them. A cold shutdown of such a worker ends in the same way, at once.
 
-A thread does all that. :meth:`Drain.begin`, :meth:`Drain.hurry` and :meth:`Drain.over` may be called from anywhere,
-signal handlers included.
+A thread does all that. :meth:`Drain.begin`, :meth:`Drain.hurry` and :meth:`Drain.over` may be called from any thread
+and from signal handlers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from celery_orchestration.worker.settlement import Settlement
 
 logger = get_logger(__name__)
 
-#: Seconds that plain tasks get to end when they were cancelled, before their processes are killed as well.
+#: Seconds that cancelled plain tasks get to end, before their processes are killed as well.
 CANCELLED_SECONDS = 2.0
 #: Seconds that Celery's pool listens to each of its processes while it stops.
 LISTENING_SECONDS = 0.5
@@ -49,7 +49,7 @@ LISTENING_SECONDS = 0.5
 CLOSING_SECONDS = 10.0
 #: Seconds that closing the broker connection may take when the process is about to end.
 CLOSE_BROKER_SECONDS = 3.0
-#: Seconds that functions registered with atexit may take, and within how many milliseconds the process is gone then.
+#: Seconds that functions registered with atexit may take; milliseconds until the ledger considers this worker gone.
 EXITING_SECONDS, GONE_MS = 1.0, 2000
 
 
@@ -73,8 +73,8 @@ class Drain(threading.Thread):
         close_broker: Callable[[], None],
         stop_heartbeat: Callable[[float], None],
     ) -> None:
-        """`worker`: its id. `controller`: Celery's worker. `wait_until_reported(deadline)`: until the ledger took all
-        outcomes. `stop_heartbeat(seconds)` waits for the end of its thread for so long at most."""
+        """`worker`: its id. `controller`: Celery's worker. `wait_until_reported(deadline)` waits until the ledger has
+        taken all outcomes. `stop_heartbeat(seconds)` waits at most this long for the end of the heartbeat's thread."""
         super().__init__(name="orchestration-drain", daemon=True)
         self._ledger = ledger.new_connection()
         self._worker = worker
@@ -85,18 +85,18 @@ class Drain(threading.Thread):
         self._wait_until_reported = wait_until_reported
         self._close_broker = close_broker
         self._stop_heartbeat = stop_heartbeat
-        # Its put() may be called in a signal handler, whatever that has interrupted.
-        self._words: SimpleQueue[str] = SimpleQueue()
+        # "begin", "hurry" or "over". A signal handler may call its put() at any moment.
+        self._events: SimpleQueue[str] = SimpleQueue()
 
-    # -- from anywhere, signal handlers included ----------------------------------------------------
+    # -- from any thread, and from signal handlers ----------------------------------------------------
 
     def begin(self) -> None:
         """The worker was told to stop."""
-        self._words.put("begin")
+        self._events.put("begin")
 
     def hurry(self) -> None:
-        """Runs are to be ended now."""
-        self._words.put("hurry")
+        """The time to drain is up: end the runs now."""
+        self._events.put("hurry")
 
     def hurry_at(self, at: float) -> None:
         """:meth:`hurry` at this time, by the monotonic clock."""
@@ -109,41 +109,42 @@ class Drain(threading.Thread):
 
     def over(self) -> None:
         """The execution pool is down."""
-        self._words.put("over")
+        self._events.put("over")
 
     # -- the thread ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        word = self._words.get()
+        event = self._events.get()
         self._notices.drain()
-        if word == "begin":
-            word = self._while_supervised() or self._next_word(self._drain_seconds)
-        if word != "over":
-            self._end_what_runs()
+        if event == "begin":
+            event = self._while_supervised() or self._next_event(self._drain_seconds)
+        if event != "over":
+            self._end_tasks()
         self._ledger.close()
 
     def _while_supervised(self) -> str:
-        """A supervisor of pools that lives decides itself when the time is up; '' if there is none, or no more."""
+        """While a supervisor of pools lives, it decides when the time is up. Returns the event, or '' if there is no
+        supervisor any more."""
         while supervised.has_supervisor():
-            if word := self._next_word(supervised.LOOK_EVERY):
-                return word
+            if event := self._next_event(supervised.LOOK_EVERY):
+                return event
         return ""
 
-    def _next_word(self, seconds: float | None) -> str:
+    def _next_event(self, seconds: float | None) -> str:
         """Waits for "over" or "hurry", for `seconds` at most; '': the time is up."""
         deadline = None if seconds is None else monotonic() + seconds
         while True:
             try:
-                word = self._words.get(timeout=None if deadline is None else max(0.0, deadline - monotonic()))
+                event = self._events.get(timeout=None if deadline is None else max(0.0, deadline - monotonic()))
             except Empty:
                 return ""
-            if word != "begin":
-                return word
+            if event != "begin":
+                return event
 
     def _is_over(self, seconds: float) -> bool:
-        return self._next_word(seconds) == "over"
+        return self._next_event(seconds) == "over"
 
-    def _end_what_runs(self) -> None:
+    def _end_tasks(self) -> None:
         runs = [run for run in list(self._settlement.runs.values()) if not run.settled]
         plain = [request for request in internals.consumer.given_to_pool() if request not in runs]
         logger.warning("The time to drain is up: %d runs go back to their queues", len(runs))
@@ -168,7 +169,7 @@ class Drain(threading.Thread):
     def _cancel_plain(self, pool: Any) -> bool:
         """As Celery's cold shutdown does it. Returns whether the pool is down."""
         state.should_terminate = EX_FAILURE
-        # Celery listens to one process after the other while it stops: what began just before is not heard of at once.
+        # While it stops, Celery listens to one process after the other: it learns late of tasks that have just begun.
         deadline = monotonic() + CANCELLED_SECONDS + LISTENING_SECONDS * len(internals.pool.children(pool))
         while monotonic() < deadline:
             try:
@@ -182,11 +183,11 @@ class Drain(threading.Thread):
     # -- code that cannot be killed -----------------------------------------------------------------
 
     def end_process(self) -> None:
-        """The code of our runs goes with the process, and others take them when it is gone."""
+        """Ends the process, and with it the code of our runs. Other workers take the runs when it is gone."""
         if not internals.consumer.owns_process(self._controller):
             logger.error(
-                "%d runs continue in a process that we may not end: another worker recovers them when the lease is "
-                "over",
+                "%d runs continue in a process that we may not end: another worker recovers them when the lease "
+                "expires",
                 len(self._settlement.runs),
             )
             return

@@ -1,4 +1,4 @@
-"""What an exception says about how a run ended. Pure functions."""
+"""Derives from an exception how a run ended. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_NOTE = 300
 
 
 def raised(exc: Exception) -> ExceptionInfo:
-    """As Celery describes an exception that a task raised."""
+    """Celery's description of an exception that a task raised."""
     try:
         raise exc  # noqa: TRY301  (for its traceback)
     except Exception:
@@ -20,7 +20,7 @@ def raised(exc: Exception) -> ExceptionInfo:
 
 
 def note_of(exc: BaseException) -> str:
-    """An error in one line, for people. A user's exception may not even have a text."""
+    """An error in one line, for people. The ``__str__`` of a user's exception may fail."""
     try:
         text = f"{type(exc).__name__}: {exc}"
     except Exception:

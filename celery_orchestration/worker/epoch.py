@@ -1,8 +1,8 @@
 """Epochs: what this worker does when the ledger may have forgotten something.
 
 A Redis that was emptied, restarted or failed over begins a new epoch (``lua/lib/epoch.lua``). The heartbeat registers
-again and installs the policies; then the carrier's thread, between two turns, claims what this worker runs. Until that
-is done the ledger takes no turn of ours, so that it refuses no outcome of a run that it has only forgotten.
+again and installs the policies. Then the carrier's thread, between two turns, claims this worker's runs. Until that is
+done the ledger takes no turn of this worker. Otherwise it would refuse outcomes of runs that it has only forgotten.
 
 :meth:`Epoch.registered` is called in the heartbeat's thread, :meth:`Epoch.claim` in the carrier's.
 """
@@ -33,7 +33,7 @@ class Epoch:
         self._settlement = settlement
         self._in_loop = in_loop
         self._jobs_disabled = jobs_disabled
-        #: The one in which our runs were claimed last; '' before the first.
+        #: The epoch in which this worker's runs were last claimed; '' before the first.
         self.name = ""
         self._registered: Registered | None = None
 
@@ -44,6 +44,7 @@ class Epoch:
             self.name = found.epoch  # this worker is new: it has nothing to claim
 
     def can_claim(self, epoch: str) -> bool:
+        """Whether this worker is registered in that epoch."""
         return self._registered is not None and self._registered.epoch == epoch
 
     def claim(self, ledger: Ledger) -> None:

@@ -1,7 +1,7 @@
 """Gives runs that may start to the execution pool, and makes requests for runs that were handed over.
 
-Everything here happens in the worker's event loop, but for the end of a run in a pool of threads or greenlets, which
-the pool tells in its own thread.
+Everything here happens in the worker's event loop, with one exception: a pool of threads or greenlets reports the end
+of a run from any thread.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Execution:
         notices: Notices,
         deadline: Deadline | None,
     ) -> None:
-        """`consumer`: Celery's. `accept`: content types that messages may have. `deadline`: of runs that stop with
-        their worker's lease, if there are any."""
+        """`consumer`: Celery's consumer. `accept`: content types that messages may have. `deadline`: for runs that stop
+        when their worker's lease is lost; None if no job asks for that."""
         self._state = state
         self._loop = loop
         self._slots = slots
@@ -64,7 +64,8 @@ class Execution:
         self._rate_limited: set[OrchestratedRequest] = set()
 
     def reconnected(self) -> list[OrchestratedRequest]:
-        """A new connection to the broker. Returns the runs that Celery's rate limit has forgotten with the old one."""
+        """There is a new connection to the broker. Returns runs that the rate limit held back: Celery forgot them with
+        the old connection."""
         self._request_classes = {}
         return self.take_rate_limited()
 
@@ -75,7 +76,7 @@ class Execution:
     # -- a run starts -------------------------------------------------------------------------------
 
     def waits_for_rate_limit(self, request: OrchestratedRequest) -> bool:
-        """A run that was handed over has not come through Celery's rate limit yet: it goes there first."""
+        """A run that was handed over has not passed Celery's rate limit yet: if there is one, the run goes there."""
         bucket = self._consumer.task_buckets[request.task.name] if request.message.channel is None else None
         if bucket:
             self._rate_limited.add(request)
@@ -83,10 +84,11 @@ class Execution:
         return bool(bucket)
 
     def execute(self, request: OrchestratedRequest) -> None:
-        """A run that started, with a slot."""
+        """Executes a run that has started and has a slot."""
         self._rate_limited.discard(request)
         if self._deadline is not None and request.stops_with_lease() and self._deadline.has_passed():
-            # Its process would be ended at once. It goes back, but not right away: it may be handed over to us again.
+            # Its process would be ended at once. It goes back after a second: at once it might be handed over to us
+            # again.
             self._slots.not_used()
             return self._loop.later(1.0, lambda: request.settle("returned"))
         if request.problem is not None:
@@ -121,7 +123,7 @@ class Execution:
                 exc,
             )
             request.settle("returned")
-        else:  # no execution pool would take it
+        else:  # another worker's execution pool would refuse it, too
             request.fail(exc)
 
     @staticmethod
@@ -134,17 +136,17 @@ class Execution:
     def request_of(self, start: Start) -> OrchestratedRequest | None:
         """A request for a run that the ledger handed over to this worker; None if its message cannot be read."""
         try:
-            request = self._made(start)
+            request = self._new_request(start)
         except Exception:
             logger.exception("Run %s was handed over, but its message cannot be read: the run fails", start.id)
             self._notices.fail_unreadable(start.id, start.fence)
             return None
         task_reserved(request)
-        if not request.received:  # a fire that waited has never been a message
+        if not request.received:  # the run of a fire may never have been a message
             request.send_received()
         return request
 
-    def _made(self, start: Start) -> OrchestratedRequest:
+    def _new_request(self, start: Start) -> OrchestratedRequest:
         consumer, app = self._consumer, self._app
         message = Envelope.unpack(start.message).as_message(self._accept)
         headers, body, decoded, utc = message.headers, message.body, False, app.uses_utc_timezone()
@@ -187,7 +189,8 @@ class Execution:
         return internals.pool.process_of(self._consumer.pool, request.worker_pid)
 
     def when_gone(self, process: Any, then: Callable[[], None]) -> None:
-        """Room is freed only when the code is gone: a time limit is announced before the child is killed."""
+        """Calls `then` when the process is gone. A time limit is announced before the child is killed, but room is
+        freed only when the code is gone."""
         if process is None or internals.pool.is_gone(process) or self._state.stopping:
             return then()
         return self._loop.later(GONE_INTERVAL, lambda: self.when_gone(process, then))

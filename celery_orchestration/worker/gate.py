@@ -2,22 +2,23 @@
 
 A run's path through the worker, in the order of these files:
 
-1. ``request.py``: Celery's request for a job. It hears that it is to be executed (``_through_the_gate``), and how its
-   code ended (``_settling``, ``on_failure``).
+1. ``request.py``: Celery's request for a job. Celery tells it to execute (``_through_the_gate``), and how its code
+   ended (``_settling``, ``on_failure``).
 2. ``admission.py``: requests get slots in the order of their rank, and ask (``arrivals.py``) whether they may start.
 3. ``turns.py``: one round trip takes outcomes and questions to the ledger; ``carrier.py`` makes it.
 4. ``execution.py``: runs that may start go to the execution pool.
-5. ``settlement.py``: runs end, and their outcomes are kept until the ledger took them.
+5. ``settlement.py``: runs end, and their outcomes are kept until the ledger has taken them.
 
-So a run goes back and forth: request, admission, turns, carrier, ledger; the answer comes back through turns and
-admission to execution; its end goes through request and settlement to turns. ``slots.py`` counts free slots.
+The question goes from request through admission, turns and carrier to the ledger. The answer comes back through turns
+and admission to execution. The end of the run goes through request and settlement to turns. ``slots.py`` counts free
+slots.
 
 Beside it: ``timers.py`` (runs with a start time), ``sharing.py`` (handed-over runs that wait for a slot here),
-``acks.py`` (messages are acknowledged together), ``limits.py`` (time limits where the pool has none).
+``acks.py`` (messages are acknowledged together), ``limits.py`` (time limits where the pool does not enforce them).
 
 This file connects the parts, and opens, closes and stops the gate. While the ledger cannot be reached the gate is
 closed: requests stay here, unacknowledged, and their slots are given back; runs go on, and their outcomes are kept.
-Requests know of all this no more than :attr:`Gate.for_requests`.
+Requests see only :attr:`Gate.for_requests`.
 
 :meth:`Gate.begin_drain` may be called in a signal handler or from any thread; the other methods are called in the
 worker's event loop.
@@ -78,15 +79,15 @@ class Gate:
         begin_drain: Callable[[], None],
         hurry_drain: Callable[[], None],
     ) -> None:
-        """`deadline`: of runs that stop with the worker's lease, if there are any. `limits`: watches time limits where
-        the execution pool does not; None where it does."""
+        """`deadline`: for runs that stop when the worker's lease is lost; None if no job asks for that. `limits`:
+        watches time limits; None if the execution pool does that."""
         self.state = state
         self._limits = limits
         self._begin_drain = begin_drain
         self._loop = loop
         self._slots = slots
 
-        # Admission and turns are built below; parts before them call them through these.
+        # Admission and turns are built below; parts that are built before them call them through these functions.
         def request_turn() -> None:
             self.turns.request()
 
@@ -199,7 +200,7 @@ class Gate:
         self._begin_drain()
 
     def stop(self) -> None:
-        """The event loop is down. Runs that the ledger still grants us go back, and runs that had not begun."""
+        """The event loop is down. Runs that have not begun go back, also those that the ledger still hands over."""
         self.state.stopping = True
         self._loop.drain()
         self.acks.flush()

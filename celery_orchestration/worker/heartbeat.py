@@ -1,7 +1,7 @@
-"""The heartbeat of a worker: its lease, sweeps, and notices that nobody waits for.
+"""The heartbeat of a worker: it renews the lease, sweeps, and delivers notices.
 
-It needs neither the event loop nor the broker, so that on prefork a lease holds whatever tasks do. (On threads, gevent
-and solo a task that never lets go of the interpreter can starve it.)
+It needs neither the event loop nor the broker, so on prefork no task can make the worker lose its lease. (On threads,
+gevent and solo a task that never releases the interpreter can starve it.)
 
 Everything here happens in the heartbeat's thread; calls to the gate go through the event loop.
 """
@@ -48,9 +48,9 @@ class WorkerHeartbeat(Heartbeat):
         look_for_queues: Callable[[], None],
         replaces: WorkerHeartbeat | None = None,
     ) -> None:
-        """`slots()`: how many runs the worker can have at once. `ledger_is_down()`: the last turn got no answer.
-        `look_for_queues()`: whether the broker has new ones for us. `replaces`: a heartbeat that hangs, whose place it
-        takes."""
+        """`slots()`: how many runs the worker can have at once. `ledger_is_down()`: whether the last turn got no
+        answer. `look_for_queues()` checks whether the broker has new queues for this worker. `replaces`: a heartbeat
+        that hangs, and that this one replaces."""
         super().__init__(node, publisher, recovery)
         self._settlement = settlement
         self._turns = turns
@@ -67,13 +67,13 @@ class WorkerHeartbeat(Heartbeat):
         self._look_for_queues = look_for_queues
         self._registered_slots = 0
         self._drain_is_known = False
-        #: Revoked task ids of the call under way, and its number.
+        #: Revoked task ids of the current call of ``cancel``, and the number of that call.
         self._cancelling: list[str] = []
         self._cancels = 0
         self._round_began = 0.0
         if replaces is not None:
             self._cancelling = list(replaces._cancelling)
-            # The other one may be in the middle of a call: these are new ones.
+            # The heartbeat that hangs may be in the middle of a call, so the numbers must be new ones.
             self._sweeps, self._cancels = replaces._sweeps + 1, replaces._cancels + 1
 
     # -- the lease ----------------------------------------------------------------------------------
@@ -96,17 +96,17 @@ class WorkerHeartbeat(Heartbeat):
         self._in_loop(self._admit_runs)
 
     def _admit_runs(self) -> None:
-        """In the event loop: jobs that came before count as waiting for a slot, not as set aside."""
+        """In one step of the event loop: in between, requests that came before would count as set aside."""
         self._demand.registered = True
         self._open_gate()
 
     def _on_ledger_unavailable(self) -> None:
-        """Plain tasks do not need the ledger: they are fetched although it does not know this worker yet. Nobody can
-        ask it for dead workers meanwhile either."""
+        """Plain tasks do not need the ledger, so messages are fetched although it does not know this worker yet. While
+        it is unavailable, no other node can ask it which workers are dead."""
         self._demand.registered = True
 
     def _on_new_epoch(self, epoch: str) -> None:
-        """The carrier claims our runs before its next turn: one is made now."""
+        """The carrier claims this worker's runs before its next turn, so a turn is requested now."""
         if self._epoch.can_claim(epoch):
             self._in_loop(self._turns.request_even_if_empty)
             self._wake.wait(0.1)
@@ -114,7 +114,7 @@ class WorkerHeartbeat(Heartbeat):
             self._registered = False
 
     def _begin_round(self) -> None:
-        if self._slots() != self._registered_slots:  # somebody let the execution pool grow or shrink
+        if self._slots() != self._registered_slots:  # the execution pool has grown or shrunk
             self._register()
         if self._notices.draining and not self._drain_is_known:
             self._publisher.publish(self._ledger.drain(self._node.worker))
@@ -125,7 +125,7 @@ class WorkerHeartbeat(Heartbeat):
         sent = deadline.now()
         void = self._ledger.heartbeat(self._node.worker, int(self._node.settings.lease_seconds * 1000), runs)
         self._lease_runs_from(sent)
-        # A run may have ended while the call was under way, and have started anew: that one is not void.
+        # During the call a run may have ended, and started again with a new fence: the new start is not void.
         asked = dict(runs)
         void = [id for id in void if (run := self._settlement.runs.get(id)) and run.fence == asked[id]]
         if void:
@@ -149,7 +149,8 @@ class WorkerHeartbeat(Heartbeat):
     # -- notices ------------------------------------------------------------------------------------
 
     def _end_round(self) -> None:
-        """A notice is removed when the ledger took it: if a call fails, the next round makes it again."""
+        """Delivers the notices. Each is removed when the ledger has taken it: if a call fails, the next round repeats
+        it."""
         self._cancel_revoked()
         self._finish_discarded()
         self._place_strays()

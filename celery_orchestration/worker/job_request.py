@@ -1,8 +1,8 @@
 """A request of a job: which run it is, and what its message says.
 
-:class:`JobRequest` only holds what is known of a run; ``request.py`` adds how it goes through the gate and how it ends.
-:class:`RequestGate` is all that a request knows of the gate.
-Celery makes requests in the worker's event loop.
+:class:`JobRequest` only holds the facts about a run; ``request.py`` adds how it goes through the gate and how it ends.
+:class:`RequestGate` has the functions of the gate that a request may call. Celery makes requests in the worker's event
+loop.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from celery_orchestration.worker.gate import Gate
     from celery_orchestration.worker.request import OrchestratedRequest
 
-#: The gates of this process, by worker name. There is one, but for tests that run workers in threads.
+#: The gates of this process, by worker name. There is one; only tests run several workers in a process.
 gates: dict[str, Gate] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestGate:
-    """What a request calls of its worker's gate, which makes it of its parts."""
+    """The functions of its worker's gate that a request calls. The gate builds it from its parts."""
 
-    #: The gate is closed: the ledger does not answer.
+    #: Whether the gate is closed: the ledger does not answer.
     is_closed: Callable[[], bool]
-    #: The worker was told to stop.
+    #: Whether the worker was told to stop.
     is_draining: Callable[[], bool]
     #: Celery wants the request executed.
     slot_given: Callable[[OrchestratedRequest], None]
@@ -55,9 +55,10 @@ class RequestGate:
     ended_before_start: Callable[[OrchestratedRequest], None]
     #: The code of the run begins. From any thread.
     begun: Callable[[OrchestratedRequest], None]
-    #: The time limit of the run has passed, and its code goes on.
+    #: The time limit of the run has passed, while its code goes on.
     timed_out: Callable[[OrchestratedRequest], None]
-    #: The run is over with this outcome, and its code gone. The last one gets the ledger's answer. From any thread.
+    #: The run is over with this outcome, and its code gone. The function, if any, gets the ledger's answer. From any
+    #: thread.
     settle: Callable[[OrchestratedRequest, str, Callable[[str], None] | None], None]
     #: Acknowledges the message together with others. False if Celery has to do it. From any thread.
     acknowledge: Callable[[OrchestratedRequest], bool]
@@ -67,7 +68,7 @@ class RequestGate:
     when_gone: Callable[[Any, Callable[[], None]], None]
     #: Whether the deadline of the worker's lease has ended a run that started at this time, by the clock of deadlines.
     ended_by_deadline: Callable[[float], bool]
-    #: Ends what still runs: a cold shutdown. In a signal handler, or from any thread.
+    #: Ends the runs that still run, in a cold shutdown. In a signal handler, or from any thread.
     hurry_drain: Callable[[], None]
 
 
@@ -76,11 +77,11 @@ class JobRequest(Request):  # type: ignore[misc]
     gate: RequestGate | None = None
     #: Given by the ledger when the run may start.
     fence: str | None = None
-    #: The task's id, or an id of its own if the task id was published again.
+    #: The run's id: the task's id, or another one if the task id was published again.
     run_id = ""
     #: When it started, by the clock of deadlines.
     started_at = 0.0
-    #: Which call it comes from; and whether that is unknown, although its message was delivered before.
+    #: The id of the call that it comes from; and whether its message is a redelivery whose call is unknown.
     publication = ""
     anonymous = False
     #: How the run ends, if that was decided before its code was gone.
@@ -90,11 +91,11 @@ class JobRequest(Request):  # type: ignore[misc]
     traceback = ""
     #: Whether its code is gone: the function returned, or its process died.
     returned = False
-    #: Whether the settlement knows that the run is over; it is called once.
+    #: Whether the end of the run was reported to the settlement, which happens once.
     settled = False
     #: Its lease was lost, or it has started anew since: the ledger will refuse its outcome.
     void = False
-    #: Its time limit has passed where its code cannot be interrupted: Celery was told, the room is kept.
+    #: Its time limit has passed, and its code cannot be interrupted: Celery counts it as failed, it keeps its room.
     timed_out = False
     #: Called with the ledger's answer to its outcome.
     afterwards: Callable[[str], None] | None = None
@@ -104,13 +105,13 @@ class JobRequest(Request):  # type: ignore[misc]
     began: float | None = None
     #: How many seconds its code ran; None if the execution pool did not say.
     runtime: float | None = None
-    #: What apply_async of the execution pool returned for it, on threads and gevent.
+    #: The result that the execution pool's apply_async returned for it, on threads and gevent.
     pool_result: Any = None
     #: Why its code cannot be executed: the run fails as soon as it starts.
     problem: Exception | None = None
     #: Whether a worker has received its run before: then ``task-received`` was sent.
     received = False
-    #: What the run has waited for, for a tracer: JSON.
+    #: The reasons for which the run has waited, as JSON, for a tracer.
     waits = ""
     #: Grant number of a handed-over message.
     grant = ""
@@ -118,13 +119,13 @@ class JobRequest(Request):  # type: ignore[misc]
     origin: dict[str, Any] | None = None
     #: It is not to start before this time (seconds since the epoch).
     not_before: float | None = None
-    #: None: the gate does not have it yet. "reserved": it waits for a slot. "asked": it had a slot, or needs none, and
-    #: the ledger is asked for it. "dropped": the broker connection was lost before that.
+    #: None: the gate does not have it yet. "reserved": it waits for a slot. "asked": it has a slot, or needs none, and
+    #: the ledger is asked about it. "dropped": the broker connection was lost before the ledger was asked.
     stage: str | None = None
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
-        gate = gates.get(self._hostname)  # Celery makes the request, so nobody can give it its gate
+        gate = gates.get(self._hostname)  # Celery makes the request, so the gate cannot be an argument
         self.gate = None if gate is None else gate.for_requests
         self.received = bool(self._request_dict.pop(RECEIVED, False))
         if self.received and isinstance(self._eventer, ReceivedOnce):
@@ -163,8 +164,8 @@ class JobRequest(Request):  # type: ignore[misc]
         )
 
     def start(self, run_id: str, fence: str, admitted: float) -> None:
-        """The ledger says that the run starts. `admitted`: it did so not before this, by the monotonic clock; this
-        process may have stood still since."""
+        """The ledger says that the run starts. It decided that at `admitted` or later, by the monotonic clock; this
+        process may have been suspended since then."""
         self.run_id, self.fence = run_id, fence
         self.started_at = deadline.now()
         ours = {RUN: run_id, FENCE: fence, ADMITTED: admitted, PUBLICATION: self.publication}
@@ -173,14 +174,14 @@ class JobRequest(Request):  # type: ignore[misc]
         self._request_dict["properties"] = {**(self._request_dict.get("properties") or {}), **ours}
 
     def queued_ms(self) -> int | None:
-        """How long its message was in its queue, as far as the clocks of sender and worker agree. None if it was handed
-        over or delivered again: then nobody knows."""
+        """How long its message was in its queue, as far as the clocks of sender and worker agree. None: unknown,
+        because the message was handed over or delivered again."""
         if self.grant or self.received or (self._message.delivery_info or {}).get("redelivered"):
             return None
         sent = sent_ms(self._message.properties.get("message_id"))
         return None if sent is None else max(0, int(time.time() * 1000) - sent)
 
     def ran_ms(self, now: float) -> int | None:
-        """How long its code ran; None if it did not."""
+        """How long its code ran; None if it did not run."""
         seconds = self.runtime if self.began is None or self.runtime is not None else now - self.began
         return None if seconds is None else max(0, round(seconds * 1000))

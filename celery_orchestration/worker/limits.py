@@ -25,14 +25,14 @@ class Limits:
         self._lock = threading.Lock()
         #: When the next look is, by the monotonic clock.
         self._next_look = math.inf
-        #: Jobs of which the log says already that a soft limit has no effect.
+        #: Jobs for which it was already logged that a soft limit has no effect.
         self._warned: set[str] = set()
 
     def begun(self, request: OrchestratedRequest) -> None:
         """Its code begins. From any thread."""
         hard, soft = request.time_limits
         if soft and not request.task.soft_time_limit and request.task.name not in self._warned:
-            # Limits of tasks are logged at start.
+            # Limits that a task declares are logged when the worker starts.
             self._warned.add(request.task.name)
             logger.warning(
                 "A call of job %s has a soft time limit (%g s), which has no effect: the execution pool cannot "

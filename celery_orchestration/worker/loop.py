@@ -1,7 +1,7 @@
-"""How other threads call a function in the worker's event loop.
+"""Lets other threads call a function in the worker's event loop.
 
-With prefork, threads and solo the worker's main thread runs kombu's hub; slots and execution pool may only be touched
-there. Under gevent there is no hub: everything is cooperative, and a call is just made.
+With prefork, threads and solo the worker's main thread runs kombu's hub; only that thread may use slots and execution
+pool. Under gevent there is no hub: greenlets are cooperative, so the function is called at once.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Call = Callable[[], None]
 
 class Loop(Protocol):
     def call(self, function: Call) -> None:
-        """From any thread: call it in the loop, as soon as possible."""
+        """From any thread: calls it in the loop, as soon as possible."""
 
     def soon(self, function: Call) -> None:
-        """From inside the loop: call it when the events at hand are dealt with."""
+        """From inside the loop: calls it after the current events."""
 
     def later(self, seconds: float, function: Call) -> None:
-        """From inside the loop."""
+        """From inside the loop: calls it after this many seconds."""
 
     def inside(self) -> bool:
         """Whether the caller is in the loop's thread."""
 
     def drain(self) -> None:
-        """The loop is down: makes the calls now that were to be made there."""
+        """Makes the queued calls now. To be called from outside once the loop is down."""
 
     def listen(self, socket: Any, function: Call) -> bool:
         """Calls it whenever the socket is readable. False if the loop cannot do that."""
 
     def unlisten(self) -> None:
-        """The socket is not to be listened to any more."""
+        """Stops listening to the socket."""
 
 
 class InLoop:
@@ -62,7 +62,8 @@ class InLoop:
 
 
 def guarded(function: Callable[..., None], *args: Any) -> None:
-    """One request's error (a lost broker connection, say) must not keep the others from their answers."""
+    """Calls the function and logs its error: an error of one request (a lost broker connection, say) must not keep the
+    others from their answers."""
     try:
         function(*args)
     except Exception:
@@ -70,8 +71,8 @@ def guarded(function: Callable[..., None], *args: Any) -> None:
 
 
 class Timers:
-    """Calls that are due later, and are not forgotten when Celery (before 5.7) clears its timers with the loss of a
-    broker connection."""
+    """Calls that are due later. They survive the loss of a broker connection, at which Celery before 5.7 clears its
+    timers."""
 
     def __init__(self) -> None:
         self._due: dict[int, tuple[float, Call]] = {}
@@ -91,13 +92,13 @@ class Timers:
             function()
 
     def schedule_again(self) -> None:
-        """On every connection to the broker."""
+        """Sets the timers again. To be called on every connection to the broker."""
         for number, (due, _) in list(self._due.items()):
             self._schedule(max(0.0, due - monotonic()), number)
 
 
 class HubLoop(Timers):
-    """A pipe wakes the hub: before 5.7, kombu's call_soon does not."""
+    """Calls functions in kombu's hub. A pipe wakes the hub: before 5.7, kombu's call_soon does not wake it."""
 
     def __init__(self, hub: Any) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class HubLoop(Timers):
         self._hub.add_reader(self._read, self._run)
         if self._listening is not None:
             self._hub.add_reader(*self._listening)
-        self._wake()  # the hub forgot its calls with the connection
+        self._wake()  # with the connection, the hub has lost the calls that were queued in it
 
     def listen(self, socket: Any, function: Call) -> bool:
         self._listening = (socket.fileno(), function)
@@ -153,13 +154,15 @@ class HubLoop(Timers):
 
     def _fire(self, number: int) -> None:
         super()._fire(number)
-        self.drain()  # else the hub would sleep before it calls what a timer wants called soon
+        self.drain()  # without this the hub would sleep before it makes calls that `function` has queued
 
     def inside(self) -> bool:
         return threading.get_ident() == self._thread
 
 
 class DirectLoop(Timers):
+    """For gevent, where there is no hub."""
+
     def __init__(self, timer: Any) -> None:
         super().__init__()
         self._timer = timer

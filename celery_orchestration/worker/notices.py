@@ -1,7 +1,7 @@
-"""Notices for the ledger that nobody waits for: the heartbeat's thread delivers them in its next round.
+"""Notices for the ledger whose delivery nobody waits for: the heartbeat's thread delivers them in its next round.
 
-Every method may be called from any thread. Notices stay here until the ledger took them, also while it does not answer,
-and also if the heartbeat's thread hangs and another one takes its place.
+Every method may be called from any thread. Notices stay here until the ledger has taken them, even if it does not
+answer for a while, or the heartbeat's thread hangs and is replaced.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from celery_orchestration.ledger import Discarded, Outcome, Stray, TimedOut
 
 class Notices:
     def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake()`: the heartbeat's thread is to deliver them now."""
+        """`wake()` makes the heartbeat's thread deliver them now."""
         self._wake = wake
         #: The worker drains: nothing more is to be handed over to it.
         self.draining = False
         #: Task ids that were revoked.
         self.revoked: deque[str] = deque()
         self.discarded: deque[Discarded] = deque()
-        #: Runs that were handed over to this worker, and that it cannot begin at all.
+        #: Failed outcomes of runs that were handed over to this worker, and whose messages it cannot read.
         self.unreadable: deque[Outcome] = deque()
         #: Runs whose time limit has passed while their code goes on.
         self.timed_out: deque[TimedOut] = deque()
-        #: Messages of jobs that this worker lacks, and the function that gets the ledger's answer.
+        #: Messages of jobs that this worker lacks, each with the function that gets the ledger's answer.
         self.strays: deque[tuple[Stray, Callable[[str], None]]] = deque()
 
     def drain(self) -> None:

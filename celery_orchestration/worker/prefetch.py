@@ -1,23 +1,23 @@
-"""How many messages RabbitMQ sends this worker: no more than its slots will take soon.
+"""Limits how many messages RabbitMQ sends this worker: no more than its slots can use soon.
 
-RabbitMQ sends messages until as many are unacknowledged as the channel's prefetch count says. Celery sets that count
-once, to four for each slot. A task is acknowledged when it begins, as a rule, so that a worker whose slots are all busy
-would be sent four more for each of them: they would wait there although another worker is idle. Messages that were sent
-cannot be taken back, so the count must be right before.
+RabbitMQ sends messages until the number of unacknowledged ones reaches the channel's prefetch count. Celery sets that
+count once, to four for each slot. Usually a task is acknowledged when it begins. So a worker whose slots are all busy
+would get four more messages for each of them, which would wait there although another worker is idle. Messages that
+were sent cannot be taken back, so the count must be right beforehand.
 
-:class:`Prefetch` keeps it at the messages that are here, and those that the slots can use, as from a Redis broker
-(:class:`~.fetch.demand.Demand`). Never more than Celery's own count, which grows with tasks that have an ETA, and with
-the pool. It is lowered before an acknowledgement goes out, on the same channel: RabbitMQ handles both in that order and
-sends nothing in between.
+:class:`Prefetch` keeps the count at the number of messages that are here, plus those that the slots can use, as with a
+Redis broker (:class:`~.fetch.demand.Demand`). It never exceeds Celery's own count, which grows with the number of tasks
+that have an ETA, and with the execution pool. The count is lowered before an acknowledgement is sent, on the same
+channel: RabbitMQ handles both in that order, and sends nothing in between.
 
-A count of 0 would mean no limit. So that RabbitMQ can be told to send nothing, one message of our own is always here,
-unacknowledged: it comes from a queue of this connection alone, and the count is one higher than what it allows.
+A count of 0 would mean no limit. So, to make RabbitMQ send nothing, the worker always holds one unacknowledged message
+of its own, the placeholder. It comes from a queue of this connection alone, and the count is one higher because of it.
 
-:class:`StrictPrefetch` (``orchestration_strict_priority``): RabbitMQ does not know an order between queues. While a
-slot is free and messages may be waiting, the worker asks for one message at a time, from its queues in their order.
-Only when all of them are empty it lets RabbitMQ send what comes next, one message for each free slot.
+:class:`StrictPrefetch` (``orchestration_strict_priority``): RabbitMQ knows no order of queues. While a slot is free and
+messages may be waiting, the worker asks for one message at a time, from its queues in their order. Only when all of
+them are empty does it let RabbitMQ send one message for each free slot.
 
-Quorum queues have no count for a whole channel, and no count that can be changed: there Celery's own is left alone.
+Quorum queues have no count for a whole channel, and theirs cannot be changed: there Celery's own count stays.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ logger = get_logger(__name__)
 
 #: Seconds after which the count is adjusted in any case.
 ADJUST_EVERY = 1.0
-#: RabbitMQ closes a channel with a message that was not acknowledged for half an hour (``consumer_timeout``; later than
-#: 3.11 our queue has a time of its own). Seconds after which ours goes back and comes again: if that lets nothing else
-#: in, and in any case.
+#: RabbitMQ closes a channel that has not acknowledged a message for half an hour (``consumer_timeout``; after 3.11 our
+#: queue has its own). Seconds after which the placeholder is returned and delivered again: if that lets no other
+#: message in, and in any case.
 RENEW_AFTER, RENEW_AT_LAST = 60.0, 1200.0
-#: Seconds to wait for it, and milliseconds for which RabbitMQ allows it to be here.
+#: Seconds to wait for the placeholder, and milliseconds for which RabbitMQ allows it to stay unacknowledged.
 PLACEHOLDER_SECONDS, PLACEHOLDER_TIMEOUT_MS = 5.0, 30 * 24 * 3600 * 1000
 
 
 class Refused(Exception):
-    """The broker refuses a call that this needs."""
+    """The broker refuses a call that bounding the prefetch count needs."""
 
 
 class Prefetch:
-    """Of one connection to the broker. In the worker's event loop; under gevent in any greenlet: it never waits."""
+    """The prefetch count of one connection to the broker. Used in the worker's event loop; under gevent in any
+    greenlet, because it never waits."""
 
     def __init__(self, consumer: Any, demand: Demand, loop: Loop, stopping: Callable[[], bool]) -> None:
         self._consumer = consumer
@@ -61,10 +62,10 @@ class Prefetch:
         self._demand = demand
         self._loop = loop
         self._stopping = stopping
-        #: Delivery tags of the messages that are here, without our own.
+        #: Delivery tags of the messages that are here, without the placeholder.
         self._held: set[int] = set()
         #: Celery's count; 0: no limit.
-        self._most: int = consumer.qos.value
+        self._celerys_count: int = consumer.qos.value
         #: The count that was set last.
         self._count = 0
         self._seen: tuple[int, ...] = ()
@@ -75,7 +76,7 @@ class Prefetch:
         self.has_ended = False
 
     def begin(self) -> None:
-        """Before anything is consumed. Raises Refused."""
+        """Call this before anything is consumed. Raises Refused."""
         self._hold_placeholder()
         internals.amqp.watch_deliveries(self._channel, self._held.add, self._leaving)
         self._consumer.qos.callback = self._celery_sets_count
@@ -92,7 +93,7 @@ class Prefetch:
             self._consumer.hub.on_tick.add(self.tick)
 
     def wake(self) -> None:
-        """From any thread: code in the pool has ended."""
+        """Code in the pool has ended: adjusts the count soon. From any thread."""
         if self.has_ended or self._woken:
             return
         self._woken = True
@@ -109,13 +110,13 @@ class Prefetch:
             self._lost(exc)
 
     def tick(self) -> None:
-        """Before the event loop waits."""
+        """Called before the event loop waits."""
         seen = (len(state.reserved_requests), len(state.active_requests), len(self._held))
         if seen != self._seen:
             self._seen = seen
             self._adjust()
 
-    # -- our own message ----------------------------------------------------------------------------
+    # -- the placeholder ----------------------------------------------------------------------------
 
     def _hold_placeholder(self) -> None:
         connection, name = self._consumer.connection, f"{self._consumer.hostname}.{uuid()}.celery.placeholder"
@@ -126,10 +127,10 @@ class Prefetch:
             trial.basic_publish(
                 trial.prepare_message(b"placeholder", properties={"delivery_mode": 1}), routing_key=name
             )
-            found = trial.basic_get(name)
-            if found is None:
+            placeholder = trial.basic_get(name)
+            if placeholder is None:
                 raise Refused("a message that this worker sends to its own queue does not arrive")
-            trial.basic_reject(found.delivery_tag, requeue=True)
+            trial.basic_reject(placeholder.delivery_tag, requeue=True)
             trial.close()
         except connection.channel_errors as exc:
             raise Refused(str(exc)) from exc
@@ -149,10 +150,10 @@ class Prefetch:
             tag, self._placeholder = self._placeholder, 0
             self._channel.basic_reject(tag, requeue=True)
 
-    # -- how many -----------------------------------------------------------------------------------
+    # -- the count ----------------------------------------------------------------------------------
 
     def _celery_sets_count(self, prefetch_count: int) -> None:
-        self._most = prefetch_count
+        self._celerys_count = prefetch_count
         self._adjust()
 
     def _leaving(self, tag: int) -> None:
@@ -176,7 +177,7 @@ class Prefetch:
             self._lost(exc)
 
     def _lost(self, exc: Exception) -> None:
-        """Celery will see that the connection is lost, when it reads from it."""
+        """The connection is lost. Celery notices that itself when it reads from it."""
         logger.debug("The broker cannot be told how many messages to send: %r", exc)
 
     def _adjust(self) -> None:
@@ -184,10 +185,10 @@ class Prefetch:
             self._set_count(self.wanted(self._room()))
 
     def _room(self) -> int:
-        return max(0, self._most - len(self._held)) if self._most else MOST
+        return max(0, self._celerys_count - len(self._held)) if self._celerys_count else MOST
 
     def wanted(self, room: int) -> int:
-        """How many messages there is use for, of `room`."""
+        """How many more messages this worker can use, at most `room`."""
         return self._demand.wanted(room, by_halves=False)
 
     def _set_count(self, more: int) -> None:
@@ -198,9 +199,9 @@ class Prefetch:
 
 
 class StrictPrefetch(Prefetch):
-    #: Whether all queues were empty: RabbitMQ may send what comes.
+    #: Whether all queues were empty: RabbitMQ may send new messages.
     _all_empty = False
-    #: The queues that are still to be asked; None: no question is under way.
+    #: The queues that have not been asked yet; None: no question is under way.
     _to_ask: list[str] | None = None
 
     def __init__(self, *args: Any, slots: Callable[[], int]) -> None:
@@ -216,7 +217,7 @@ class StrictPrefetch(Prefetch):
         self._consumer.on_task_message.discard(self._received)
 
     def _received(self, request: Any) -> None:
-        """A slot may be taken: what comes from now on may be waiting when it is free again."""
+        """A slot may be taken now. Then the queues are asked again when a slot is free: messages may wait by then."""
         self._adjust()
 
     def wanted(self, room: int) -> int:

@@ -1,4 +1,4 @@
-"""What a message says about the call it comes from. Pure functions."""
+"""Reads from a message which call it comes from. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from celery_orchestration.ledger import keys
 
 
 def publication_of(message: Any, ours: Any) -> tuple[str, bool]:
-    """Which call a message comes from; and whether that is unknown, although the message was delivered before.
+    """Returns the id of the call that the message comes from, and whether the message is a redelivery whose call is
+    unknown.
 
-    Our own messages and retries say it in our header (`ours`). Other messages have the id that their sender gave them,
-    or that kombu's virtual transports (Redis) give each message; RabbitMQ gives them none.
+    Our own messages and retries carry the id in our header (`ours`). Other messages have the id that their sender set,
+    or the one that kombu's virtual transports (Redis) give each message. RabbitMQ gives them none.
     """
     if isinstance(ours, dict) and keys.is_publication(ours.get("publication")):
         return ours["publication"], False
@@ -25,7 +26,7 @@ def publication_of(message: Any, ours: Any) -> tuple[str, bool]:
 
 
 def header_of(header: Any) -> dict[str, str]:
-    """Our header of a message; empty if we would not have written it like that, because anybody can send messages."""
+    """Our header of a message. Empty if it has another form than ours: anybody can send messages."""
     if not isinstance(header, dict) or not all(isinstance(value, str) for value in header.values()):
         return {}
     return header if header.get("grant", "0").isdecimal() and header.get("routing_key") != "" else {}

@@ -1,8 +1,8 @@
 """``celery inspect scheduled``, ``reserved`` and ``query_task`` show runs that wait in the ledger, too.
 
-The ledger says which of them this worker is to report: every worker is asked, and each run is reported by one. Remote
-control is answered in the worker's event loop, which must not wait for a slow Redis: a thread asks, and an answer that
-does not come in time is left out.
+``celery inspect`` asks every worker, and each run is reported by one: the ledger says which runs this worker reports.
+The worker's event loop answers remote control, and must not wait for a slow Redis. So a thread asks the ledger, and if
+the answer does not come in time, the waiting runs are left out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from celery_orchestration.ledger import Ledger, Waiting
 
 logger = get_logger(__name__)
 
-#: How many runs of each kind all workers together report.
+#: At most this many runs of each kind are reported by all workers together.
 MOST_RUNS = 100
 #: Seconds that the event loop waits; `celery inspect` waits for one second by default.
 LONGEST_WAIT = 0.5
-#: Bytes. Of a larger message only the task is shown; of others the headers are read, which come first.
+#: In bytes. For a larger message only the task is shown. Of others only the beginning is read: the headers are there.
 LARGEST_MESSAGE, HEADERS = 64 * 1024, 16 * 1024
 
 
@@ -38,7 +38,7 @@ class Reports:
         self._hostname = hostname
         self._zone = zone
         self._ledger_is_down = ledger_is_down
-        self._free = threading.Lock()
+        self._question_lock = threading.Lock()
 
     def scheduled(self) -> list[dict[str, Any]]:
         """Runs that are not due yet, as ``inspect scheduled`` shows requests."""
@@ -49,13 +49,13 @@ class Reports:
         return [self._info(run) for run in self._ask("waiting")]
 
     def query(self, ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Those of the runs that wait, as ``inspect query_task`` shows requests."""
+        """The runs among `ids` that wait, as ``inspect query_task`` shows requests."""
         states = {"waiting": "reserved", "later": "scheduled"}
         found = [(states[run.state], self._info(run)) for run in self._ask("ids", ids[:MOST_RUNS])]
         return {info["id"]: (state, info) for state, info in found}
 
     def _ask(self, which: str, ids: Sequence[str] = ()) -> list[Waiting]:
-        if self._ledger_is_down() or not self._free.acquire(blocking=False):
+        if self._ledger_is_down() or not self._question_lock.acquire(blocking=False):
             return []  # the ledger does not answer, or has not answered the last question yet
         answer: list[Waiting] = []
         done = threading.Event()
@@ -67,7 +67,7 @@ class Reports:
             except LedgerError as exc:
                 logger.warning("Waiting runs are missing in an answer to `celery inspect`: %s", exc)
             finally:
-                self._free.release()
+                self._question_lock.release()
                 done.set()
 
         threading.Thread(target=ask, name="orchestration-inspect", daemon=True).start()
@@ -79,7 +79,7 @@ class Reports:
         return {"eta": eta.isoformat(), "priority": info["delivery_info"]["priority"] or 0, "request": info}
 
     def _info(self, run: Waiting) -> dict[str, Any]:
-        """As Celery's ``Request.info()``. Arguments as text: the message's body is not unpacked here."""
+        """In the form of Celery's ``Request.info()``. Arguments are texts: the message's body is not unpacked here."""
         try:
             envelope = Envelope.unpack(run.message)
             headers, properties = envelope.headers, envelope.properties

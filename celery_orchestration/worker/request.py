@@ -1,11 +1,11 @@
 """A job's request: where Celery's worker and the gate meet.
 
-Celery makes a subclass of ``Task.Request`` for every task and overrides ``execute_using_pool`` and
-``on_success`` in it; :meth:`OrchestratedRequest.__init_subclass__` wraps those two on the class that Celery
-makes. The rest is ordinary overriding. Every path on which the main process hears that a run is over ends in
-exactly one :meth:`~celery_orchestration.worker.settlement.Settlement.settle`.
+Celery makes a subclass of ``Task.Request`` for every task, and overrides ``execute_using_pool`` and ``on_success`` in
+it. :meth:`OrchestratedRequest.__init_subclass__` wraps these two methods. The other methods are overridden as usual.
+However the main process learns that a run is over, it calls
+:meth:`~celery_orchestration.worker.settlement.Settlement.settle` exactly once.
 
-Celery calls a request in the worker's event loop; pools of threads and greenlets may tell how it ended from any thread.
+Celery calls a request in the worker's event loop. Pools of threads and greenlets may report its end from any thread.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from celery_orchestration.worker.job_request import JobRequest, RequestGate
 
 logger = get_logger(__name__)
 
-#: Characters of a traceback that are kept: the last ones.
+#: How many characters of a traceback are kept: the last ones.
 LONGEST_TRACEBACK = 8000
 
 
 class OrchestratedRequest(JobRequest):
-    #: execute_using_pool as Celery made it: gives the request to the execution pool.
+    #: Celery's execute_using_pool: gives the request to the execution pool.
     execute_now: Callable[..., Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        made = cls.__dict__
-        if "execute_using_pool" in made:
-            cls.execute_now = made["execute_using_pool"]
-            cls.execute_using_pool = _through_the_gate(made["execute_using_pool"])
-        if "on_success" in made:
-            cls.on_success = _settling(made["on_success"])
+        defined = cls.__dict__
+        if "execute_using_pool" in defined:
+            cls.execute_now = defined["execute_using_pool"]
+            cls.execute_using_pool = _through_the_gate(defined["execute_using_pool"])
+        if "on_success" in defined:
+            cls.on_success = _settling(defined["on_success"])
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         self.began = time_accepted
@@ -53,7 +53,7 @@ class OrchestratedRequest(JobRequest):
             self.gate.begun(self)
 
     def fail(self, exc: Exception) -> None:
-        """It has started, but is not given to the execution pool: a failed run like any other."""
+        """The run has started, but is not given to the execution pool: it fails as if its code had raised `exc`."""
         try:
             self.on_failure(raised(exc))
         finally:
@@ -62,7 +62,7 @@ class OrchestratedRequest(JobRequest):
     # -- the run is over ----------------------------------------------------------------------------
 
     def settle(self, outcome: str, then: Callable[[str], None] | None = None) -> None:
-        """The run is over and its code gone: reports that, once. `then` gets the ledger's answer."""
+        """Reports, once, that the run is over and its code gone. `then` gets the ledger's answer."""
         if self.gate is not None and self.fence is not None and not self.settled:
             self.settled = True
             self.gate.settle(self, self.verdict or outcome, then or self.afterwards)
@@ -87,19 +87,21 @@ class OrchestratedRequest(JobRequest):
             return self._on_process_lost(as_celery_does)
         outcome = outcome_of(exc)
         if isinstance(exc, Terminated) and self._already_cancelled and not self._already_revoked:
-            return self.interrupted(as_celery_does)  # by Celery itself: lost connection, cold shutdown
+            # Celery itself has stopped it: the connection was lost, or a cold shutdown has begun.
+            return self.interrupted(as_celery_does)
         return self._settle_after(as_celery_does, outcome)
 
     def _note_of(self, exc: BaseException) -> str:
-        """For the history. A task that is over its soft limit says itself where the limit comes from."""
-        found = default_limit(self.task, self.time_limits) if isinstance(exc, TimeLimitExceeded) else ""
-        if not found:
+        """For the history. It says where a hard limit comes from; for a soft limit the task itself says that."""
+        origin = default_limit(self.task, self.time_limits) if isinstance(exc, TimeLimitExceeded) else ""
+        if not origin:
             return note_of(exc)
-        logger.error("Run %s of job %s exceeded its time limit: %s", self.id, self.name, found)
-        return f"{note_of(exc)}: {found}"
+        logger.error("Run %s of job %s exceeded its time limit: %s", self.id, self.name, origin)
+        return f"{note_of(exc)}: {origin}"
 
     def _lost_lease(self) -> bool:
-        """A worker that stood still may see that a run's time is over before it hears that its lease is lost."""
+        """A worker that was suspended may see that a run's time is over before it learns that its lease is lost. So
+        this asks the ledger."""
         if not self.void and self.gate is not None and not self.gate.is_closed() and self.fence is not None:
             self.void = lost_lease(self.app, self.run, self._request_dict.get("properties") or {})
         return self.void
@@ -112,7 +114,7 @@ class OrchestratedRequest(JobRequest):
             self.settle(outcome)
 
     def _on_hard_limit(self, gate: RequestGate, as_celery_does: Callable[[], None]) -> None:
-        """Announced before the child is killed: its room is free when the process is gone."""
+        """Celery announces the limit before it kills the child: the room is freed when the process is gone."""
         self.verdict = "failed"
         process = gate.process_of(self)
         try:
@@ -121,7 +123,8 @@ class OrchestratedRequest(JobRequest):
             gate.when_gone(process, lambda: self.settle("failed"))
 
     def _on_process_lost(self, as_celery_does: Callable[[], None]) -> None:
-        """The child died. Celery would store a failure, fire errbacks and count a chord: we decide first."""
+        """The child died. Celery would store a failure, call errbacks and count it for a chord. The ledger decides
+        first whether the run goes again."""
         if self.drained or self._ended_by_deadline():
             return self.interrupted(self._leave_quietly)
         if self._already_revoked:
@@ -147,7 +150,7 @@ class OrchestratedRequest(JobRequest):
         return bool(self.task.orchestration.on_lease_lost == "stop")
 
     def _ended_by_deadline(self) -> bool:
-        """Then its process has not crashed: see deadline.py."""
+        """Whether the deadline of the lease has ended its process: then it did not crash (see deadline.py)."""
         if self.gate is None or not self.stops_with_lease() or not self.gate.ended_by_deadline(self.started_at):
             return False
         logger.error(
@@ -158,7 +161,7 @@ class OrchestratedRequest(JobRequest):
         return True
 
     def interrupted(self, requeued: Callable[[], None] = noop) -> None:
-        """Its code was stopped, by no fault of its own. It goes back to its queue unless `on_crash` is "fail"."""
+        """Its code was stopped for a reason outside the run. It goes back to its queue unless `on_crash` is "fail"."""
 
         def decided(answer: str) -> None:
             if answer == "dead":
@@ -177,8 +180,8 @@ class OrchestratedRequest(JobRequest):
         return retried
 
     def time_is_over(self, limit: float) -> None:
-        """In the event loop, where the execution pool cannot interrupt it: it has failed. Its room is free when its
-        code has returned, whatever the code returns then."""
+        """The run has failed, and the execution pool cannot interrupt it. Its room is freed when its code returns; the
+        result is ignored. In the event loop."""
         if self.gate is None or self.settled or self._lost_lease():
             return
         self.timed_out, self.verdict = True, "failed"
@@ -197,7 +200,7 @@ class OrchestratedRequest(JobRequest):
                 self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, info)
         except Exception:
             logger.exception(
-                "Run %s exceeded its time limit, but Celery could not be told: its result may be missing", self.id
+                "Run %s exceeded its time limit, but Celery could not handle that: its result may be missing", self.id
             )
         self.gate.timed_out(self)
 
@@ -205,15 +208,15 @@ class OrchestratedRequest(JobRequest):
         if self.gate is None or self.fence is None or not self.gate.is_draining() or can_kill(pool):
             super().cancel(pool, *args, **kwargs)
         else:
-            # A cold shutdown, where code cannot be killed but with the whole process. Celery would raise an error into
-            # whatever the main thread is doing (on solo into the task), or take a killed greenlet for a success.
+            # A cold shutdown, and code can only be killed with the whole process. Celery would raise an error in the
+            # main thread, whatever that executes (on solo the task), or take a killed greenlet for a success.
             self.gate.hurry_drain()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         if not soft and (self.void or (self.verdict is None and self._lost_lease())):
             return self._leave_quietly()
         if not soft and self.verdict is None:
-            self.returned = True  # gevent: the function was left by an exception; prefork calls on_failure before this
+            self.returned = True  # on gevent an exception ended the function; prefork calls on_failure before this
             self.note = self._note_of(TimeLimitExceeded(timeout))
         super().on_timeout(soft, timeout)
         if self.returned:
@@ -228,13 +231,14 @@ class OrchestratedRequest(JobRequest):
         if not requeue or self.acknowledged or self.gate is None or self.fence is None or self.settled:
             super().reject(requeue)
             return
-        # The broker may deliver it again at once: the ledger must have let go of it before. But of a run that was
-        # handed over it has the only copy: that stays, and waits. So does that of one on a worker that stops: the
-        # broker may have delivered the message to another worker already, which dropped it because the run was running.
-        theirs = self._message.channel is not None and not self.gate.is_draining()
-        self.verdict = "requeued" if theirs else "returned"
+        # The broker may deliver the message again at once, so the ledger has to drop its copy first. There are two
+        # exceptions. If the run was handed over, the ledger has the only copy. If this worker is stopping, the broker
+        # may have delivered the message to another worker already, which dropped it because the run was running. In
+        # both cases the ledger keeps its copy, and the run waits.
+        broker_has_it = self._message.channel is not None and not self.gate.is_draining()
+        self.verdict = "requeued" if broker_has_it else "returned"
         self.afterwards = lambda _: super(OrchestratedRequest, self).reject(requeue)
-        if not self.timed_out:  # else its code goes on
+        if not self.timed_out:  # a run that has timed out is settled when its code returns
             process = None if self.returned else self.gate.process_of(self)
             self.gate.when_gone(process, lambda: self.settle("requeued"))
 
@@ -260,8 +264,8 @@ class OrchestratedRequest(JobRequest):
 def _through_the_gate(execute: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(execute)
     def execute_using_pool(self: OrchestratedRequest, pool: Any, **kwargs: Any) -> Any:
-        # Always through the gate, even if it was admitted meanwhile: a slot goes to the first in rank, and only the
-        # gate knows whether this one had its slot already.
+        # Always through the gate, even if the run was admitted meanwhile: a slot goes to the request that is first in
+        # rank, and only the gate knows whether this one had its slot already.
         return execute(self, pool, **kwargs) if self.gate is None else self.gate.slot_given(self)
 
     return execute_using_pool
@@ -276,10 +280,10 @@ def _settling(on_success: Callable[..., Any]) -> Callable[..., Any]:
         if self.void or self.timed_out:
             return self._leave_quietly()
         if not isinstance(failed__retval__runtime, tuple):
-            return self.on_failure(failed__retval__runtime)  # threads: SystemExit in a task, as an ExceptionInfo
+            return self.on_failure(failed__retval__runtime)  # on threads, SystemExit in a task comes as ExceptionInfo
         self.runtime = failed__retval__runtime[2]
         try:
-            return on_success(self, failed__retval__runtime, **kwargs)  # of a failure it calls on_failure
+            return on_success(self, failed__retval__runtime, **kwargs)  # if the run failed, it calls on_failure
         finally:
             self.settle("failed" if failed__retval__runtime[0] else "succeeded")
 

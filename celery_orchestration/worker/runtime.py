@@ -1,7 +1,8 @@
 """The orchestration of one worker: the one place that builds its parts and connects them.
 
-Built when the worker is set up (so that mistakes show before anything runs), connected with every broker connection,
-stopped after the execution pool is down. The bootsteps call it in the worker's main thread, which runs the event loop.
+It is built when the worker is set up (so that mistakes show before anything runs), connected with every broker
+connection, and stopped after the execution pool is down. The bootsteps call it in the worker's main thread, which runs
+the event loop.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from celery_orchestration.worker.watchdog import Watchdog
 
 logger = get_logger(__name__)
 
-#: Seconds to report outcomes and returned runs when the worker stops.
+#: Seconds that a worker that stops has to report outcomes and returned runs.
 STOP_SECONDS = 5.0
 
 
@@ -75,7 +76,7 @@ class WorkerRuntime(Node):
         self.queues = ServedQueues(self.app, self.destinations)
         stops = {name for name, job in self.jobs.items() if job.on_lease_lost == "stop"}
         startup_checks.check_pool_can_stop(controller.pool_cls, self.kind, stops & self._jobs_here())
-        #: Before the execution pool is forked.
+        # Here, because it has to be made before the execution pool is forked.
         self._deadline = Deadline(self.settings) if stops else None
         self._state = GateState()
         self._loop: HubLoop | DirectLoop | None = None
@@ -85,9 +86,9 @@ class WorkerRuntime(Node):
         self.received = 0
         #: When a cold shutdown began, by the monotonic clock.
         self._cold_since: float | None = None
-        #: How messages are fetched; None: as kombu does it.
+        #: For reliable fetch. None: kombu fetches messages in its own way.
         self.fetcher: Fetcher | None = None
-        # Slots that an autoscaler may add count as well: it decides by the messages that were fetched.
+        # Slots that an autoscaler may add are counted, too: it decides by the messages that were fetched.
         bounds = self.settings.read_ahead_seconds, lambda: self.slots
         self.demand = Demand(*bounds)
         #: None where the broker is not Redis.
@@ -266,7 +267,7 @@ class WorkerRuntime(Node):
             replaces=replaces,
         )
 
-    # The heartbeat may be replaced by another one, so nobody keeps it.
+    # The watchdog may replace the heartbeat, so other parts call it through these methods and do not keep it.
 
     def _register_again(self) -> None:
         """The ledger lacks something of this worker. From any thread."""
@@ -286,7 +287,7 @@ class WorkerRuntime(Node):
         internals.pool.keep_partial_reads(pool)
         internals.pool.before_begin(controller, self.consuming.may_begin)
         internals.redis.silence_returned_warnings(queues.is_granted)
-        # These hooks are one for the whole process, which may have several workers (in tests).
+        # These hooks exist once in a process, which has several workers in some tests.
         internals.control.show_more_queues(lambda consumer: _runtime_of(consumer).consuming.active_queues())
         internals.control.report_waiting(lambda consumer: consumer.hostname in gates and _runtime_of(consumer).reports)
         internals.control.on_revoke(lambda consumer, *what: gates[consumer.hostname].settlement.revoked(*what))
@@ -296,8 +297,8 @@ class WorkerRuntime(Node):
             self.give_up(problem)
         startup_checks.warn_of_time_limits(self.app, self.kind, self.jobs, self._jobs_here(), self.presence().queues)
         startup_checks.warn_of_other_scheduler(self.app, self.jobs)
-        for found in pool_problems(self.settings.pools, self.jobs):
-            logger.warning("%s", found)
+        for mismatch in pool_problems(self.settings.pools, self.jobs):
+            logger.warning("%s", mismatch)
 
     def _start_threads(self) -> None:
         supervised = Supervised.of_environment(self.ledger, self.settings, self.drain.hurry)
@@ -307,7 +308,7 @@ class WorkerRuntime(Node):
                 thread.start()
 
     def _replace_heartbeat(self) -> None:
-        """If the one that hangs ever goes on, it ends."""
+        """Replaces the heartbeat that hangs. If its thread ever goes on, it ends."""
         stuck = self.heartbeat
         stuck.stop()
         self.heartbeat = self._new_heartbeat(stuck)
@@ -325,7 +326,7 @@ class WorkerRuntime(Node):
 
     @property
     def slots(self) -> int:
-        """How many runs it can have at once: as many as the execution pool may grow to by itself, or has grown to."""
+        """How many runs it can have at once: the size to which the execution pool may grow, or else its own size."""
         controller = self.controller
         return int(controller.max_concurrency or internals.pool.size_of(controller.pool) or controller.concurrency)
 
@@ -338,7 +339,7 @@ class WorkerRuntime(Node):
         self.in_loop(send)
 
     def give_up(self, why: str) -> None:
-        """The ledger must not be used by this worker, and it turned out only now."""
+        """This worker may not use the ledger, which turned out only after it had started. So it stops."""
         logger.critical("%s", why)
         celery_state.should_stop = 1
 
@@ -358,7 +359,7 @@ class WorkerRuntime(Node):
             cannot_kill = not internals.pool.can_kill(self.controller.pool)
             if self._cold_since is not None and self.gate.settlement.runs and cannot_kill:
                 # Celery could not cancel them. It sleeps through its soft shutdown before it closes. On gevent it does
-                # not (a signal handler must not block there), and would wait for the tasks without an end.
+                # not sleep (a signal handler must not block there), and would wait for the tasks forever.
                 self.drain.hurry_at(self._cold_since + (self.app.conf.worker_soft_shutdown_timeout or 0))
 
     def _stop_heartbeat(self, seconds: float) -> None:
@@ -394,5 +395,5 @@ class WorkerRuntime(Node):
 
 
 def _runtime_of(consumer: Any) -> WorkerRuntime:
-    found: WorkerRuntime = consumer.controller.orchestration
-    return found
+    runtime: WorkerRuntime = consumer.controller.orchestration
+    return runtime

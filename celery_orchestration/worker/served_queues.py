@@ -15,12 +15,12 @@ from celery_orchestration.worker import internals
 
 class ServedQueues:
     def __init__(self, app: Celery, destinations: Mapping[str, Sequence[str]]) -> None:
-        """`destinations`: the queues that jobs are sent to, and which jobs."""
+        """`destinations`: the queues that jobs are sent to, each with its jobs."""
         self._app = app
         #: Whether the worker was started with -Q.
         self._chosen = internals.consumer.queues_were_chosen(app)
         queues.select(app, self._chosen, destinations)
-        #: Queues that remote control told us not to serve.
+        #: Queues that remote control cancelled.
         self._cancelled: set[str] = set()
 
     @property
@@ -35,7 +35,7 @@ class ServedQueues:
 
     @property
     def to_come(self) -> list[str]:
-        """Queues that this worker would serve, and that were not in use yet."""
+        """Queues that this worker will serve as soon as they are in use."""
         return [name for name in queues.may_come(self._app, self._chosen) if name not in self._cancelled]
 
     def add(self, name: str) -> None:

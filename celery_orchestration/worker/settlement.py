@@ -1,8 +1,8 @@
 """Runs end: the last part of a run's path through the worker.
 
-:class:`Settlement` knows the runs that started here. When a run is over and its code gone, its outcome is kept until
-the ledger took it; the next turn reports it. Outcomes that the ledger took are kept for a while as well: in a new epoch
-(see ``epoch.py``) the ledger may have forgotten them, and runs that were not reported are claimed.
+:class:`Settlement` knows the runs that started here. When a run is over and its code gone, the next turn reports its
+outcome, which is kept until the ledger has taken it. The last outcomes that the ledger took are kept as well: in a new
+epoch (see ``epoch.py``) it may have forgotten them. Runs whose outcomes it has not taken are claimed then.
 
 :meth:`Settlement.settle`, :meth:`Settlement.report` and :meth:`Settlement.claims` may be called from any thread, and
 :attr:`Settlement.runs` may be read from any; the rest happens in the worker's event loop.
@@ -28,10 +28,10 @@ from celery_orchestration.worker.request import OrchestratedRequest
 
 logger = get_logger(__name__)
 
-#: Gets the ledger's answer to an outcome: ok, refused, dead ...
+#: A function that gets the ledger's answer to an outcome: ok, refused, dead ...
 OnAnswer = Callable[[str], None] | None
 
-#: How many outcomes are kept that the ledger took.
+#: How many outcomes are kept after the ledger took them.
 MOST_REPORTED = 1000
 
 
@@ -45,7 +45,7 @@ class Settlement:
         request_turn: Callable[[], None],
         run_ended: Callable[[], None],
     ) -> None:
-        """`pool`: the execution pool. `run_ended()` is called in the event loop: a slot is free."""
+        """`pool`: the execution pool. `run_ended()` is called in the event loop when a run has freed its slot."""
         self._pool = pool
         self._arrivals = arrivals
         self._notices = notices
@@ -66,9 +66,9 @@ class Settlement:
     # -- a run starts -------------------------------------------------------------------------------
 
     def started(self, request: OrchestratedRequest, run_id: str, fence: str, admitted: float) -> None:
-        """The ledger says that it starts here. `admitted`: not before this, by the monotonic clock."""
+        """The ledger says that the run starts here, and decided that at `admitted` or later (monotonic clock)."""
         request.start(run_id, fence, admitted)
-        self.lease_lost([run_id])  # of an earlier start of this run, if that was here
+        self.lease_lost([run_id])  # an earlier start of this run on this worker, if any, is void
         self.highest_fence = fence
         self.runs[run_id] = request
 
@@ -81,8 +81,8 @@ class Settlement:
         self._unreported[request.fence or ""] = request
         trace = request.traceback if outcome in ("failed", "crashed") else ""
         now = time.monotonic()
-        made = Outcome(request.run_id, request.fence or "", outcome, request.note, trace, request.ran_ms(now), now)
-        self._unsent.append((made, then))
+        record = Outcome(request.run_id, request.fence or "", outcome, request.note, trace, request.ran_ms(now), now)
+        self._unsent.append((record, then))
         self._in_loop(self._run_ended)
 
     def report(self, outcome: Outcome) -> None:
@@ -95,7 +95,7 @@ class Settlement:
         return bool(self._unsent)
 
     def take_unsent(self) -> list[tuple[Outcome, OnAnswer]]:
-        """For a turn."""
+        """Returns the outcomes that the next turn reports."""
         taken = []
         while self._unsent:
             taken.append(self._unsent.popleft())
@@ -105,9 +105,9 @@ class Settlement:
         self._unsent.append((outcome, then))
         self._request_turn()
 
-    def answered(self, outcomes: Sequence[Outcome], thens: Sequence[OnAnswer], answers: Sequence[str]) -> None:
+    def answered(self, outcomes: Sequence[Outcome], callbacks: Sequence[OnAnswer], answers: Sequence[str]) -> None:
         """The ledger took these outcomes, or refused them."""
-        for outcome, then, answer in zip(outcomes, thens, answers, strict=True):
+        for outcome, then, answer in zip(outcomes, callbacks, answers, strict=True):
             self._unreported.pop(outcome.fence, None)
             self.reported.append(outcome)
             if answer == "refused":
@@ -120,23 +120,24 @@ class Settlement:
                 guarded(then, answer)
 
     def return_runs(self, requests: Iterable[OrchestratedRequest]) -> None:
-        """No code of these runs was called, or none is running any more: they go back to their queues."""
+        """No code of these runs was called, or it has ended: they go back to their queues."""
         for request in requests:
             request.settle("returned")
 
     def timed_out(self, request: OrchestratedRequest) -> None:
-        """Its time limit has passed, and Celery was told; its code goes on, and it keeps its room."""
+        """Its time limit has passed, and Celery knows that it failed. Its code goes on, and it keeps its room."""
         over = TimedOut(request.run_id, request.fence or "", request.note, request.afterwards is None)
         self._notices.time_out(over)
 
     # -- runs that end before they start ------------------------------------------------------------
 
     def ended_before_start(self, request: OrchestratedRequest) -> None:
-        """Celery found a message revoked or expired, and told everybody: the ledger must not keep its run."""
+        """Celery found a message revoked or expired, and has announced that: the ledger must not keep its run."""
         self._notices.discard(Discarded(request.id, request.attempt, request.publication, request.anonymous))
 
     def message_refused(self, message: Any) -> None:
-        """Celery refused a message unread. If it was handed over, or is a retry, the ledger must not keep its run."""
+        """Celery refused a message unread. If the message was handed over, or is a retry, the ledger must not keep its
+        run."""
         headers = message.headers or {}
         if HEADER in headers and headers.get("id"):
             attempt = keys.attempt(headers.get("replaced_task_nesting") or 0, headers.get("retries") or 0)
@@ -145,7 +146,7 @@ class Settlement:
     # -- runs that are not ours any more ------------------------------------------------------------
 
     def lease_lost(self, ids: Iterable[str]) -> None:
-        """Their outcomes will be refused. Where the execution pool can stop them, it does."""
+        """The ledger will refuse the outcomes of these runs. The execution pool stops them if it can."""
         for id in ids:
             request = self.runs.get(id)
             if request is None or request.void:
@@ -163,8 +164,8 @@ class Settlement:
                 pass
 
     def revoked(self, ids: list[str], terminate: bool, signal: Any) -> None:
-        """`ids`: of tasks, or of runs that have an id of their own. Celery knows one request for each task id, and has
-        terminated that one."""
+        """`ids`: of tasks, or of runs that have an id of their own. Celery knows only one request for each task id, and
+        has terminated that one. This terminates the others."""
         self._notices.revoke(ids)
         for request in list(self.runs.values()) if terminate else ():
             if not {request.id, request.run_id}.isdisjoint(ids) and not request._already_revoked:
@@ -173,19 +174,20 @@ class Settlement:
     # -- a new epoch --------------------------------------------------------------------------------
 
     def claims(self) -> list[Claim]:
-        """What this worker runs or has not reported, for a ledger that may have forgotten it. From any thread."""
-        found = []
+        """The runs that this worker runs or has not reported, for a ledger that may have forgotten them. From any
+        thread."""
+        claims = []
         for request in (*self.runs.copy().values(), *self._unreported.copy().values()):
             try:
                 if not request.void:
-                    found.append(Claim(self._arrivals.of(request), request.fence or "", request.run_id))
+                    claims.append(Claim(self._arrivals.of(request), request.fence or "", request.run_id))
             except Exception:
                 logger.exception(
                     "Run %s of job %s cannot be claimed in the new epoch: the ledger may start it again",
                     request.run_id,
                     request.task.name,
                 )
-        return found
+        return claims
 
     # -- the worker stops ---------------------------------------------------------------------------
 
@@ -198,11 +200,12 @@ class Settlement:
             internals.pool.take_back(request.pool_result)
 
     def code_is_gone(self) -> bool:
-        """Whether no code of our runs is executed any more: the pool is down, and not only abandoned."""
+        """Whether no code of our runs is executed any more. A pool that Celery has stopped may still execute some."""
         alive = any(not internals.pool.is_gone(child) for child in internals.pool.children(self._pool))
         return not alive and all(internals.pool.is_over(run.pool_result) for run in list(self.runs.values()))
 
     def interrupt_all(self) -> None:
-        """The execution pool is down: no code of ours runs any more. Runs that had not begun went back before."""
+        """The execution pool is down: no code of our runs is executed any more. Runs that had not begun went back
+        earlier."""
         for request in list(self.runs.values()):
             request.interrupted()

@@ -1,8 +1,8 @@
-"""Shares handed-over runs that no slot here is free for.
+"""Shares a handed-over run with other workers when no slot here is free for it.
 
-The run keeps its place in line here, and a copy of its message goes back to the queue, for a worker that has a slot
-sooner. The first worker to start it wins; the ledger drops the other copy. While a handed-over run waits here, this
-worker takes no more of them from the granted queues.
+The run keeps its rank here, and a copy of its message goes back to the queue, for a worker that has a free slot sooner.
+The first worker that asks the ledger starts the run; the ledger drops the other copy. While a handed-over run waits
+here, this worker takes no more messages from the granted queues.
 
 Everything here happens in the worker's event loop.
 """
@@ -17,7 +17,7 @@ from celery_orchestration.worker import internals
 from celery_orchestration.worker.request import OrchestratedRequest
 from celery_orchestration.worker.state import GateState
 
-#: Seconds that a handed-over run waits for a slot here before other workers may have it too.
+#: Seconds that a handed-over run waits for a slot here before it is shared.
 SHARE_AFTER = 0.2
 
 
@@ -31,7 +31,7 @@ class GrantedQueues(Protocol):
         """kombu's consumers of the present connection."""
 
     def take_granted(self, yes: bool) -> None:
-        """Begins or ceases to take messages from the granted queues."""
+        """Starts or stops taking messages from the granted queues."""
 
 
 class Copies(Protocol):
@@ -44,7 +44,7 @@ class Sharing:
         self._state = state
         self._granted_queues = granted_queues
         self._publisher = publisher
-        #: Whether this worker takes no handed-over runs, because one waits for a slot.
+        #: Whether this worker takes no more handed-over runs, because one waits for a slot.
         self.active = False
 
     def share(self, request: OrchestratedRequest) -> None:
@@ -52,7 +52,7 @@ class Sharing:
         if request.stage != "reserved" or self._state.closed or self._state.stopping:
             return
         queue = internals.consumer.queue_of(request.message, self._granted_queues.consumers)
-        if queue in self._granted_queues.granted:  # Celery prefetches from the user's own queues itself
+        if queue in self._granted_queues.granted:  # from the user's own queues Celery itself prefetches
             if not self.active:
                 self.active = True
                 self._granted_queues.take_granted(False)
@@ -64,5 +64,5 @@ class Sharing:
         self._granted_queues.take_granted(True)
 
     def reconnected(self) -> None:
-        """A new connection takes from the granted queues to begin with."""
+        """A new connection takes messages from the granted queues at first."""
         self.active = False

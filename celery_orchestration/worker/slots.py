@@ -1,8 +1,8 @@
 """Slots of the execution pool, as the gate sees them.
 
-Prefork calls ``execute_using_pool`` with a slot of the worker's semaphore in hand, and the pool gives it back when the
-child is done. The other pools call it at once, however busy they are: for them the gate counts by itself, so that a run
-is not admitted long before it can begin.
+On prefork, Celery takes a slot of the worker's semaphore before it calls ``execute_using_pool``, and the pool gives the
+slot back when the child is done. With the other pools Celery calls it at once, even if the pool is busy. There the gate
+itself counts slots, so that no run is admitted long before it can begin.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Slots(Protocol):
         """The run in a slot is over."""
 
     def free(self) -> int:
-        """How many are idle, for people."""
+        """The number of idle slots, for people."""
 
 
 class SemaphoreSlots:
@@ -85,7 +85,7 @@ class CountedSlots:
     """Plain tasks use the same threads or greenlets, uncounted: the pool queues those that it cannot begin."""
 
     def __init__(self, limit: Callable[[], int]) -> None:
-        """`limit`: how many there are; people may grow and shrink the execution pool."""
+        """`limit()`: the number of slots. It may change: people may grow and shrink the execution pool."""
         self._limit = limit
         self._used = 0
 

@@ -1,4 +1,4 @@
-"""What a worker checks when it starts, so that mistakes show before anything runs."""
+"""Checks at the start of a worker, so that mistakes show before anything runs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def check_pool_can_stop(pool_cls: Any, kind: str, jobs: Iterable[str]) -> None:
 
 
 def warn_of_other_scheduler(app: Celery, jobs: Mapping[str, Policy]) -> None:
-    """Names the jobs that Celery's own beat, or another one, would never run."""
+    """Logs the jobs that another scheduler than ours would never run."""
     ours = app.conf.beat_scheduler == SCHEDULER
     never = [name for name, job in jobs.items() if job.mode == "continuous" and not ours]
     if never:
         logger.warning(
-            "These continuous jobs run only under a beat with -S %s, or with that as app.conf.beat_scheduler: %s",
+            "These continuous jobs run only under a beat with -S %s (or with that as app.conf.beat_scheduler): %s",
             SCHEDULER,
             ", ".join(never),
         )
@@ -51,7 +51,7 @@ def warn_of_other_scheduler(app: Celery, jobs: Mapping[str, Policy]) -> None:
 def warn_of_time_limits(
     app: Celery, kind: str, jobs: Mapping[str, Policy], jobs_here: Iterable[str], served: Sequence[str]
 ) -> None:
-    """Names the tasks that have time limits which the execution pool does not enforce."""
+    """Logs the tasks whose time limits the execution pool does not enforce."""
     limits = limits_of(app)
     plain = queues.destinations(app, [name for name in limits if name not in jobs])
     limits_of_jobs = {job: limits[job] for job in set(jobs_here) & limits.keys()}
@@ -62,7 +62,7 @@ def warn_of_time_limits(
 
 
 def bypasses_gate(app: Celery, jobs: Iterable[str]) -> str:
-    """Why this worker must not run; '' if every job asks the gate. Once the strategies were made."""
+    """Why this worker must not run; '' if every job asks the gate. Call it after Celery has made the strategies."""
     bypassing = [name for name in jobs if not custom.is_gated(app.tasks[name])]
     if not bypassing:
         return ""

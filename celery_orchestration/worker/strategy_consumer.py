@@ -13,12 +13,12 @@ from celery.worker.state import task_reserved
 
 
 class ReceivedOnce:
-    """Celery's dispatcher of events, which sends ``task-received`` once for each run: copies of a message know that it
-    was sent."""
+    """Wraps Celery's event dispatcher so that it sends ``task-received`` once for each run. A copy of a message says
+    that the event was sent."""
 
     def __init__(self, dispatcher: Any) -> None:
         self._dispatcher = dispatcher
-        #: The task id of the message at hand, if its run was announced before.
+        #: The task id of the current message, if its run was announced before.
         self.announced: str | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -32,7 +32,7 @@ class ReceivedOnce:
 
 
 class StrategyConsumer:
-    """Stands in for Celery's consumer. Its timer is the ledger."""
+    """Stands in for Celery's consumer. Where Celery would set a timer, the ledger keeps the run."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -43,7 +43,7 @@ class StrategyConsumer:
         return getattr(self._consumer, name)
 
     def increment_eventually(self) -> None:
-        """No message with a start time stays here, so the prefetch count need not grow."""
+        """Does nothing: no job's message with a start time stays here, so the prefetch count need not grow."""
 
     def call_at(self, eta: float, function: Any, args: tuple[Any, ...], **options: Any) -> Any:
         request, *bucket = args

@@ -1,11 +1,11 @@
 """Strays: messages of jobs that this worker's code lacks.
 
-While two releases are live side by side on a queue, a message may come to a worker of the one that lacks its job.
-Celery would discard it. The ledger knows which releases have the job, so it keeps the message, and gives it to a worker
-that has the job, which takes it in as if the broker had delivered it there. A message of a job that nobody knows is
-discarded as Celery does it, and kept as a dead letter.
+While workers of two releases serve a queue, a message may come to a worker whose release lacks its job. Celery would
+discard it. The ledger knows which releases have the job. So it keeps the message, and gives it to a worker that has the
+job. That worker takes it in as if the broker had delivered it. If no live worker has the job, the message is discarded
+as Celery does it, and the ledger keeps it as a dead letter.
 
-Everything here happens in the worker's event loop, but for :meth:`Strays.take_in`, which any thread may call.
+Everything here happens in the worker's event loop, except :meth:`Strays.take_in`, which any thread may call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from celery_orchestration.worker.state import GateState
 
 logger = get_logger(__name__)
 
-#: Seconds until the ledger is asked again if it could not say yet what to do with a message.
+#: Seconds until the ledger is asked again if it could not decide yet about a message.
 ASK_AGAIN_SECONDS = 1.0
 
 
@@ -45,8 +45,8 @@ class Strays:
         default_queue: str,
         accept: Any,
     ) -> None:
-        """`consumer`: Celery's. `consumers()`: kombu's, of the present connection. `accept`: content types that are
-        read."""
+        """`consumer`: Celery's consumer. `consumers()`: kombu's consumers of the present connection. `accept`: content
+        types that may be read."""
         self._state = state
         self._loop = loop
         self._in_loop = in_loop
@@ -57,7 +57,7 @@ class Strays:
         self._accept = accept
 
     def message_came(self, message: Any, discard: Callable[[], None]) -> None:
-        """`discard()`: as Celery does it. Until the ledger has answered the message stays unacknowledged."""
+        """`discard()` discards it as Celery does. The message stays unacknowledged until the ledger has answered."""
         try:
             stray = self._read(message)
         except Exception as exc:
@@ -80,7 +80,7 @@ class Strays:
             id=id,
             attempt=keys.attempt(described.get("replaced_task_nesting") or 0, described.get("retries") or 0),
             job=keys.encode_job(described["task"]),
-            priority=int(Priority.NORMAL),  # the worker that takes it in knows better
+            priority=int(Priority.NORMAL),  # the worker that takes it in sends the job's own priority
             grant=ours.get("grant", ""),
             expires_ms=int(expires.timestamp() * 1000) if expires else None,
             queue=queue,
@@ -101,7 +101,8 @@ class Strays:
             logger.error("No live worker has job %s: run %s becomes a dead letter", job, stray.id)
             discard()
         elif answer in ("wait", "drop"):
-            logger.info("Run %s came to this worker, which lacks job %s: %s", stray.id, job, answer)
+            why = "the ledger keeps it" if answer == "wait" else "the ledger knows it already"
+            logger.info("Run %s came to this worker, which lacks job %s: %s", stray.id, job, why)
             message.ack_log_error(logger, self._consumer.connection_errors)
         elif not self._state.stopping:
             self._loop.later(ASK_AGAIN_SECONDS, lambda: self._ask(stray, message, discard))

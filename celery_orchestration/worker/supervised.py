@@ -1,8 +1,8 @@
-"""A worker that a supervisor of pools started: it drains when the supervisor is gone, or has lost its place.
+"""For a worker that a supervisor of pools started: drains it if the supervisor is gone or has lost the worker's place.
 
-The kernel tells the worker that its supervisor died (``pools.child``); this thread is for systems where it does not,
-and for a supervisor that stands still while another one has taken the place. The supervisor holds the other end of the
-worker's standard input: a line there means that the time to drain is up.
+The kernel signals the worker when its supervisor dies (``pools.child``). This thread is for systems where the kernel
+does not, and for a supervisor that is suspended while another one takes the place. The supervisor holds the other end
+of the worker's standard input: a line there means that the time to drain is up.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from celery_orchestration.ledger import Ledger
 
 logger = get_logger(__name__)
 
-#: Set by a supervisor for its workers: its process, and pool, number and fence of the place.
+#: Variables that a supervisor sets for its workers: its process id, and pool, number and fence of the place.
 SUPERVISOR, PLACE = "CELERY_ORCHESTRATION_SUPERVISOR", "CELERY_ORCHESTRATION_PLACE"
-#: Set by ``pools.child``: the process that these variables are for; it may start others, which inherit them.
+#: Set by ``pools.child``: the id of the process that these variables are for. Processes that it starts inherit them.
 CHILD = "CELERY_ORCHESTRATION_CHILD"
-#: Seconds between two looks at the parent process.
+#: Seconds between two checks of the parent process.
 LOOK_EVERY = 1.0
 #: What a supervisor writes when the time to drain is up.
 HURRY = b"hurry"
@@ -79,7 +79,7 @@ class Supervised(threading.Thread):
         try:
             return self._ledger.holds_place(*self._place)
         except LedgerError:
-            return True  # unknown: the supervisor asks, too
+            return True  # unknown; the supervisor asks, too
 
     def _drain(self, why: str) -> None:
         logger.warning("This worker drains: %s", why)

@@ -1,7 +1,7 @@
 """Wakes the worker when a run in the ledger is due: a call with an ETA, a retry with a countdown, a cool-down.
 
-The ledger says in how many seconds the next run is due. The worker that sent a run there looks exactly then; the others
-look a moment later, in case that worker is gone, and not all at once.
+The ledger says in how many seconds the next run is due. The worker that sent this run to the ledger asks for it at
+exactly that time. The other workers ask a moment later, in case that worker is gone, and each at a different time.
 
 Everything here happens in the worker's event loop.
 """
@@ -18,9 +18,9 @@ from celery_orchestration.worker.loop import Loop
 from celery_orchestration.worker.request import OrchestratedRequest
 from celery_orchestration.worker.state import GateState
 
-#: How many due times of its own runs a worker remembers.
+#: At most this many due times of runs that it sent to the ledger are remembered by a worker.
 MOST_OWN_TIMES = 20_000
-#: Seconds after which another worker looks.
+#: Seconds after a due time at which other workers ask, at the earliest.
 GRACE = 0.1
 
 
@@ -30,19 +30,19 @@ class DueTimes:
         self._state = state
         self._loop = loop
         self._look = look
-        #: When the next look is, and when runs are due that this worker sent to the ledger; by the monotonic clock.
+        #: When to ask next, and the due times of runs that this worker sent to the ledger; by the monotonic clock.
         self._next_look = math.inf
         self._own: list[float] = []
 
     def due_in(self, seconds: float | None) -> None:
-        """The ledger says when the next run is due; None: no run has a time."""
+        """The ledger says in how many seconds the next run is due; None: no run has a due time."""
         if seconds is not None:
             self._look_at(time.monotonic() + seconds + GRACE * random.uniform(1, 3))
 
     def remember(self, request: OrchestratedRequest) -> None:
-        """The ledger keeps this run, which this worker sent there, until its time has come."""
+        """The ledger keeps this run, which this worker sent there, until the run is due."""
         if request.not_before is not None and len(self._own) < MOST_OWN_TIMES:
-            # A millisecond more: the ledger goes by whole ones.
+            # A millisecond later, because the ledger counts whole milliseconds.
             heapq.heappush(self._own, time.monotonic() + request.not_before - time.time() + 0.001)
             self._look_at(self._own[0])
 

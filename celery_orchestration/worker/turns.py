@@ -1,10 +1,11 @@
 """Turns: one round trip to the ledger reports outcomes, asks for arrivals and offers idle slots.
 
-:class:`Turns` collects what the next turn is about, gives it to the carrier (``carrier.py``) and deals the answers out:
-outcomes to the settlement, arrivals and handed-over runs to the admission. One turn is under way at a time.
+:class:`Turns` collects the contents of the next turn, gives them to the carrier (``carrier.py``) and passes the answers
+on: about outcomes to the settlement, about arrivals and handed-over runs to the admission. One turn is under way at a
+time.
 
 Everything here happens in the worker's event loop while that runs. When it is down, any thread may call
-:meth:`Turns.request`, :meth:`Turns.answered` and :meth:`Turns.flush`; a lock is there for that time.
+:meth:`Turns.request`, :meth:`Turns.answered` and :meth:`Turns.flush`; the lock is for that time.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ MOST_OFFERED = 4
 
 @dataclass(slots=True)
 class Batch:
-    """One turn: outcomes that are reported, arrivals that are asked for, and the requests that wait for answers."""
+    """One turn: the outcomes that it reports, the arrivals that it asks about, and the requests of these arrivals."""
 
     outcomes: list[Outcome] = field(default_factory=list)
-    thens: list[OnAnswer] = field(default_factory=list)
+    #: For each outcome, the function that gets the ledger's answer.
+    callbacks: list[OnAnswer] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     requests: list[OrchestratedRequest] = field(default_factory=list)
+    #: How many idle slots it offers.
     offered: int = 0
-    #: Its slots were given back meanwhile, because the ledger does not answer.
+    #: Its slots were given back, because the ledger does not answer.
     slotless: bool = False
     #: How many of the requests came without a slot.
     without_slot: int = 0
@@ -52,7 +55,7 @@ class Batch:
 
     @property
     def slots(self) -> int:
-        """Slots that stand idle until it is answered."""
+        """The number of slots that are idle until it is answered."""
         return 0 if self.slotless else self.offered + len(self.requests) - self.without_slot
 
     def add(self, asking: Sequence[Asking]) -> None:
@@ -61,8 +64,8 @@ class Batch:
             self.requests.append(request)
 
     def parts(self) -> list[Batch]:
-        """Each outcome and each arrival by itself; slots that were only offered are one more part."""
-        ends = [Batch([o], [then]) for o, then in zip(self.outcomes, self.thens, strict=True)]
+        """One part for each outcome and for each arrival, and one for the slots that were only offered."""
+        ends = [Batch([o], [then]) for o, then in zip(self.outcomes, self.callbacks, strict=True)]
         asks = [
             Batch([], [], [a], [r], 0, self.slotless, int(a.eta_ms is not None))
             for a, r in zip(self.arrivals, self.requests, strict=True)
@@ -115,8 +118,8 @@ class Turns:
     # -- a turn is made -----------------------------------------------------------------------------
 
     def request(self) -> None:
-        """When the events at hand are dealt with: the pool frees a slot before it reports the outcome of the run that
-        was in it, and both belong into one turn."""
+        """Makes a turn after the current events: the pool frees a slot before it reports the outcome of the run in it,
+        and both belong in one turn."""
         if self._state.stopping:
             self.flush()
         elif not self._flush_is_due:
@@ -128,7 +131,7 @@ class Turns:
         self.request()
 
     def request_with_offer(self) -> None:
-        """Even if there is nothing to report or to ask: idle slots are offered, because a run may be waiting."""
+        """Makes a turn even if there is nothing to report or to ask. It offers idle slots, because a run may wait."""
         self.waiting = max(self.waiting, 1)
         self.request_even_if_empty()
 
@@ -150,7 +153,7 @@ class Turns:
         batch = Batch()
         for outcome, then in self._settlement.take_unsent():
             batch.outcomes.append(outcome)
-            batch.thens.append(then)
+            batch.callbacks.append(then)
         if not self._state.draining:
             batch.add(self._admission.take_asking())
             scheduled = self._admission.take_scheduled()
@@ -165,18 +168,18 @@ class Turns:
 
     def answered(self, batch: Batch, turn: Turn) -> None:
         with self._lock:
-            starting, slots = self._deal_out(batch, turn)
+            starting, slots = self._pass_on(batch, turn)
         # Without the lock: under gevent this may wait for a greenlet whose end wants the lock.
         self._admission.start(starting, slots, batch.asked)
         if self._has_work():
             self.request()
 
-    def _deal_out(self, batch: Batch, turn: Turn) -> tuple[list[Starting], int]:
-        """Returns the runs that start, and how many slots there are for them."""
+    def _pass_on(self, batch: Batch, turn: Turn) -> tuple[list[Starting], int]:
+        """Returns the runs that start, and the number of slots for them."""
         self._under_way = None
         self.waiting = turn.waiting
         self._even_if_empty = turn.more
-        self._settlement.answered(batch.outcomes, batch.thens, turn.settled)
+        self._settlement.answered(batch.outcomes, batch.callbacks, turn.settled)
         slots = batch.slots
         starting = self._admission.answered(batch.requests, turn.answers)
         for start in turn.starts:
@@ -193,8 +196,8 @@ class Turns:
         return starting, slots
 
     def refused(self, batch: Batch, exc: Exception) -> None:
-        """The ledger answers this turn with an error, again and again. Each of its parts is tried alone, and the one
-        that the error is about is tried again some time later: it must not keep all others waiting."""
+        """The ledger repeatedly answers this turn with an error. Each of its parts is tried alone. The part that causes
+        the error is tried again later, so that the others do not wait for it."""
         parts = batch.parts()
         with self._lock:
             self._under_way = None
@@ -207,7 +210,7 @@ class Turns:
         self.request()
 
     def _try_later(self, batch: Batch, exc: Exception) -> None:
-        for outcome, then in zip(batch.outcomes, batch.thens, strict=True):
+        for outcome, then in zip(batch.outcomes, batch.callbacks, strict=True):
             logger.error(
                 "The ledger refuses to record that run %s %s (it is reported again in %.0f s): %s",
                 outcome.id,
@@ -231,7 +234,7 @@ class Turns:
     # -- the ledger or the worker goes away ---------------------------------------------------------
 
     def give_slots_back(self) -> None:
-        """The ledger does not answer the turn that is under way: its slots are for others until then."""
+        """The ledger does not answer the turn that is under way: until it does, others may use the turn's slots."""
         batch = self._under_way
         if batch is not None and not batch.slotless:
             for _ in range(batch.slots):
@@ -239,7 +242,7 @@ class Turns:
             batch.slotless = True
 
     def wait_until_reported(self, deadline: float) -> bool:
-        """Waits until the ledger took every outcome. From any thread, once the event loop is down."""
+        """Waits until the ledger has taken every outcome. From any thread, once the event loop is down."""
         while True:
             with self._lock:  # its holder may be telling Celery what the ledger has answered
                 if not (self._settlement.has_unsent or self._suspects or self._under_way is not None):

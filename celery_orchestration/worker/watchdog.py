@@ -1,8 +1,8 @@
 """Watches the heartbeat's thread.
 
 A worker whose heartbeat thread hangs loses its lease, and its runs start elsewhere. If only that thread hangs, the
-worker goes on taking messages that it cannot ask the gate about. So a heartbeat that hangs is replaced: the new one
-registers the worker again, and hears which of its runs are void.
+worker still takes messages, but the ledger takes no turns of a worker without a lease. So a heartbeat that hangs is
+replaced: the new one registers the worker again, and learns which of its runs are void.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Watchdog(threading.Thread):
     def run(self) -> None:
         lease = self._lease_seconds
         while not self._stopped.wait(lease / 3):
-            # Twice: if the whole process stood still, the heartbeat goes on as we do.
+            # Look twice: after the whole process was suspended, the heartbeat goes on just as this thread does.
             if self._silent_for() > lease and not self._stopped.wait(lease / 10):
                 silent = self._silent_for()
                 if silent > lease:
-                    logger.critical("The heartbeat thread hangs for %.0f s: a new one replaces it", silent)
+                    logger.critical("The heartbeat thread has hung for %.0f s: a new one replaces it", silent)
                     self._replace()

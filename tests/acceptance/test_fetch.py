@@ -117,7 +117,7 @@ def test_an_idle_worker_gets_a_message_at_once_and_leaves_nothing_behind(stage, 
         until(lambda: fetched(stage) == 0, message="acknowledged")
     until(lambda: len(stage.history.spans()) == 5, message="the rejected one again")
     until(lambda: fetched(stage) == 0)
-    assert "Redis does not tell" not in worker.log()
+    assert "Redis does not report new messages" not in worker.log()
     worker.stop()
     assert stores_of(stage).all() == []
     assert queued(stage) == 0

@@ -111,7 +111,7 @@ def test_whatever_late_code_does_is_refused(stage, kind):
     assert "TimeLimitExceeded" in job(stage, kind).last_error
     assert job(stage, kind).failures == 1
     stage.ran_once([over])
-    assert "could not be told" not in process.log()
+    assert "could not handle that" not in process.log()
 
 
 def test_celerys_own_limits_are_kept_as_well_of_a_job_and_of_a_call(stage):

@@ -118,8 +118,8 @@ MUTANTS = [
     Mutant(
         "void-runs-claimed",
         SETTLEMENT,
-        "if not request.void:\n                    found.append(",
-        "if True:\n                    found.append(",
+        "if not request.void:\n                    claims.append(",
+        "if True:\n                    claims.append(",
         "After a failover, a run that was given away is taken for running in two places.",
         (GATES,),
     ),
@@ -278,7 +278,7 @@ MUTANTS = [
     Mutant(
         "earlier-start-not-voided",
         SETTLEMENT,
-        "        self.lease_lost([run_id])  # of an earlier start of this run, if that was here\n",
+        "        self.lease_lost([run_id])  # an earlier start of this run on this worker, if any, is void\n",
         "",
         "A run that was given away and came back is executed twice on one worker, and both tell Celery.",
         (SETTLING,),

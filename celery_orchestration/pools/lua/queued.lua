@@ -1,11 +1,11 @@
--- queued: how many messages are in lists of a Redis broker, and of which tasks the next ones are. Reads only.
+-- queued: the number of messages in each list of a Redis broker, and the tasks of the next ones. Reads only.
 --
 -- KEYS  lists of queues
--- ARGV  how many messages of each are looked at
--- Returns  of each list { length (-1: it is no list), id of the message that is next, or '', names of tasks ... }
--- Called again: the same, as far as nothing was sent or taken.
+-- ARGV  how many messages of each list are read
+-- Returns  for each list { length (-1: it is no list), id of the next message, or '', names of tasks ... }
+-- Called again: the same, if no message was sent or taken in between.
 --
--- The body of a message is encoded or quoted: nothing in it looks like a header.
+-- The body of a message is encoded or quoted, so nothing in it looks like a header.
 local found, most = {}, tonumber(ARGV[1])
 for i, key in ipairs(KEYS) do
   local length = redis.pcall('LLEN', key)

@@ -1,10 +1,11 @@
-"""How many messages a worker fetches: what will start soon, so that nothing waits here while others are idle."""
+"""Decides how many messages a worker fetches: as many as will start soon, so that none waits here while other workers
+are idle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-#: Most that are fetched at once if Celery sets no limit.
+#: At most this many messages are fetched at once.
 MOST = 256
 
 
@@ -19,23 +20,24 @@ def amount(
     by_halves: bool = True,
 ) -> int:
     """
-    `room`: what Celery's prefetch count leaves; None: it sets no limit.
-    `running`: how many seconds each of the runs in the slots is expected to go on.
-    `waiting`: how many seconds each message that was fetched and has not begun is expected to take.
-    `typical`: how many seconds the next messages are expected to take.
-    `read_ahead`: how many seconds ahead may be fetched. What is unknown counts as at least that long.
-    `by_halves`: whether each fetch is a question of its own: then a few messages are not worth one.
+    `room`: how many more messages Celery's prefetch count allows; None: it sets no limit.
+    `running`: for each run in a slot, the seconds that it is expected to go on.
+    `waiting`: for each message that was fetched and has not begun, the seconds that it is expected to take.
+    `typical`: the seconds that each of the next messages is expected to take.
+    `read_ahead`: messages may be fetched that start within this many seconds. Unknown durations are at least this long.
+    `by_halves`: each fetch costs a request, so while no slot is free, fetch only when half of the messages are used up.
 
     All durations are finite.
     """
     room = MOST if room is None else min(room, MOST)
     free = slots - len(running) - len(waiting)
-    seconds = _left(running, read_ahead) + max(0, slots - len(running)) * read_ahead - sum(waiting)
+    seconds = _idle_seconds(running, read_ahead) + max(0, slots - len(running)) * read_ahead - sum(waiting)
     ahead = min(room, int(seconds / max(typical, 0.0001))) if typical < read_ahead else 0
     if by_halves and free <= 0 and ahead < len(waiting):
-        ahead = 0  # rather when half of it is used up
+        ahead = 0
     return max(0, min(room, max(free, ahead)))
 
 
-def _left(running: Iterable[float], read_ahead: float) -> float:
+def _idle_seconds(running: Iterable[float], read_ahead: float) -> float:
+    """The seconds for which the slots of these runs are free within the read-ahead time."""
     return sum(max(0.0, read_ahead - seconds) for seconds in running)

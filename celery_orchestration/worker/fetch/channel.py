@@ -1,10 +1,10 @@
 """kombu's Redis channel, fetching into a store.
 
-A channel fetches whenever its poller asks it to :meth:`~ReliableChannel.look`. A fetch that brought fewer messages than
-wanted means that all lists were empty: then Redis is asked to say when that changes, and the channel looks again after
-that (:class:`~.link.Link`; see ``misses.py``), or after some seconds in any case.
+A channel fetches when its poller calls :meth:`~ReliableChannel.look`. If a fetch brings fewer messages than wanted, all
+lists are empty. Then the channel asks Redis to report new messages (:class:`~.link.Link`). It looks again after such a
+report, perhaps a moment later (``misses.py``), or after some seconds in any case.
 
-Channels that only have consumers without acknowledgements (replies, events) fetch as kombu does.
+Channels whose consumers all take messages without acknowledging them (replies, events) fetch as kombu does.
 
 Everything here happens in the thread that polls: the worker's event loop, or a greenlet.
 """
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds after which a channel looks although it heard nothing, and where it cannot hear.
+#: Seconds after which a channel looks without a report, and if Redis does not report at all.
 LOOK_ANYWAY, POLL = 5.0, 0.1
-#: Errors of a Redis that fails over, restarts or cannot write for now: the worker connects again.
+#: Errors of a Redis that fails over, restarts or cannot write now: the worker reconnects.
 PASSING = ("READONLY", "NOREPLICAS", "MISCONF", "LOADING", "MASTERDOWN", "BUSY", "OOM")
-#: Most messages that channels which take no tasks fetch at once.
+#: At most this many messages are fetched at once by a channel that takes no tasks.
 MOST_OTHERS = 16
 
 
 class ReliableChannel(StoreChannel):
-    """Before one of kombu's Redis channels in the order of classes."""
+    """A mixin. It stands before one of kombu's Redis channels in the order of classes."""
 
     #: Whether this is where the worker takes its tasks from.
     takes_tasks = False
@@ -48,15 +48,16 @@ class ReliableChannel(StoreChannel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: The number of the message that was fetched last.
         self._last_number = 0
-        #: How many messages the fetch under way has asked for.
+        #: How many messages the current fetch has asked for; 0 if there is none.
         self._asked_for = 0
+        #: Fetched messages with their fields in the store, to be delivered.
         self._inbox: deque[tuple[str, bytes]] = deque()
         #: Queues whose consumer does not acknowledge.
         self._without_acks: set[str] = set()
         #: When it looks for messages next, by the monotonic clock.
         self._look_at = 0.0
         self._misses = Misses()
-        #: The lists that the last fetch asked.
+        #: The lists that the last fetch read.
         self._keys: list[str] = []
         #: Whether it fetches into a store: it has a consumer that acknowledges.
         self.is_reliable = False
@@ -79,7 +80,7 @@ class ReliableChannel(StoreChannel):
     def _queues_changed(self) -> None:
         self._look_at = 0.0
         acknowledged = [queue for queue in self.active_queues if queue not in self._without_acks]  # type: ignore[attr-defined]
-        #: Once it has a store it looks on: acknowledgements may still come.
+        # A channel with a store stays reliable: acknowledgements may still come.
         self.is_reliable = bool(acknowledged) or self._link is not None
 
     def _get(self, queue: str) -> Any:
@@ -90,7 +91,7 @@ class ReliableChannel(StoreChannel):
 
     @property
     def due_at(self) -> float:
-        """When it wants to look, by the monotonic clock."""
+        """When it looks next, by the monotonic clock."""
         waits = self._link is not None and self._link.waits
         return monotonic() + LOOK_ANYWAY if waits else self._look_at
 
@@ -134,7 +135,7 @@ class ReliableChannel(StoreChannel):
         if not self.active_queues or not qos.can_consume():  # type: ignore[attr-defined]
             return 0  # broadcast queues have no lists
         if "can_consume" in vars(qos) or not self._knows_order():
-            return 1  # another QoS or order of queues decides about each message
+            return 1  # other code decides about each message: its QoS, or its order of queues
         room: int | None = qos.can_consume_max_estimate()
         if self.takes_tasks:
             return self._fetcher.wanted(room)
@@ -198,7 +199,7 @@ class ReliableChannel(StoreChannel):
         raise ResponseError(str(error))
 
     def _listen(self, link: Link) -> None:
-        """Has Redis say when one of the empty lists gets a message, if they are still empty."""
+        """Asks Redis to report when one of the empty lists gets a message, and whether all are still empty."""
         self._sent_at = monotonic()
         link.call(_ignore, "CLIENT", "CACHING", "YES")
         link.call(self._listening, "EXISTS", *self._keys)
@@ -243,7 +244,7 @@ class ReliableChannel(StoreChannel):
             self._drop(queue, field, message, exc)
 
     def _drop(self, queue: str, field: str, message: bytes, why: Exception) -> None:
-        """Back in its queue it would stop every worker there: it would be fetched again at once."""
+        """It does not go back to its queue: every worker would fetch it again at once, and fail again."""
         logger.critical("Queue %s has an entry that is no message (%r); it is dropped: %r", queue, why, message[:4096])
         self.acknowledge(field)
 

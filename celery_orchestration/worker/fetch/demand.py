@@ -1,6 +1,6 @@
-"""How many messages a worker can use just now: by the messages it has, and by how long its tasks took.
+"""How many messages a worker can use now. That depends on the messages that it has, and on how long its tasks took.
 
-In the worker's event loop, but for :meth:`Demand.typical`.
+Used in the worker's event loop, except :meth:`Demand.typical`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from celery_orchestration.worker.fetch.durations import Durations
 
 class Demand:
     def __init__(self, read_ahead: float, slots: Callable[[], int]) -> None:
-        """`slots`: how many the execution pool has or may get."""
-        #: Whether the ledger knows this worker, or does not answer. Before that no store is opened, and jobs that are
-        #: here will start soon.
+        """`slots()`: the number of slots that the execution pool has or may get."""
+        #: Whether the ledger knows this worker, or does not answer. Before that no store is opened, and jobs that have
+        #: come count as waiting for a slot.
         self.registered = False
         #: Whether a request is kept here without waiting for a slot.
         self.is_set_aside: Callable[[Any], bool] = lambda request: False
         self._read_ahead = read_ahead
         self._slots = slots
         self._durations = Durations(read_ahead)
+        #: Requests whose durations are recorded when they have ended.
         self._watched: list[Any] = []
         #: Messages that were asked for and have not become requests yet.
         self.coming = 0
@@ -37,7 +38,7 @@ class Demand:
         self._watched.append(request)
 
     def requests(self) -> list[Any]:
-        """Those that were received and may not be over."""
+        """The requests that were received and may not be over."""
         return list(self._watched)
 
     def typical(self, task: str) -> float | None:
@@ -45,15 +46,16 @@ class Demand:
         return self._durations.known(task)
 
     def wanted(self, room: int | None, *, by_halves: bool = True) -> int:
-        """`room`: what the prefetch count leaves. `by_halves`: see :func:`~.amount.amount`."""
-        self._look_at_ended()
+        """How many more messages to fetch. `room`, `by_halves`: see :func:`~.amount.amount`."""
+        self._record_ended()
         now = time.time()
         running, waiting = [], []
         for request in internals.consumer.requests_here():
             typical = self._durations.typical(request.type)
             if request.time_start is not None and request in state.active_requests:
                 ran = now - request.time_start
-                running.append(typical - ran if ran < typical else ran)  # it is late already: perhaps as long again
+                # A run that takes longer than usual may go on for as long again.
+                running.append(typical - ran if ran < typical else ran)
             elif not (self.registered and self.is_set_aside(request)):
                 waiting.append(typical)
         return amount(
@@ -66,7 +68,7 @@ class Demand:
             by_halves=by_halves,
         )
 
-    def _look_at_ended(self) -> None:
+    def _record_ended(self) -> None:
         now, watched, here = time.time(), [], internals.consumer.requests_here()
         for request in self._watched:
             if request in here:

@@ -1,23 +1,21 @@
-"""How long tasks take here, typically: moving averages by task name, of this worker since it started."""
+"""The typical durations of tasks on this worker since it started: moving averages by task name."""
 
 from __future__ import annotations
 
 #: The share of the latest run in an average.
 SHARE = 0.2
-#: Names that are remembered.
+#: At most this many task names are remembered.
 MOST_NAMES = 10_000
-
-
-#: Seconds: longer is as good as this.
+#: A longer duration, in seconds, counts as this long.
 LONG = 60.0
 
 
 class Durations:
     def __init__(self, unknown: float) -> None:
-        """`unknown`: what counts as the duration of a task that has not run here yet."""
+        """`unknown`: the assumed duration of a task that has not run here yet."""
         self._by_name: dict[str, float] = {}
         self._unknown = unknown
-        #: Of the messages that came lately, whatever their tasks.
+        #: The average of the typical durations of the latest messages, of all tasks.
         self.mixed = unknown
 
     def typical(self, name: str) -> float:

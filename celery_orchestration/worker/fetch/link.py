@@ -1,10 +1,10 @@
 """The connection on which a channel fetches: commands are sent without waiting, replies are read when they come.
 
-It also hears when there is something to fetch. Publishers only push to lists, so the connection has Redis track the
-lists that were found empty (``CLIENT TRACKING``, over RESP3): the next push to one of them sends it an invalidation.
-Where tracking is refused (an ACL, a proxy) the channel polls instead.
+Redis also reports new messages on it. Publishers only push to lists, so the connection has Redis track the lists that
+were found empty (``CLIENT TRACKING``, over RESP3). At the next push to one of them, Redis sends an invalidation. If
+tracking is refused (by an ACL or a proxy), the channel polls instead.
 
-It reads the socket itself: how redis-py tells invalidations from replies changed from release to release.
+The link reads the socket itself, because redis-py's releases differ in how they tell invalidations from replies.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _BYTES = 65536
 
 class Link:
     def __init__(self, pool: Any, invalidated: Callable[[], None]) -> None:
-        """Connects. `pool`: redis-py's, for how to connect. `invalidated` is called when a tracked list changed."""
+        """Connects, with the options of redis-py's connection pool `pool`. `invalidated()` is called when a tracked
+        list has changed."""
         self._invalidated = invalidated
         self._expected: deque[Reply] = deque()
         self._packed: list[Any] = []
         self.tracks = True
-        #: Why Redis does not track lists for us; for people.
+        #: Why Redis does not track lists, for people; '' if it does.
         self.refusal = ""
         try:
             self._connection = self._connect(pool, protocol=3)
@@ -59,11 +60,11 @@ class Link:
 
     @property
     def waits(self) -> bool:
-        """Whether a reply is to come."""
+        """Whether a reply has not come yet."""
         return bool(self._expected)
 
     def call(self, then: Reply, *command: Any) -> None:
-        """Sent by :meth:`flush`. `then` gets the reply, an error as a value."""
+        """Queues a command, which :meth:`flush` sends. `then` gets the reply; an error is passed as a value."""
         self._packed.extend(self._connection.pack_command(*command))
         self._expected.append(then)
 
@@ -73,13 +74,14 @@ class Link:
             self._connection.send_packed_command(packed, check_health=False)
 
     def receive(self) -> None:
-        """What is there to be read: when the socket is readable, or nothing else is left to do."""
+        """Reads the replies that have come, and waits for one if there is none."""
         while True:
             data = self._socket.recv(_BYTES)
             if not data:
                 raise ConnectionError("the broker closed the connection")
             self._reader.feed(data)
-            if not getattr(self._socket, "pending", int)():  # TLS: read already, but not by us
+            # TLS may have read and decrypted more than recv() has returned.
+            if not getattr(self._socket, "pending", int)():
                 break
         while (reply := self._reader.gets()) is not _NOTHING:
             if isinstance(reply, list) and reply and reply[0] == b"invalidate":

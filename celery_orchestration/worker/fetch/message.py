@@ -1,4 +1,4 @@
-"""Messages that were fetched into a store, and how kombu's channel counts, acknowledges and returns them."""
+"""Messages that were fetched into a store, and the QoS that counts, acknowledges and returns them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 
-#: Where a payload says under which field the store has it.
+#: The key of a payload that names the message's field in the store.
 FIELD = "store-field"
 
 
@@ -16,8 +16,8 @@ class NotAMessageError(Exception):
 
 
 class FetchedMessage(virtual.Message):  # type: ignore[misc]
-    """Its delivery tag is its field in the store. The tag that kombu gave it when it was sent stays in its properties:
-    it is the same in every delivery, so that a message which comes again can be told from a new call. Clients in other
+    """A message whose delivery tag is its field in the store. The tag that kombu gave it when it was sent stays in its
+    properties. That tag is the same in every delivery, so it tells a redelivery from a new call. Clients in other
     languages may leave it out."""
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
@@ -30,8 +30,8 @@ class FetchedMessage(virtual.Message):  # type: ignore[misc]
 
 
 class StoreQoS(kombu_redis.QoS):  # type: ignore[misc]
-    """Deliveries are counted here, and kept in the channel's store. kombu itself restores messages that *other* workers
-    left where it keeps them: some workers may have no stores."""
+    """Counts deliveries in this process; the channel's store keeps the messages. Some workers may have no stores: kombu
+    itself still restores the messages that these have left in its own hash."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
         virtual.QoS.append(self, message, delivery_tag)
@@ -54,6 +54,6 @@ class StoreQoS(kombu_redis.QoS):  # type: ignore[misc]
         self.channel.give_back(fields)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """When the channel was not closed: at the end of the process."""
+        """Called at the end of the process if the channel was not closed."""
         self._on_collect.cancel()
         self.channel.end_store()

@@ -1,7 +1,8 @@
-"""How long a channel waits before it looks for messages again, because it came too late the last times.
+"""How long a channel waits before it looks for messages again, if it came too late the last times.
 
-Of many idle workers that all hear of one message, one gets it. The others wait a random moment before they look the
-next time, longer the more often they came too late. Where messages are rare, nobody waits.
+Redis reports a new message to all idle workers, and one of them gets it. The others wait for a random time before they
+look again after the next report. The more often they came too late, the longer they wait. If messages are rare, no
+worker waits.
 """
 
 from __future__ import annotations
@@ -9,25 +10,25 @@ from __future__ import annotations
 import random
 from time import monotonic
 
-#: Seconds that a channel which came too late waits at most before it looks again: at first, and in the end.
+#: The longest wait of a channel that came too late, in seconds: after the first time, and after many times.
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.002, 0.1
-#: Seconds after which it is forgotten that it came too late.
+#: Seconds after which the channel forgets that it came too late.
 FORGET_AFTER = 1.0
 
 
 class Misses:
     def __init__(self) -> None:
-        #: How often in a row it heard of a message and came too late, and when it did last.
+        #: How often in a row a message was reported and the channel came too late, and when it last did.
         self._count = 0
         self._last_at = 0.0
         self._has_heard = False
 
     def heard(self) -> None:
-        """Redis says that there is a message."""
+        """Redis has reported a message."""
         self._has_heard = True
 
     def looked(self, found: bool) -> None:
-        """`found`: whether there were messages."""
+        """The channel has looked. `found`: whether there were messages."""
         if found:
             self._count = 0
         elif self._has_heard:

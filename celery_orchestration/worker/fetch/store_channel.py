@@ -1,7 +1,7 @@
 """The store of a channel: messages are acknowledged there, or given back to their queues.
 
-In the worker's event loop; :meth:`StoreChannel.acknowledge` and :meth:`StoreChannel.give_back` may be called from any
-thread. A child process that inherits a channel leaves its store alone.
+Used in the worker's event loop; :meth:`StoreChannel.acknowledge` and :meth:`StoreChannel.give_back` may be called from
+any thread. A child process that inherits a channel leaves its store alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 
 
 class StoreChannel:
-    """Before one of kombu's Redis channels in the order of classes."""
+    """A mixin. It stands before one of kombu's Redis channels in the order of classes."""
 
     QoS = StoreQoS
     Message = FetchedMessage
@@ -38,8 +38,9 @@ class StoreChannel:
         #: The id of its store; '' while it has none.
         self._store = ""
         self._link: Link | None = None
-        #: When something was last sent on the link that has not been answered, by the monotonic clock.
+        #: When a command that expects an answer was last sent on the link, by the monotonic clock.
         self._sent_at = 0.0
+        #: Fields of messages that are to be acknowledged.
         self._acks: deque[str] = deque()
         #: Acknowledgements that were sent on the link and not answered yet.
         self._sent_acks: deque[list[str]] = deque()
@@ -66,13 +67,14 @@ class StoreChannel:
 
     @property
     def stores(self) -> Stores:
-        """On connections of their own, which wait for replies: for any thread."""
+        """The stores, on other connections than the link. Calls wait for the reply. For any thread."""
         return Stores(Redis(connection_pool=self.pool), self._names)  # type: ignore[attr-defined]
 
     # -- acknowledging ------------------------------------------------------------------------------
 
     def acknowledge(self, field: str) -> None:
-        """Together with others, before the event loop waits again; or at once where there is no event loop."""
+        """The message is acknowledged together with others, before the event loop waits again; without an event loop,
+        at once."""
         if os.getpid() != self._pid or not self._store:
             return
         self._acks.append(field)
@@ -95,7 +97,7 @@ class StoreChannel:
             try:
                 self.stores.acknowledge(self._store, fields)
             except (RedisError, OSError):
-                self._acks.extend(fields)  # for the end of the store
+                self._acks.extend(fields)  # the end of the store acknowledges them
                 raise
 
     def _send_acks(self, link: Link) -> None:
@@ -111,7 +113,8 @@ class StoreChannel:
         self._sent_acks.popleft()
 
     def _take_unanswered_acks(self) -> list[str]:
-        """The link may have failed: these may or may not have reached Redis. To acknowledge again does no harm."""
+        """Includes those that were sent: if the link has failed, they may not have reached Redis. To acknowledge twice
+        does no harm."""
         return [*(field for fields in self._sent_acks for field in fields), *self._take_acks()]
 
     def give_back(self, fields: list[str], *, last: bool = False) -> None:
@@ -123,14 +126,15 @@ class StoreChannel:
                 raise
 
     def stop_looking(self) -> None:
-        """The event loop ends: acknowledgements are made at once."""
+        """The event loop ends: from now on, messages are acknowledged at once."""
         if self._link is not None:
             self.connection.cycle.stop_ticking()  # type: ignore[attr-defined]
             self._acks.extend(self._take_unanswered_acks())
             self._acknowledge_now()
 
     def give_back_all_but(self, kept: set[str]) -> None:
-        """The worker stops: others get the messages that it has not begun, and not only when its tasks have ended."""
+        """The worker stops: other workers get the messages that it has not begun, without waiting for the end of its
+        tasks."""
         store = self._store
         if not store:
             return
@@ -140,10 +144,10 @@ class StoreChannel:
             virtual.QoS.ack(self.qos, field)  # type: ignore[attr-defined]
 
     def has_store(self) -> bool:
-        """Whether its store is open: asks Redis."""
+        """Asks Redis whether its store is open."""
         return bool(self._store) and self.stores.is_open(self._store)
 
-    # -- it closes ----------------------------------------------------------------------------------
+    # -- the end of the store -----------------------------------------------------------------------
 
     def end_store(self) -> None:
         """Every message that is not acknowledged goes back now; if that fails, the recovery gives it back later."""
@@ -179,10 +183,10 @@ class StoreChannel:
         super().close()  # type: ignore[misc]
 
     def _forget_fetches(self, fetcher: Fetcher) -> None:
-        """The store ends: messages that were asked for do not come."""
+        """The store ends: messages that were asked for will not come."""
 
     def _after_fork(self) -> None:
-        """In a child: the connection is the parent's."""
+        """In a child process: the connection and the store belong to the parent."""
         link, self._link = self._link, None
         self._store = ""
         if link is not None:

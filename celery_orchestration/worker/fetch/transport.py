@@ -1,7 +1,7 @@
 """kombu's Redis transports with reliable channels, for the worker's consuming connection alone.
 
-Publishers, results and other clients keep kombu's own. The connection is told which transport class it has, instead of
-being given one: so ``rediss`` keeps its TLS options, and a list of brokers its failover.
+Publishers, results and other clients keep kombu's own transports. Only the connection's method that chooses the
+transport class is replaced: so ``rediss`` keeps its TLS options, and a list of brokers its failover.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FETCH, _WAKE = "FETCH", "WAKE"
 
 
 class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
-    """Has reliable channels look before it waits, and wakes up when one of them wants to look again."""
+    """Lets reliable channels look for messages before it waits, and wakes up when the next of them is due to look."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,13 +65,13 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
             else:
                 self.poller.unregister(fileno)
         except (KeyError, ValueError, OSError):
-            pass  # the loop has forgotten it already
+            pass  # it was removed already
 
     def wake(self) -> None:
-        """From any thread: its channels look now, and not only when the next message comes."""
+        """Its channels look now, without waiting for the next message. From any thread."""
         pipe = self._pipe
         if pipe is not None:
-            with suppress(OSError):  # full, or just closed
+            with suppress(OSError):  # the pipe is full, or was just closed
                 os.write(pipe[1], b"\0")
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
         self._hub = hub
 
     def ticks_in(self, thread: int) -> bool:
-        """Whether this is the thread of an event loop that comes by here before it waits."""
+        """Whether this is the thread of an event loop that calls :meth:`on_poll_start` before it waits."""
         return self._loop_thread == thread
 
     def stop_ticking(self) -> None:
@@ -139,7 +139,7 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
     # -- without an event loop ----------------------------------------------------------------------
 
     def get(self, callback: Any, timeout: float | None = None) -> None:
-        """As kombu's, but it does not wait for longer than until a channel wants to look."""
+        """Like kombu's, but waits no longer than until a channel is due to look."""
         self._in_protected_read = True
         try:
             getattr(self, "maybe_refresh_binding_expiry", noop)()  # since kombu 5.7
@@ -161,7 +161,7 @@ class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]
 
 
 class _ReliableTransport:
-    """Before one of kombu's Redis transports in the order of classes."""
+    """A mixin. It stands before one of kombu's Redis transports in the order of classes."""
 
     fetcher: Fetcher
 
@@ -194,8 +194,8 @@ _OURS = {kombu_redis.Transport: _Transport, kombu_redis.SentinelTransport: _Sent
 
 
 def make_reliable(connection: Any, fetcher: Fetcher) -> Any:
-    """The connection, which must not have connected yet, with a reliable transport, if kombu's would be a Redis one."""
-    ours = {theirs: type(cls.__name__, (cls,), {"fetcher": fetcher}) for theirs, cls in _OURS.items()}
+    """Gives the connection a reliable transport if its broker is Redis. It must not have connected yet."""
+    ours = {original: type(cls.__name__, (cls,), {"fetcher": fetcher}) for original, cls in _OURS.items()}
     choose = connection.get_transport_cls
 
     def get_transport_cls() -> Any:

@@ -1,10 +1,10 @@
-"""Every place where we reach into Celery, kombu or billiard beyond their extension points, and why.
+"""Every use of internals of Celery, kombu, billiard and py-amqp, with the reason.
 
 - ``pool``: execution pools.
 - ``consumer``: Celery's worker and its consumer.
 - ``control``: commands of remote control.
 - ``redis``: kombu's Redis transport. ``amqp``: RabbitMQ's prefetch count.
-- ``verify``: :func:`verify` looks at all of them when a worker starts. If one is not as expected the worker refuses to
+- ``verify``: :func:`verify` checks all of them when a worker starts. If one is not as expected the worker refuses to
   start, because a gate that is bypassed silently is worse than none.
 """
 

@@ -13,11 +13,11 @@ from vine import promise
 
 
 def prefetch_is_shared(consumer: Any) -> bool:
-    """Whether all queues of a channel share one window: Celery's choice for the broker at hand."""
+    """Whether all queues of a channel share one prefetch count: Celery decides that by the broker."""
     chosen = getattr(consumer, "qos_global", None)
     if chosen is not None:
         return bool(chosen)
-    # Before Celery 5.6 it does not say which it has chosen.
+    # Before Celery 5.6 the consumer does not have the attribute.
     app, connection = consumer.app, consumer.connection
     detects = app.conf.worker_detect_quorum_queues
     quorum = detects and detect_quorum_queues(app, connection.transport.driver_type)[0]
@@ -25,24 +25,26 @@ def prefetch_is_shared(consumer: Any) -> bool:
 
 
 def can_bound_prefetch(consumer: Any) -> bool:
-    """Whether the broker can be told, at any time, how many messages it may send: RabbitMQ, but for quorum queues."""
+    """Whether the number of messages that the broker may send can be changed at any time: on RabbitMQ without quorum
+    queues."""
     return prefetch_is_shared(consumer) and isinstance(consumer.task_consumer.channel, amqp.Channel)
 
 
 def set_prefetch(channel: Any, count: int) -> None:
-    """As basic_qos for the whole channel, without waiting for the answer. At least 1: 0 would be no limit."""
+    """Like basic_qos for the whole channel, without waiting for the answer. `count` is at least 1: 0 means no limit."""
     channel.send_method(spec.Basic.Qos, "lBb", (0, min(count, PREFETCH_COUNT_MAX), True))
 
 
 def prefetch_per_queue(channel: Any, count: int) -> None:
-    """RabbitMQ: each queue has its own window, so that a backlog of low priority does not fill the one they share."""
+    """RabbitMQ: gives each queue its own prefetch count, so that a backlog of low priority does not use up a shared
+    one."""
     channel.basic_qos(0, 0, True)
     channel.basic_qos(0, count, False)
 
 
 def watch_deliveries(channel: Any, came: Callable[[int], None], leaving: Callable[[int], None]) -> None:
-    """`came(delivery_tag)` is called for each message of a consumer, `leaving(delivery_tag)` before one is acknowledged
-    or goes back."""
+    """Calls `came(delivery_tag)` for each message of a consumer, and `leaving(delivery_tag)` before one is acknowledged
+    or rejected."""
     to_python, ack, reject = channel.message_to_python, channel.basic_ack, channel.basic_reject
 
     def message_to_python(raw: Any) -> Any:
@@ -62,9 +64,10 @@ def watch_deliveries(channel: Any, came: Callable[[int], None], leaving: Callabl
     channel.message_to_python, channel.basic_ack, channel.basic_reject = message_to_python, basic_ack, basic_reject
 
 
-def pull(consumer: Any, queue: str, heard: Callable[[bool], None]) -> None:
-    """Has a message of a queue delivered to kombu's consumer, outside of its prefetch count; `heard(whether there was
-    one)` is called after that. As basic_get, but nobody waits: under gevent another greenlet may be reading."""
+def pull(consumer: Any, queue: str, then: Callable[[bool], None]) -> None:
+    """Gets one message of a queue, outside the prefetch count, and delivers it to kombu's consumer. After that,
+    `then(found)` is called: whether there was a message. Like basic_get, but it does not wait: under gevent another
+    greenlet may be reading."""
     channel = consumer.channel
     answers = (spec.Basic.GetOk, spec.Basic.GetEmpty)
 
@@ -76,7 +79,7 @@ def pull(consumer: Any, queue: str, heard: Callable[[bool], None]) -> None:
             raw = channel._on_get_ok(*args)
             raw.delivery_info.update(consumer_tag=consumer._active_tags.get(queue), pulled=True)
             consumer._receive_callback(raw)
-        heard(found)
+        then(found)
 
     channel._pending.update(dict.fromkeys(answers, promise(answered)))
     channel.send_method(spec.Basic.Get, "Bsb", (0, queue, False))

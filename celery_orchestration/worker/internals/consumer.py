@@ -15,24 +15,24 @@ logger = get_logger(__name__)
 
 
 def requests_here() -> set[Any]:
-    """Requests that wait for a slot or run. Before Celery 5.7 those that run are not reserved any more once the
-    connection to the broker was lost."""
+    """Requests that wait for a slot or run. Both sets are needed: before Celery 5.7, requests that run are no longer
+    reserved once the connection to the broker was lost."""
     while True:
         try:
             return {*state.reserved_requests, *state.active_requests}
         except RuntimeError:
-            continue  # another thread has changed a set meanwhile
+            continue  # another thread has changed a set during the iteration
 
 
 def given_to_pool() -> list[Any]:
-    """Requests that the execution pool has, whether it said already that they began or not."""
+    """Requests that the execution pool has, also those whose begin it has not reported yet."""
     while True:
         try:
-            # Before Celery 5.7 those that began are not reserved any more when the consumer was closed.
+            # Before Celery 5.7, requests that have begun are no longer reserved once the consumer was closed.
             reserved = [req for req in state.reserved_requests if req._apply_result]
             return list({*reserved, *state.active_requests})
         except RuntimeError:
-            continue  # the main thread has changed the set meanwhile
+            continue  # the main thread has changed a set during the iteration
 
 
 def rate_limited(consumer: Any) -> Iterator[Any]:
@@ -42,7 +42,7 @@ def rate_limited(consumer: Any) -> Iterator[Any]:
 
 
 def cancel_active(consumer: Any) -> None:
-    """As in a cold shutdown."""
+    """Cancels the active requests as a cold shutdown does."""
     cancel = getattr(consumer, "cancel_active_requests", None) or consumer.cancel_all_unacked_requests  # before 5.6
     cancel()
 
@@ -57,10 +57,10 @@ def is_amqp(connection: Any) -> bool:
 
 
 def queue_of(message: Any, consumers: Iterable[Any]) -> str:
-    """The queue a message was delivered from.
+    """The queue that a message was delivered from.
 
-    Celery's own messages go through the default exchange, where the routing key is the queue. For others the consumer
-    tag tells; kombu's virtual transports have none, there the bindings do.
+    Celery's own messages go through the default exchange, where the routing key is the queue. For other messages the
+    consumer tag identifies the queue. kombu's virtual transports have no consumer tags: there the bindings are used.
     """
     info = message.delivery_info or {}
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
@@ -80,18 +80,18 @@ def queue_of(message: Any, consumers: Iterable[Any]) -> str:
     return routing_key
 
 
-def consume_with(consumer: Any, made: Callable[[Any], Any]) -> None:
-    """`made(connection)` is called with each connection for consuming, before it connects."""
+def consume_with(consumer: Any, prepare: Callable[[Any], Any]) -> None:
+    """Calls `prepare(connection)` with each connection for consuming, before it connects."""
 
     def connection_for_read(heartbeat: Any = None) -> Any:
-        return consumer.ensure_connected(made(consumer.app.connection_for_read(heartbeat=heartbeat)))
+        return consumer.ensure_connected(prepare(consumer.app.connection_for_read(heartbeat=heartbeat)))
 
     consumer.connection_for_read = connection_for_read
 
 
 def on_queue_changes(consumer: Any, adding: Callable[[str], bool], changed: Callable[[str, bool], None]) -> None:
-    """Remote control adds or cancels a queue. `adding(name)` is called before a queue is added, and returns whether
-    Celery is not to add it; `changed(name, cancelled)` is called after either."""
+    """Watches remote control add or cancel queues. `adding(name)` is called before a queue is added, and returns
+    whether Celery is not to add it; `changed(name, cancelled)` is called after either."""
     if "add_task_queue" in vars(consumer):
         return
     add, cancel = consumer.add_task_queue, consumer.cancel_task_queue
@@ -111,35 +111,36 @@ def on_queue_changes(consumer: Any, adding: Callable[[str], bool], changed: Call
 def on_refused_messages(
     consumer: Any, refused: Callable[[Any], None], strayed: Callable[[Any, Callable[[], None]], None]
 ) -> None:
-    """Messages that Celery refuses before it makes a request: of an unknown task, or with content that it may not read.
-    `strayed(message, discard)` is called in place of discarding a message of an unknown task; `refused(message)` when
-    another one was discarded."""
+    """Handles messages that Celery refuses before it makes a request. `strayed(message, discard)` is called instead of
+    discarding a message of an unknown task. `refused(message)` is called after another message was discarded, for
+    example because Celery may not read its content."""
     if "on_unknown_task" in vars(consumer):
         return
 
-    def telling(refuse: Callable[..., None], position: int) -> Callable[..., None]:
-        def refuse_and_tell(*args: Any) -> None:
+    def reporting(refuse: Callable[..., None], position: int) -> Callable[..., None]:
+        def refuse_and_report(*args: Any) -> None:
             refuse(*args)
             try:
                 refused(args[position])
             except Exception:  # such a message may contain anything
                 logger.exception("A message that Celery refused cannot be read: the ledger may keep its run")
 
-        return refuse_and_tell
+        return refuse_and_report
 
     discard = consumer.on_unknown_task
     consumer.on_unknown_task = lambda body, message, exc: strayed(message, lambda: discard(body, message, exc))
-    consumer.on_invalid_task = telling(consumer.on_invalid_task, 1)
-    consumer.on_decode_error = telling(consumer.on_decode_error, 0)
+    consumer.on_invalid_task = reporting(consumer.on_invalid_task, 1)
+    consumer.on_decode_error = reporting(consumer.on_decode_error, 0)
 
 
-#: Errors that kombu's Redis transport takes for a broken connection (or are an OSError), and that code raises too.
-_OF_CODE = (KeyError, FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+#: Errors that ordinary code raises, too, although kombu's Redis transport takes them for a broken connection (most are
+#: an OSError).
+_ERRORS_OF_CODE = (KeyError, FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 def contain_errors(consumer: Any, failed: Callable[[Any, Exception], None]) -> None:
-    """A message that makes Celery, us or a user's class raise an error would end the worker: `failed(message, exc)` is
-    called instead. Errors of the broker's connection are Celery's."""
+    """Calls `failed(message, exc)` if a message makes Celery, our code or a user's class raise an error: such an error
+    would end the worker. Errors of the broker's connection are left to Celery."""
     if "create_task_handler" in vars(consumer):
         return
     create = consumer.create_task_handler
@@ -152,7 +153,7 @@ def contain_errors(consumer: Any, failed: Callable[[Any, Exception], None]) -> N
             try:
                 check_headers(message.headers)
                 return handle(message)
-            except _OF_CODE as exc:
+            except _ERRORS_OF_CODE as exc:
                 return failed(message, exc)
             except errors:
                 raise
@@ -183,7 +184,7 @@ def _is_time_limit(value: Any) -> bool:
 
 
 def owns_process(controller: Any) -> bool:
-    """Whether it is a worker of the command line, and not one in somebody else's process."""
+    """Whether it is a worker of the command line, and not one that runs inside another program."""
     return isinstance(controller, Worker)
 
 

@@ -1,4 +1,4 @@
-"""Commands of remote control. They are one for the whole process, whichever of its workers is asked."""
+"""Commands of remote control. All workers of a process share them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kombu.utils.functional import maybe_list
 
 
 def on_revoke(revoked: Callable[[Any, list[str], bool, Any], None]) -> None:
-    """`revoked(consumer, ids, terminate, signal)` is called for every revoke that this process receives. A waiting run
-    is in no worker's memory, so the broadcast has to reach the ledger too."""
+    """Calls `revoked(consumer, ids, terminate, signal)` for every revoke that this process receives. A waiting run is
+    in no worker's memory, so the ledger has to know of the revoke, too."""
     revoke = control.Panel.data["revoke"]
     if hasattr(revoke, "revoked"):
         revoke.revoked = revoked
         return
 
-    def revoke_and_tell(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
+    def revoke_and_report(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
         result = revoke(state, task_id, terminate, signal, **kwargs)
         ids = [task_id] if isinstance(task_id, str) else list(task_id or ())
-        revoke_and_tell.revoked(state.consumer, ids, terminate, signal)  # type: ignore[attr-defined]
+        revoke_and_report.revoked(state.consumer, ids, terminate, signal)  # type: ignore[attr-defined]
         return result
 
-    revoke_and_tell.revoked = revoked  # type: ignore[attr-defined]
-    control.Panel.data["revoke"] = revoke_and_tell
+    revoke_and_report.revoked = revoked  # type: ignore[attr-defined]
+    control.Panel.data["revoke"] = revoke_and_report
 
 
 def show_more_queues(more: Callable[[Any], list[dict[str, Any]]]) -> None:
-    """`more(consumer)`: queues for ``inspect active_queues`` that Celery's own consumer does not have."""
+    """Adds the queues that `more(consumer)` returns to ``inspect active_queues``. Celery's own consumer lacks them."""
     active_queues = control.Panel.data["active_queues"]
     if hasattr(active_queues, "more"):
         active_queues.more = more
@@ -42,7 +42,8 @@ def show_more_queues(more: Callable[[Any], list[dict[str, Any]]]) -> None:
 
 
 def report_waiting(reports: Callable[[Any], Any]) -> None:
-    """`reports(consumer)` (or None) adds to what ``inspect scheduled``, ``reserved`` and ``query_task`` answer."""
+    """Adds waiting runs to the answers of ``inspect scheduled``, ``reserved`` and ``query_task``. `reports(consumer)`
+    returns their :class:`~.reports.Reports`, or None."""
     if hasattr(control.Panel.data["scheduled"], "reports"):
         control.Panel.data["scheduled"].reports = reports
         return

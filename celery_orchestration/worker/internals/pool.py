@@ -15,21 +15,21 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 
 def size_of(pool: Any) -> int | None:
-    """How many processes, threads or greenlets an execution pool has by now; None before it has started."""
+    """How many processes, threads or greenlets an execution pool has now; None before it has started."""
     try:
         size = getattr(pool, "num_processes", None)
     except TypeError:
-        return None  # before Celery 5.6 that of gevent has nothing to count yet
+        return None  # before Celery 5.6, gevent's pool raises this until it has started
     return size if isinstance(size, int) else None
 
 
 def can_kill(pool: Any) -> bool:
-    """Whether code in this pool, or a pool of this class, has processes of its own."""
+    """Whether this pool, or a pool of this class, runs code in processes, which can be killed."""
     return isinstance(pool, PreforkPool) or (isinstance(pool, type) and issubclass(pool, PreforkPool))
 
 
 def children(pool: Any) -> list[Any]:
-    """The processes of a prefork pool; none of another pool, or of one that is down."""
+    """The processes of a prefork pool. Empty for other pools, and for one that is down."""
     found = getattr(getattr(pool, "_pool", None), "_pool", None)
     return [process for process in found or () if getattr(process, "pid", None)] if isinstance(found, list) else []
 
@@ -52,22 +52,23 @@ def kill(process: Any) -> None:
 
 
 def take_back(result: Any) -> None:
-    """Threads that have not begun a run will not: before Celery 5.7 the pool begins all it has while it stops. (Prefork
-    gives back what it has not begun when the consumer is closed, see guard_flush.)"""
+    """On threads: takes a run back that has not begun. Before Celery 5.7 the pool would begin all its runs while it
+    stops. (Prefork gives such runs back when the consumer is closed, see guard_flush.)"""
     if hasattr(result, "f"):
         result.f.cancel()
 
 
 def is_over(result: Any) -> bool:
-    """Whether the code is gone whose result apply_async of threads or gevent returned. Results of other pools do not
-    outlive them."""
+    """Whether the code behind a result has ended. `result`: of apply_async, on threads or gevent. With the other pools
+    no code outlives the pool."""
     if hasattr(result, "f"):
         return bool(result.f.done())
     return bool(result.ready()) if hasattr(result, "link") else True
 
 
 def is_with_pool(request: Any) -> bool:
-    """Whether an execution pool has it or had it: not if it only waited for a slot, or the pool forgot it."""
+    """Whether an execution pool has or had this request. It has not if the request only waited for a slot, or the pool
+    forgot it."""
     result = request._apply_result() if callable(request._apply_result) else request._apply_result
     if result is None:
         return request.time_start is not None
@@ -76,8 +77,8 @@ def is_with_pool(request: Any) -> bool:
 
 
 def take_free_slot(semaphore: LaxBoundedSemaphore) -> bool:
-    """Takes a slot of the worker's semaphore, if one is free right now; never queues for one. Prefork gives
-    execute_using_pool such a slot, and takes it back itself."""
+    """Takes a slot of the worker's semaphore if one is free now; never queues for one. execute_using_pool needs such a
+    slot on prefork, and the pool releases it."""
     if semaphore.value <= 0:
         return False
     semaphore.acquire(_nothing)
@@ -89,7 +90,7 @@ def _nothing() -> None:
 
 
 def before_begin(controller: Any, may_begin: Callable[[Any], bool]) -> None:
-    """A request that waited for a slot is dropped if `may_begin(request)` is False. Prefork only: the other pools get
+    """Drops a request that has waited for a slot if `may_begin(request)` is False. On prefork only: the other pools get
     their requests at once."""
     begin = controller._process_task
 
@@ -105,36 +106,37 @@ def before_begin(controller: Any, may_begin: Callable[[Any], bool]) -> None:
 
 
 def on_code_ended(pool: Any, ended: Callable[[], None]) -> None:
-    """`ended()` is called, in any thread, when code in the pool has ended. Threads and gevent only: prefork tells the
-    event loop by itself. To be called before the first request class is made, which keeps `apply_async`."""
+    """Calls `ended()`, in any thread, when code in the pool has ended. On threads and gevent only: prefork itself wakes
+    the event loop. Call this before the first request class is made, because that class keeps `apply_async`."""
     apply_async = pool.apply_async
     if hasattr(apply_async, "ended"):
         apply_async.ended = ended
         return
 
-    def apply_and_tell(*args: Any, **kwargs: Any) -> Any:
+    def apply_and_watch(*args: Any, **kwargs: Any) -> Any:
         result = apply_async(*args, **kwargs)
         if hasattr(result, "f"):
-            result.f.add_done_callback(lambda _: apply_and_tell.ended())  # type: ignore[attr-defined]
+            result.f.add_done_callback(lambda _: apply_and_watch.ended())  # type: ignore[attr-defined]
         elif hasattr(result, "link"):
-            result.link(lambda _: apply_and_tell.ended())  # type: ignore[attr-defined]
+            result.link(lambda _: apply_and_watch.ended())  # type: ignore[attr-defined]
         return result
 
-    apply_and_tell.ended = ended  # type: ignore[attr-defined]
+    apply_and_watch.ended = ended  # type: ignore[attr-defined]
     if not can_kill(pool):
-        pool.apply_async = apply_and_tell
+        pool.apply_async = apply_and_watch
 
 
 def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[list[Any]], None]) -> None:
     """Keeps runs from vanishing when the broker connection is lost.
 
-    Consumer.on_close calls pool.flush(), which forgets every job that no child has accepted yet (before Celery 5.7 also
-    those that run), without a callback: Celery counts on the broker to deliver it again. But some of them were written
-    to a child already and will run there, unnoticed. So after flush, the pool knows again the jobs that a child has or
-    is getting, and `lost` gets those that never left the main process. The same for plain tasks when the worker stops:
-    a message that a child has must not go back, and the pool must not wait for its end in vain.
+    Consumer.on_close calls pool.flush(). That forgets every pool job that no child has accepted yet (before Celery 5.7
+    also those that run), without a callback: Celery relies on the broker to deliver the message again. But some of them
+    were already written to a child, and will run there unnoticed. So after flush(), the jobs that a child has or is
+    getting are added to the pool again, and `lost` gets the requests of those that never left the main process. Plain
+    tasks are treated likewise when the worker stops: the message of a task that a child has must not go back, and the
+    pool must not wait for the task's end in vain.
 
-    `ours` gives the requests of runs that were handed to the pool.
+    `ours()` returns the requests of runs that were given to the pool.
     """
     inner, flush = pool._pool, pool.flush
     if not hasattr(inner, "outbound_buffer") or hasattr(flush, "guarded"):
@@ -162,13 +164,14 @@ def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[li
 
 
 def watch_exits(pool: Any) -> None:
-    """A dead child is noticed at once, and everything that it wrote before is read.
+    """Makes the pool notice a dead child at once, and read everything that the child wrote before.
 
-    The hub tells the pool when a child's pipe closes, which the kernel does a moment before the child can be
-    reaped; the pool looks once, sees a living process, and looks again only after five seconds.
+    The hub tells the pool when a child's pipe closes. The kernel closes it a moment before the child can be reaped: the
+    pool looks once, sees a living process, and looks again only after five seconds.
 
-    Of two children that die within a moment the pool empties the pipe of the one it noticed first. That the other one
-    had accepted its job may still be unread: the job would be given to a third, and run again under the same fence.
+    If two children die at almost the same time, the pool empties only the pipe of the one that it noticed first. The
+    other one may have accepted a job, and the pool may not have read that yet: it would give the job to a third child,
+    which would run it again under the same fence.
     """
     inner = pool._pool
     noticed = getattr(inner, "_event_process_exit", None)
@@ -195,12 +198,12 @@ def watch_exits(pool: Any) -> None:
 
 
 def keep_partial_reads(pool: Any) -> None:
-    """A message of a child that was read in part when the broker connection was lost is read on.
+    """Keeps reading a child's message that was only partly read when the broker connection was lost.
 
-    A child writes a long message (an error with its traceback, say) in several pieces, and the pool reads it with a
-    generator that only the hub knows. Celery resets the hub when the connection is lost. Without the generator, the
-    pool would take the rest of the message for the length of another one: it would never hear of this child again, and
-    the child's run would never end.
+    A child writes a long message (an error with its traceback, say) in several pieces. The pool reads it with a
+    generator to which only the hub has a reference, and Celery resets the hub when the connection is lost. Without the
+    generator, the pool would take the rest of the message for the length of the next one. It would never read a message
+    of this child again, and the child's run would never end.
     """
     handler = getattr(pool._pool, "_result_handler", None)
     receive = getattr(handler, "_recv_message", None)

@@ -1,4 +1,4 @@
-"""kombu's Redis transport, where it fetches by itself.
+"""kombu's Redis transport without reliable fetch.
 
 Its channel counts deliveries in this process, and keeps the messages in a hash in Redis until they are acknowledged.
 """
@@ -14,16 +14,16 @@ from kombu.transport import virtual
 from kombu.transport.redis import Channel as RedisChannel
 from kombu.transport.redis import QoS as RedisQoS
 
-#: Longest time that the Redis transport lets BRPOP wait, and a bit.
+#: A little longer than the Redis transport lets BRPOP wait.
 BRPOP_SECONDS = 1.2
 
 
 def stop_fetching(connection: Any, consumers: Iterable[Any]) -> None:
-    """Stops fetching, while the connection stays: messages that the broker still sends go back.
+    """Stops fetching, but keeps the connection. Messages that the broker still sends go back.
 
-    kombu's Redis channel waits at its close for the answer to the BRPOP under way, so that no message is lost with it.
-    But it also thinks that one is under way while a message is being dealt with (on solo: while its task runs), and it
-    puts what came back through another channel that is open: so this is done before any of them is closed.
+    When kombu's Redis channel is closed, it waits for the answer to the current BRPOP, so that no message is lost. But
+    it also believes that there is a BRPOP while a message is being handled (on solo: while its task runs). And it needs
+    another open channel to put a message back. So this waits for the answers before any channel is closed.
     """
     for consumer in consumers:
         with suppress(Exception):
@@ -43,13 +43,13 @@ def can_ack_late(message: Any) -> bool:
 
 
 def count_as_acknowledged(message: Any) -> None:
-    """In this process."""
+    """Acknowledges the message in this process."""
     virtual.QoS.ack(message.channel.qos, message.delivery_tag)
     message._state = "ACK"
 
 
 def delete_acknowledged(messages: list[Any]) -> None:
-    """In Redis."""
+    """Acknowledges the messages in Redis."""
     qos = messages[0].channel.qos  # all channels of a connection keep their messages in the same hash
     with qos.pipe_or_acquire() as pipe:
         for message in messages:
@@ -58,15 +58,16 @@ def delete_acknowledged(messages: list[Any]) -> None:
 
 
 def fetch_only_while(channel: Any, wanted: Callable[[], bool]) -> None:
-    """kombu's virtual channels ask their QoS before they fetch; Celery's worker_disable_prefetch works like that."""
+    """Fetches only while `wanted()` is true. kombu's virtual channels ask their QoS before they fetch; Celery's
+    worker_disable_prefetch works in the same way."""
     can_consume = channel.qos.can_consume
     channel.qos.can_consume = lambda: wanted() and can_consume()
 
 
 def silence_returned_warnings(ours: Callable[[str], bool]) -> None:
-    """A worker whose slots are all busy stops fetching handed-over runs. kombu's Redis transport may have asked for one
-    already: it puts that back, as it should, and logs a warning that would worry people. `ours(queue)`: whether the
-    warning is about one of our queues."""
+    """Silences a harmless warning of kombu. A worker whose slots are all busy stops fetching handed-over runs. The
+    Redis transport may have asked for one already. It correctly puts that message back, and logs a warning.
+    `ours(queue)`: whether the warning is about one of our queues."""
 
     def is_worth_logging(record: logging.LogRecord) -> bool:
         args = record.args or ()

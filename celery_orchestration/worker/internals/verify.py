@@ -1,4 +1,4 @@
-"""Checks that Celery, kombu, billiard and py-amqp are inside as the other modules of this package expect."""
+"""Checks that the internals of Celery, kombu, billiard and py-amqp are as the other modules of this package expect."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _source(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):
-        return ""  # replaced by something without source
+        return ""  # other code has replaced it, and has no source
 
 
 def _expectations() -> Iterator[tuple[str, bool]]:
@@ -99,7 +99,7 @@ def _expectations() -> Iterator[tuple[str, bool]]:
 
 
 def _expectations_of_amqp() -> Iterator[tuple[str, bool]]:
-    """What ``prefetch`` relies on in py-amqp."""
+    """The internals of py-amqp that ``prefetch`` relies on."""
     dispatch = _source(amqp.Channel.dispatch_method)
     yield (
         "py-amqp answers in another way",
@@ -119,7 +119,7 @@ def _expectations_of_amqp() -> Iterator[tuple[str, bool]]:
 
 
 def _expectations_of_fetch() -> Iterator[tuple[str, bool]]:
-    """What ``fetch`` relies on in kombu's Redis transport, from 5.5 to 5.7."""
+    """The internals of kombu's Redis transport, from 5.5 to 5.7, that ``fetch`` relies on."""
     connecting = _source(Consumer.connect)
     yield "Consumer.connect does not call connection_for_read", "self.connection_for_read(" in connecting
     making = _source(Connection.create_transport)
