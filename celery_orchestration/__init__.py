@@ -22,7 +22,7 @@ order in which it meets them:
 Beside this path:
 
 - ``node.heartbeat`` is the thread that renews the lease and sweeps; ``worker.heartbeat`` adds what only workers do.
-  In a sweep, runs of dead workers go back to their queues, due runs go to the gate, lost messages are published again,
+  In a sweep, runs of dead workers wait again, due runs go to the gate, lost messages are published again,
   and expired runs end. ``worker.watchdog`` replaces a heartbeat that hangs. If the lease cannot be renewed,
   ``worker.deadline`` ends runs of ``on_lease_lost="stop"`` before it can expire.
 - ``worker.drain`` stops a worker: after ``drain_seconds`` it ends the runs that are left, which go back to their

@@ -60,9 +60,6 @@ class Superseded(LedgerError, UserError):
 class UnknownJob(WrongUse):
     """No job of this name is registered."""
 
-    #: As for every wrong use.
-    exit_code = 2
-
 
 class UnknownEntry(WrongUse):
     """The schedule has no entry of this name."""

@@ -1,8 +1,9 @@
 """The reasons why a run waits: one table for status, history, explain, observe mode, forecast, dashboard and metrics.
 
-The gate names a reason in words (``["depends", "shop.fetch", "failed"]``): the rule first, then its details. A new rule
-of the gate needs one entry in :data:`REASONS`, and everything that shows reasons to people can tell it. ``explain``
-says more about some of them: ``operate/explain/root_cause.py``.
+The gate names a reason in words (``["depends", "shop.fetch", "failed"]``): the rule first, then its details. The status
+adds a fourth word: why that job is disabled, if it is. A new rule of the gate needs one entry in :data:`REASONS`, and
+everything that shows reasons to people can show it. ``explain`` says more about some of them:
+``operate/explain/root_cause.py``.
 """
 
 from __future__ import annotations

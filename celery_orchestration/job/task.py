@@ -60,7 +60,7 @@ _CONFIGURED = (*_LIMITS, "reject_on_worker_lost", "retry_on_worker_lost", "acks_
 
 
 class OrchestratedTask(Task):  # type: ignore[misc]
-    """A job. The README describes its options; inheriting from this class without options changes nothing."""
+    """A job. ``docs/options.md`` describes its options; inheriting from this class without options changes nothing."""
 
     abstract = True
     Strategy = "celery_orchestration.worker.custom:strategy"

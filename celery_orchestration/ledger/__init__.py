@@ -7,7 +7,7 @@ and return, ``lua/schema.lua`` how it is stored.
 """
 
 from celery_orchestration.ledger import keys
-from celery_orchestration.ledger.client.base import NewEpoch, UnknownWorker
+from celery_orchestration.ledger.client.base import NewEpoch, NotRegistered
 from celery_orchestration.ledger.client.operator import OperatorVerbs
 from celery_orchestration.ledger.client.schedule import ScheduleVerbs
 from celery_orchestration.ledger.client.supervisor import SupervisorVerbs
@@ -84,6 +84,7 @@ __all__ = [
     "Member",
     "Members",
     "NewEpoch",
+    "NotRegistered",
     "Outcome",
     "Place",
     "Presence",
@@ -94,7 +95,6 @@ __all__ = [
     "Sweep",
     "TimedOut",
     "Turn",
-    "UnknownWorker",
     "Waiting",
     "keys",
 ]

@@ -23,8 +23,8 @@ Argument = bytes | str | int | float
 #: Single keys, with their types.
 KEY = {
     "ledger": "hash", "jobs": "set", "installed": "hash", "groups": "hash", "disabled_jobs": "set", "timers": "zset",
-    "waiting_jobs": "set", "stale_jobs": "set", "unseen_jobs": "set", "held_back_jobs": "set", "bars": "zset",
-    "open_sets": "set", "ready_sets": "set", "waiting": "zset", "later": "zset", "expiring": "zset",
+    "waiting_jobs": "set", "stale_jobs": "set", "unseen_jobs": "set", "jobs_with_unseen_dependents": "set",
+    "bars": "zset", "open_sets": "set", "ready_sets": "set", "waiting": "zset", "later": "zset", "expiring": "zset",
     "released": "zset", "astray": "zset", "alone": "hash", "deadlines": "zset", "under_way": "hash",
     "dead_letters": "zset", "unknown_dead_letters": "zset", "leases": "zset", "live": "hash", "worker_names": "hash",
     "ordered_names": "zset", "dead_workers": "list", "slots": "hash", "releases": "hash", "release_order": "zset",

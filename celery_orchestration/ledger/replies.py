@@ -24,7 +24,7 @@ class Waiting:
 class Claimed:
     #: For each claim: ok, void, unknown.
     answers: list[str]
-    #: How many outcomes the ledger had forgotten and took again, and how many runs go back to their queues.
+    #: How many outcomes the ledger had forgotten and took again, and how many runs wait again.
     told_again: int
     returned: int
     disabled: list[Disabled] = field(default_factory=list)

@@ -2,6 +2,6 @@
 
 ``presence`` (the node itself), ``heartbeat`` (renews the lease, sweeps), ``releases`` (policies of all live releases),
 ``publisher`` (publishes handed-over runs), ``decisions`` (remembers decisions of people), ``stores`` (messages that
-workers fetched from a Redis broker), ``recovery`` (gives back stores of dead workers), ``eviction`` (refuses a Redis
+workers fetched from a Redis broker), ``left_stores`` (gives back stores of dead workers), ``eviction`` (refuses a Redis
 that evicts keys), ``backoff`` (waits between tries).
 """

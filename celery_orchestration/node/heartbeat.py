@@ -15,12 +15,12 @@ from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError, LedgerRefused
 from celery_orchestration.job import graph, queues
-from celery_orchestration.ledger import Grant, NewEpoch, Registered, Sweep, UnknownWorker, keys
+from celery_orchestration.ledger import Grant, NewEpoch, NotRegistered, Registered, Sweep, keys
 from celery_orchestration.node import releases
 from celery_orchestration.node.backoff import LONGEST_WAIT, Backoff
+from celery_orchestration.node.left_stores import LeftStores
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
-from celery_orchestration.node.recovery import Recovery
 
 logger = get_logger(__name__)
 
@@ -29,12 +29,12 @@ UNSERVED_SECONDS = 30.0
 
 
 class Heartbeat(threading.Thread, ABC):
-    def __init__(self, node: Node, publisher: Publisher, recovery: Recovery | None) -> None:
-        """`recovery`: gives back the messages of workers that are gone; None where the broker is not Redis."""
+    def __init__(self, node: Node, publisher: Publisher, left_stores: LeftStores | None) -> None:
+        """`left_stores`: gives back the messages of workers that are gone; None where the broker is not Redis."""
         super().__init__(name="orchestration-heartbeat", daemon=True)
         self._node = node
         self._publisher = publisher
-        self._recovery = recovery
+        self._left_stores = left_stores
         self._ledger = node.ledger.new_connection()
         self._wake = threading.Event()
         self._stopped = False
@@ -119,7 +119,7 @@ class Heartbeat(threading.Thread, ABC):
             self._wake.clear()
             try:
                 self._round()
-            except UnknownWorker:
+            except NotRegistered:
                 self._unknown = True
                 self._registered = False
                 self._beat_at = 0.0
@@ -206,7 +206,7 @@ class Heartbeat(threading.Thread, ABC):
             for name in swept.dead_workers:
                 logger.warning("%s is dead, its lease expired: its runs are recovered", name)
             if swept.recovered:
-                logger.warning("Runs of dead workers go back to their queues: %d", swept.recovered)
+                logger.warning("Runs of dead workers wait to run again: %d", swept.recovered)
             self._publisher.publish(swept.grants)
             self._publisher.end(swept.endings)
             self._publisher.retry(swept.retries)
@@ -217,8 +217,8 @@ class Heartbeat(threading.Thread, ABC):
             self._install(swept.live_releases, swept.installed_releases)
             self._look_for_unserved(swept.served)
             if not swept.more:
-                if self._recovery is not None:
-                    self._recovery.swept()
+                if self._left_stores is not None:
+                    self._left_stores.swept()
                 return
 
     def _look_for_unserved(self, served: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from celery_orchestration.ledger import Place
 from celery_orchestration.pools import machine
 from celery_orchestration.pools.command import node_name
+from celery_orchestration.pools.places import as_document
 from celery_orchestration.pools.worker_process import OnLine, WorkerProcess
 
 #: Seconds until a worker that died is restarted: the delay doubles each time, up to the longest.
@@ -63,7 +64,7 @@ class PlaceWorker:
 
     def wait_for_last(self, place: Place) -> None:
         """The previous worker of this place drains. When it is gone, another starts or the place is given up."""
-        found = _document(place.info)
+        found = as_document(place.info)
         if found.get("host") == socket.gethostname() and found.get("pid"):
             self._last = int(found["pid"]), str(found.get("started_at") or "")
 
@@ -207,11 +208,3 @@ class PlaceWorker:
         if self._deaths:
             found["deaths"] = self._deaths
         return json.dumps(found)
-
-
-def _document(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import socket
@@ -139,3 +140,12 @@ class Places:
                 self.leave(place)
             except LedgerError:
                 return
+
+
+def as_document(text: str) -> dict[str, Any]:
+    """JSON that a supervisor wrote into the ledger; empty if it cannot be read."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

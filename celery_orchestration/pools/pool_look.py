@@ -13,6 +13,7 @@ from celery_orchestration.job.pool import Pool
 from celery_orchestration.ledger import Ledger, keys
 from celery_orchestration.pools.backlog import Queued
 from celery_orchestration.pools.decide import Figures, Ready
+from celery_orchestration.pools.places import as_document
 from celery_orchestration.pools.table import strictest
 
 #: At most this many tasks' durations are read in one look.
@@ -295,7 +296,7 @@ def _worker(one: Mapping[str, Any]) -> Worker:
 
 
 def _place(one: Mapping[str, Any]) -> HeldPlace:
-    return HeldPlace(one["number"], one["by"], one["fence"], one["leaving"], _document(one["info"]))
+    return HeldPlace(one["number"], one["by"], one["fence"], one["leaving"], as_document(one["info"]))
 
 
 def _supervisor(one: Mapping[str, Any]) -> Supervisor:
@@ -303,15 +304,7 @@ def _supervisor(one: Mapping[str, Any]) -> Supervisor:
         name=one["name"],
         host=one.get("host") or "",
         pid=one.get("pid") or 0,
-        tables=_document(one["tables"]),
-        report=_document(one["report"]),
+        tables=as_document(one["tables"]),
+        report=as_document(one["report"]),
         since=one.get("since") or 0,
     )
-
-
-def _document(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -14,9 +14,9 @@ from celery.utils.log import get_logger
 from celery_orchestration.errors import LedgerError
 from celery_orchestration.ledger import BEAT, FORGOTTEN, Presence, Registered
 from celery_orchestration.node.heartbeat import Heartbeat
+from celery_orchestration.node.left_stores import LeftStores, has_stores
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
-from celery_orchestration.node.recovery import Recovery, has_stores
 from celery_orchestration.scheduler.apply_entry import Applier
 from celery_orchestration.scheduler.dispatcher import Dispatcher
 from celery_orchestration.scheduler.entries import Entry
@@ -58,8 +58,8 @@ class SchedulerRuntime(Node):
         self.name = f"beat-{os.getpid()}@{socket.gethostname()}"
         self.problem = ""
         self.publisher = Publisher(app, self.ledger, self.accept, self.send_event)
-        self.recovery = Recovery(self) if has_stores(app) else None
-        self.heartbeat = SchedulerHeartbeat(self, self.publisher, self.recovery)
+        self.left_stores = LeftStores(self) if has_stores(app) else None
+        self.heartbeat = SchedulerHeartbeat(self, self.publisher, self.left_stores)
         self.dispatcher = Dispatcher(self, entries)
         self.term = Term(
             self.ledger.new_connection(),
@@ -80,7 +80,7 @@ class SchedulerRuntime(Node):
         """Does nothing: only workers send task events."""
 
     def start(self) -> None:
-        for thread in (self.publisher, self.heartbeat, self.recovery, self.dispatcher, self.term):
+        for thread in (self.publisher, self.heartbeat, self.left_stores, self.dispatcher, self.term):
             if thread is not None:
                 thread.start()
 
@@ -89,8 +89,8 @@ class SchedulerRuntime(Node):
         self.dispatcher.stop()
         self.dispatcher.join(STOP_SECONDS)
         self.term.stop()
-        if self.recovery is not None:
-            self.recovery.stop()
+        if self.left_stores is not None:
+            self.left_stores.stop()
         self.heartbeat.stop()
         self.heartbeat.join(max(0.1, deadline - monotonic()))
         if not self.heartbeat.is_alive():

@@ -1,9 +1,9 @@
-"""Acknowledges several messages together where single acknowledgements are expensive.
+"""Acknowledges several messages together on kombu's own Redis transport (`orchestration_fetch="celery"`).
 
-On kombu's Redis transport each acknowledgement is a transaction. One by one they take a quarter of the main process's
-time. A job's message may be acknowledged a moment late: if the worker dies before that, the ledger knows the run, and
-drops the copy that the broker delivers again. So the messages of jobs are acknowledged together. Plain tasks' messages
-are left to Celery.
+There each acknowledgement is a transaction. One by one they take a quarter of the main process's time. A job's message
+may be acknowledged a moment late: if the worker dies before that, the ledger knows the run, and drops the copy that the
+broker delivers again. So the messages of jobs are acknowledged together. Plain tasks' messages are left to Celery. With
+reliable fetch this declines, and ``fetch/message.py`` and ``fetch/store_channel.py`` acknowledge.
 
 Everything happens in the worker's event loop. :meth:`Acks.acknowledge` may be called from other threads, but returns
 False there.

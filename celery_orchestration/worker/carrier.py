@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from celery.utils.log import get_logger
 
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
-from celery_orchestration.ledger import Ledger, NewEpoch, Turn, UnknownWorker
+from celery_orchestration.ledger import Ledger, NewEpoch, NotRegistered, Turn
 from celery_orchestration.ledger.connect import SOCKET_TIMEOUT
 from celery_orchestration.node.backoff import Backoff
 from celery_orchestration.worker.loop import InLoop, Loop
@@ -208,7 +208,7 @@ class TurnCarrier(threading.Thread):
                     # Not again if the turn's reply is lost: the claim would lack the runs that this turn has started.
                     claiming = False
                 turn = self._ledger.turn(*self._arguments(batch))
-            except UnknownWorker:
+            except NotRegistered:
                 self._register_again()
                 self._stopped.wait(0.05)
             except NewEpoch as exc:

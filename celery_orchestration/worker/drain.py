@@ -5,7 +5,7 @@ shutdown sleeps. The ledger is told (it shows the worker as draining, and hands 
 are admitted, and running ones may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold shutdown.
 A worker of a pool has no limit of its own while its supervisor lives: in a pool that shrinks it may finish its runs.
 
-Runs that go on when the time is up are killed. Each goes back to its queue when its process is gone (unless the job's
+Runs that go on when the time is up are killed. Each waits again when its process is gone (unless the job's
 `on_crash` is "fail": then it has failed). The pool reports the death like any other, but the run is marked `drained`.
 If code cannot be killed alone (threads, gevent, solo), the whole process ends. It cannot tell the ledger afterwards, so
 it announces its end: it will be gone within two seconds. Until then the ledger keeps its runs; then another worker's
@@ -147,7 +147,7 @@ class Drain(threading.Thread):
     def _end_tasks(self) -> None:
         runs = [run for run in list(self._settlement.runs.values()) if not run.settled]
         plain = [request for request in internals.consumer.given_to_pool() if request not in runs]
-        logger.warning("The time to drain is up: %d runs go back to their queues", len(runs))
+        logger.warning("The time to drain is up: %d runs are ended, and wait to run again", len(runs))
         pool = self._controller.pool
         if not internals.pool.can_kill(pool) and (runs or plain):
             return self.end_process()

@@ -117,7 +117,7 @@ class Execution:
             request.settle("revoked")
         elif isinstance(exc, RuntimeError | OSError):
             logger.error(
-                "Run %s of job %s could not be given to the execution pool, and goes back to its queue: %r",
+                "Run %s of job %s could not be given to the execution pool, and waits again: %r",
                 request.run_id,
                 request.task.name,
                 exc,

@@ -14,7 +14,8 @@ and admission to execution. The end of the run goes through request and settleme
 slots.
 
 Beside it: ``timers.py`` (runs with a start time), ``sharing.py`` (handed-over runs that wait for a slot here),
-``acks.py`` (messages are acknowledged together), ``limits.py`` (time limits where the pool does not enforce them).
+``acks.py`` (acknowledges messages together, without reliable fetch), ``limits.py`` (time limits where the pool does not
+enforce them).
 
 This file connects the parts, and opens, closes and stops the gate. While the ledger cannot be reached the gate is
 closed: requests stay here, unacknowledged, and their slots are given back; runs go on, and their outcomes are kept.

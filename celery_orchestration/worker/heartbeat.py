@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from celery_orchestration.ledger import Registered, Sweep
 from celery_orchestration.node.heartbeat import Heartbeat
+from celery_orchestration.node.left_stores import LeftStores
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
-from celery_orchestration.node.recovery import Recovery
 from celery_orchestration.worker import deadline
 from celery_orchestration.worker.epoch import Epoch
 from celery_orchestration.worker.fetch.demand import Demand
@@ -31,7 +31,7 @@ class WorkerHeartbeat(Heartbeat):
         self,
         node: Node,
         publisher: Publisher,
-        recovery: Recovery | None,
+        left_stores: LeftStores | None,
         settlement: Settlement,
         turns: Turns,
         due_times: DueTimes,
@@ -51,7 +51,7 @@ class WorkerHeartbeat(Heartbeat):
         """`slots()`: how many runs the worker can have at once. `ledger_is_down()`: whether the last turn got no
         answer. `look_for_queues()` checks whether the broker has new queues for this worker. `replaces`: a heartbeat
         that hangs, and that this one replaces."""
-        super().__init__(node, publisher, recovery)
+        super().__init__(node, publisher, left_stores)
         self._settlement = settlement
         self._turns = turns
         self._due_times = due_times

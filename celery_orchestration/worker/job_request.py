@@ -99,7 +99,7 @@ class JobRequest(Request):  # type: ignore[misc]
     timed_out = False
     #: Called with the ledger's answer to its outcome.
     afterwards: Callable[[str], None] | None = None
-    #: The drain has killed its process: the run goes back to its queue.
+    #: The drain has killed its process: the run waits again.
     drained = False
     #: When the execution pool began it, by the monotonic clock.
     began: float | None = None
@@ -119,8 +119,8 @@ class JobRequest(Request):  # type: ignore[misc]
     origin: dict[str, Any] | None = None
     #: It is not to start before this time (seconds since the epoch).
     not_before: float | None = None
-    #: None: the gate does not have it yet. "reserved": it waits for a slot. "asked": it has a slot, or needs none, and
-    #: the ledger is asked about it. "dropped": the broker connection was lost before the ledger was asked.
+    #: None: the gate does not have it yet. "reserved": it waits for a slot. "asked": it has a slot, or needs none; the
+    #: ledger is asked about it, or has said that it starts. "dropped": the broker connection was lost before that.
     stage: str | None = None
 
     def __init__(self, message: Any, **kwargs: Any) -> None:

@@ -161,7 +161,7 @@ class OrchestratedRequest(JobRequest):
         return True
 
     def interrupted(self, requeued: Callable[[], None] = noop) -> None:
-        """Its code was stopped for a reason outside the run. It goes back to its queue unless `on_crash` is "fail"."""
+        """Its code was stopped for a reason outside the run. The run waits again unless `on_crash` is "fail"."""
 
         def decided(answer: str) -> None:
             if answer == "dead":

@@ -18,9 +18,9 @@ from celery_orchestration.job import queues
 from celery_orchestration.job.limits import CANNOT_INTERRUPT
 from celery_orchestration.job.pool import pool_problems
 from celery_orchestration.ledger import Presence
+from celery_orchestration.node.left_stores import LeftStores, has_stores
 from celery_orchestration.node.presence import Node
 from celery_orchestration.node.publisher import Publisher
-from celery_orchestration.node.recovery import Recovery, has_stores
 from celery_orchestration.worker import custom, internals, startup_checks
 from celery_orchestration.worker.carrier import TurnCarrier
 from celery_orchestration.worker.consuming import Consuming
@@ -92,11 +92,11 @@ class WorkerRuntime(Node):
         bounds = self.settings.read_ahead_seconds, lambda: self.slots
         self.demand = Demand(*bounds)
         #: None where the broker is not Redis.
-        self.recovery: Recovery | None = None
+        self.left_stores: LeftStores | None = None
         if has_stores(self.app):
             if self.settings.fetch == "reliable":
                 self.demand = self.fetcher = Fetcher(self.worker, controller.hostname, self.store_names, *bounds)
-            self.recovery = Recovery(self, self.fetcher)
+            self.left_stores = LeftStores(self, self.fetcher)
 
     @property
     def kind(self) -> str:
@@ -250,7 +250,7 @@ class WorkerRuntime(Node):
         return WorkerHeartbeat(
             self,
             self.publisher,
-            self.recovery,
+            self.left_stores,
             self.gate.settlement,
             self.gate.turns,
             self.gate.due_times,
@@ -302,7 +302,7 @@ class WorkerRuntime(Node):
 
     def _start_threads(self) -> None:
         supervised = Supervised.of_environment(self.ledger, self.settings, self.drain.hurry)
-        threads = self.carrier, self.heartbeat, self.publisher, self.watchdog, self.drain, self.recovery, supervised
+        threads = self.carrier, self.heartbeat, self.publisher, self.watchdog, self.drain, self.left_stores, supervised
         for thread in threads:
             if thread is not None:
                 thread.start()
@@ -379,8 +379,8 @@ class WorkerRuntime(Node):
         if not self.gate.turns.wait_until_reported(deadline):
             logger.error("The ledger does not answer: outcomes are lost, their runs will be recovered and run again")
         self.watchdog.stop()
-        if self.recovery is not None:
-            self.recovery.stop()
+        if self.left_stores is not None:
+            self.left_stores.stop()
         self.carrier.stop()
         self._stop_heartbeat(max(0.1, deadline - monotonic()))
         try:

@@ -120,7 +120,7 @@ class Settlement:
                 guarded(then, answer)
 
     def return_runs(self, requests: Iterable[OrchestratedRequest]) -> None:
-        """No code of these runs was called, or it has ended: they go back to their queues."""
+        """No code of these runs was called, or it has ended: they wait again in the ledger."""
         for request in requests:
             request.settle("returned")
 

@@ -47,16 +47,16 @@ class Batch:
     #: How many idle slots it offers.
     offered: int = 0
     #: Its slots were given back, because the ledger does not answer.
-    slotless: bool = False
-    #: How many of the requests came without a slot.
-    without_slot: int = 0
+    slots_given_back: bool = False
+    #: How many of the requests have a start time, and so no slot.
+    scheduled: int = 0
     #: When it was made, by the monotonic clock: the ledger's answers are not older.
     asked: float = field(default_factory=time.monotonic)
 
     @property
     def slots(self) -> int:
         """The number of slots that are idle until it is answered."""
-        return 0 if self.slotless else self.offered + len(self.requests) - self.without_slot
+        return 0 if self.slots_given_back else self.offered + len(self.requests) - self.scheduled
 
     def add(self, asking: Sequence[Asking]) -> None:
         for request, arrival in asking:
@@ -67,10 +67,11 @@ class Batch:
         """One part for each outcome and for each arrival, and one for the slots that were only offered."""
         ends = [Batch([o], [then]) for o, then in zip(self.outcomes, self.callbacks, strict=True)]
         asks = [
-            Batch([], [], [a], [r], 0, self.slotless, int(a.eta_ms is not None))
+            Batch([], [], [a], [r], 0, self.slots_given_back, int(a.eta_ms is not None))
             for a, r in zip(self.arrivals, self.requests, strict=True)
         ]
-        return [*ends, *asks, *([Batch(offered=self.offered, slotless=self.slotless)] if self.offered else [])]
+        offers = [Batch(offered=self.offered, slots_given_back=self.slots_given_back)] if self.offered else []
+        return [*ends, *asks, *offers]
 
 
 class Publishes(Protocol):
@@ -158,7 +159,7 @@ class Turns:
             batch.add(self._admission.take_asking())
             scheduled = self._admission.take_scheduled()
             batch.add(scheduled)
-            batch.without_slot = len(scheduled)
+            batch.scheduled = len(scheduled)
             while self.waiting and batch.offered < MOST_OFFERED and self._slots.take_idle():
                 batch.offered += 1
         self._even_if_empty = False
@@ -236,10 +237,10 @@ class Turns:
     def give_slots_back(self) -> None:
         """The ledger does not answer the turn that is under way: until it does, others may use the turn's slots."""
         batch = self._under_way
-        if batch is not None and not batch.slotless:
+        if batch is not None and not batch.slots_given_back:
             for _ in range(batch.slots):
                 self._slots.put_back()
-            batch.slotless = True
+            batch.slots_given_back = True
 
     def wait_until_reported(self, deadline: float) -> bool:
         """Waits until the ledger has taken every outcome. From any thread, once the event loop is down."""

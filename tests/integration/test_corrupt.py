@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_orchestration.ledger import Outcome, UnknownWorker
+from celery_orchestration.ledger import NotRegistered, Outcome
 from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
 from celery_orchestration.operate.status import redis_problems
@@ -137,7 +137,7 @@ def test_a_run_ends_though_the_attempt_that_waits_for_it_was_deleted(case: Case,
         assert case.come("b1", "bad", attempt=attempt) == "wait"
         case.redis.delete(key_of(PREFIX, "next_attempt", "b1"))
     (answer,) = case.turn(ends={"b1": outcome}).settled
-    assert answer == ("requeued" if outcome == "crashed" else "ok")
+    assert answer == ("waits" if outcome == "crashed" else "ok")
     assert case.redis.zrange(key_of(PREFIX, "waiting"), 0, -1) == []
 
 
@@ -189,7 +189,7 @@ def test_a_worker_whose_record_is_of_another_type_registers_again_or_dies_and_ot
 
     other = "w2" if corrupt == "w1" else "w1"
     if name == "worker":
-        with pytest.raises(UnknownWorker):
+        with pytest.raises(NotRegistered):
             case.ledger.heartbeat(corrupt, 1000, [])
         case.register(corrupt)
         assert case.redis.hgetall(key_of(PREFIX, "slots")) == {"q": "16"}

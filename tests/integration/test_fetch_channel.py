@@ -10,7 +10,7 @@ import redis
 from kombu import Connection, Consumer, Producer, Queue
 from kombu.asynchronous import Hub
 
-from celery_orchestration.node.recovery import Recovery
+from celery_orchestration.node.left_stores import LeftStores
 from celery_orchestration.node.stores import Names, Stores
 from celery_orchestration.worker.fetch.fetcher import Fetcher
 from celery_orchestration.worker.fetch.transport import make_reliable
@@ -96,7 +96,7 @@ def test_what_was_acknowledged_does_not_come_back_if_redis_could_not_be_told_unt
         app=SimpleNamespace(connection_for_read=lambda: Connection(url)),
         ledger=SimpleNamespace(new_connection=lambda: None),
     )
-    recovery = Recovery(member, worker.fetcher)
+    recovery = LeftStores(member, worker.fetcher)
     recovery._give_back_left_stores()
     recovery._disconnect()
     assert len(queued(client)) == 1

@@ -475,7 +475,7 @@ class TestCrashes:
         case.install({"one": {"max_running": 1, "max_recoveries": 1}})
         assert case.come("a", "one") == "start"
         turn = case.turn(ends={"a": "crashed"}, free=1)
-        assert (turn.settled, [start.id for start in turn.starts]) == (["requeued"], ["a"])
+        assert (turn.settled, [start.id for start in turn.starts]) == (["waits"], ["a"])
         case.end("a", "retry")
         assert case.come("a", "one", attempt=1) == "start"
         assert case.turn(ends={"a": "crashed"}).settled == ["dead"]
@@ -484,7 +484,7 @@ class TestCrashes:
         case.install({"one": {"max_running": 1, "max_recoveries": 0}})
         assert case.come("a", "one") == "start"
         turn = case.turn(ends={"a": "returned"}, free=1)
-        assert (turn.settled, [start.id for start in turn.starts]) == (["requeued"], ["a"])
+        assert (turn.settled, [start.id for start in turn.starts]) == (["waits"], ["a"])
         assert case.turn(ends={"a": "crashed"}).settled == ["dead"]
 
 

@@ -21,10 +21,10 @@ from celery_orchestration.ledger import (
     Dispatched,
     Fire,
     NewEpoch,
+    NotRegistered,
     Stray,
     TimedOut,
     Turn,
-    UnknownWorker,
     Waiting,
     keys,
 )
@@ -209,7 +209,7 @@ class TestDrain:
         assert shop.turn(come=[arrival("a", "one")]).answers[0].what == "drop"
         assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["a"]
 
-    @pytest.mark.parametrize(("outcome", "answer"), [("interrupted", "dead"), ("returned", "requeued")])
+    @pytest.mark.parametrize(("outcome", "answer"), [("interrupted", "dead"), ("returned", "waits")])
     def test_only_a_run_that_had_begun_fails_when_its_worker_stops(self, shop: Shop, outcome: str, answer: str):
         shop.install({"one": {"on_crash": "fail"}})
         shop.come("a", "one")
@@ -292,7 +292,7 @@ class TestDrain:
 
     def test_a_worker_that_is_not_known_has_to_register(self, shop: Shop):
         shop.install({"one": {}})
-        with pytest.raises(UnknownWorker):
+        with pytest.raises(NotRegistered):
             shop.ledger.drain("w2")
 
 
@@ -547,9 +547,9 @@ class TestTheLedgerIsNotForEverybody:
 
     def test_a_worker_that_is_not_registered_is_told_so(self, shop: Shop):
         shop.install({"x": {}})
-        with pytest.raises(UnknownWorker):
+        with pytest.raises(NotRegistered):
             shop.ledger.turn("nobody", 1, "enforce", 0, [], [])
-        with pytest.raises(UnknownWorker):
+        with pytest.raises(NotRegistered):
             shop.ledger.heartbeat("nobody", 1000, [])
 
     def test_a_job_without_policy_is_told_apart(self, shop: Shop):

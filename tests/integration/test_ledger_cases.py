@@ -281,7 +281,7 @@ class TestAJobOnWhichAThousandDepend:
             turn = hub.turn()
         counts.append(self.commands(hub))
         assert max(after - before for before, after in pairwise(counts)) < 6 * self.NUMBER
-        assert not hub.redis.exists(key_of(PREFIX, "unseen_jobs"), key_of(PREFIX, "held_back_jobs"))
+        assert not hub.redis.exists(key_of(PREFIX, "unseen_jobs"), key_of(PREFIX, "jobs_with_unseen_dependents"))
 
     def test_all_of_them_run_before_its_next_run(self, hub: Case):
         started: list[str] = []

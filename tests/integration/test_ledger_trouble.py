@@ -16,10 +16,10 @@ from celery_orchestration.ledger import (
     Claimed,
     Decisions,
     NewEpoch,
+    NotRegistered,
     Outcome,
     Presence,
     Registered,
-    UnknownWorker,
 )  # fmt: skip
 from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
@@ -255,7 +255,7 @@ class TestAnEmptiedLedger:
         one = worker(shop)
         one.come("a", "x")
         shop.redis.flushall()
-        with pytest.raises(UnknownWorker):
+        with pytest.raises(NotRegistered):
             one.come("b", "x")
         found = one.register()
         assert (found.why, found.closed_ms) == ("emptied", LEASE_MS)
@@ -543,7 +543,7 @@ class TestALedgerThatForgotItsLastWrites:
         one = worker(shop)
         with pytest.raises(NewEpoch):
             shop.ledger.claim_runs("w", "1", [], [])
-        with pytest.raises(UnknownWorker):
+        with pytest.raises(NotRegistered):
             shop.ledger.claim_runs("nobody", one.epoch, [], [])
 
 

@@ -106,7 +106,7 @@ def test_retries_and_recoveries_are_counted(shop: Shop):
     shop.come("a", "one")
     shop.end("a", "retry", free=0)
     assert shop.come("a", "one", attempt=1) == "start"
-    assert shop.turn(ends={"a": "crashed"}).settled == ["requeued"]
+    assert shop.turn(ends={"a": "crashed"}).settled == ["waits"]
     counters = all_of(shop, "one").counters
     assert (counters["started"], counters["retried"], counters["recovered"]) == (2, 1, 1)
     assert "succeeded" not in counters

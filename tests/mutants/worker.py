@@ -102,8 +102,8 @@ MUTANTS = [
     Mutant(
         "slots-kept-while-the-ledger-is-away",
         TURNS,
-        "for _ in range(batch.slots):\n                self._slots.put_back()\n            batch.slotless",
-        "batch.slotless",
+        "for _ in range(batch.slots):\n                self._slots.put_back()\n            batch.slots_given_back",
+        "batch.slots_given_back",
         "While the ledger is away, plain tasks have fewer slots; afterwards, too.",
         (GATES,),
     ),

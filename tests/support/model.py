@@ -106,7 +106,7 @@ class Model(GateModel):
                 return "dead"
             run.alone = True
         run.state = "waiting"
-        return "requeued"
+        return "waits"
 
     def settle(self, run: Run, outcome: str, after: list[str]) -> str:
         if outcome in ("crashed", "interrupted", "returned"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_orchestration.errors import LedgerError, LedgerUnavailable
-from celery_orchestration.ledger import NewEpoch, Turn, UnknownWorker
+from celery_orchestration.ledger import NewEpoch, NotRegistered, Turn
 from celery_orchestration.worker import carrier as module
 from celery_orchestration.worker.carrier import MOST_REFUSALS, TurnCarrier
 from celery_orchestration.worker.state import GateState
@@ -202,7 +202,7 @@ class TestInTheThread:
         assert worker.gate == ["close", "open"]
 
     def test_a_worker_that_the_ledger_does_not_know_registers_again(self):
-        worker = Worker(Line(UnknownWorker("w"), TURN))
+        worker = Worker(Line(NotRegistered("w"), TURN))
         worker.carrier._batches.put(Batch())
         worker.run_thread()
         assert worker.gate == ["register"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class UnknownWorker(LedgerError):
+class NotRegistered(LedgerError):
     """The worker never registered, or its lease ran out: what it runs is void, and it has to register again."""
 
 
@@ -138,7 +138,7 @@ def _typed(exc: LedgerError, ledger: Connection) -> NoReturn:
     """Error codes of the verbs become typed errors here, and nowhere else."""
     code, _, detail = str(exc).partition(" ")
     if code == "UNKNOWNWORKER":
-        raise UnknownWorker(detail) from exc
+        raise NotRegistered(detail) from exc
     if code == "NEWEPOCH":
         raise NewEpoch(detail) from exc
     if code == "SUPERSEDED":

@@ -149,8 +149,8 @@ REFRESHES = { most = 100 }
 on_call(function() REFRESHES.left = REFRESHES.most end)
 
 -- Must waiting runs of j stay until all its dependents are refreshed? Dependents go before its next run.
-local function holds_back(j)
-  return #j.policy.dependents > REFRESHES.most and call('SISMEMBER', K.held_back_jobs, j.name) == 1
+local function waits_for_dependents(j)
+  return #j.policy.dependents > REFRESHES.most and call('SISMEMBER', K.jobs_with_unseen_dependents, j.name) == 1
 end
 
 -- Evaluates the head of j again; updates the jobs it conflicts with if its bar changed.
@@ -159,7 +159,7 @@ function refresh(j)
   local bar_rank = nil
   if h then
     local bars, rule, opens = bars_others(j, h)
-    if bars and not holds_back(j) then bar_rank = h.rank end
+    if bars and not waits_for_dependents(j) then bar_rank = h.rank end
     if opens then set_timer(j.name, rule, opens) end
   end
   local changed = bar_rank ~= j.bar_rank
@@ -190,5 +190,5 @@ function refresh_dependents(j)
   for from = now + 1, #names, 1000 do
     call('SADD', K.unseen_jobs, unpack(names, from, math.min(from + 999, #names)))
   end
-  if #names > now and call('SADD', K.held_back_jobs, j.name) == 1 then refresh(j) end
+  if #names > now and call('SADD', K.jobs_with_unseen_dependents, j.name) == 1 then refresh(j) end
 end

@@ -288,7 +288,7 @@ end
 
 -- A running run came back without an outcome. died: 'process' or 'worker' says what died; nil: the run was stopped or
 -- never began, which is no crash. begun: its code may have begun; then a job with on_crash 'fail' never begins it
--- again. Returns 'requeued', 'superseded', 'dead' (the caller makes it a dead letter or an ending), or 'failed' (Celery
+-- again. Returns 'waits', 'superseded', 'dead' (the caller makes it a dead letter or an ending), or 'failed' (Celery
 -- knows already that it timed out).
 function recover(j, r, died, begun)
   local timed_out = note_of(r, 'timed_out')
@@ -332,7 +332,7 @@ function recover(j, r, died, begun)
   end
   enqueue(j, r)
   refresh(j)
-  return 'requeued'
+  return 'waits'
 end
 
 local SUCCEEDED = { succeeded = true, failed = false }

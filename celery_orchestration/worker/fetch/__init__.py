@@ -5,7 +5,7 @@ messages come back only after ``visibility_timeout`` (an hour). Here a script mo
 **store** of the worker, a hash in the broker's Redis. So a message is always in one of the two. An acknowledgement
 deletes the message from the store.
 
-- ``node/stores.py``: the keys, and what can be done with a store: open, seal, give back. ``node/recovery.py``: the
+- ``node/stores.py``: the keys, and what can be done with a store: open, seal, give back. ``node/left_stores.py``: the
   thread that gives back stores whose worker is gone.
 - ``channel``: kombu's Redis channel, which fetches into a store. ``store_channel`` acknowledges and gives back,
   ``message`` has its messages and QoS, ``link`` is its connection, on which Redis also reports new messages. ``misses``

@@ -3,7 +3,7 @@
 -- A Redis that was restarted, emptied or failed over to a replica may lack the last writes. The first node to notice
 -- declares a new epoch. Then nothing starts until every worker had one lease to claim its runs (verb claim_runs). A
 -- turn, heartbeat or sweep before its claim gets NEWEPOCH.
--- An epoch is named by the tick at which it began, so that epochs rise, and can be compared with fences.
+-- An epoch is named by the tick (lib/records.lua) at which it began, so that epochs rise, and can be compared with fences.
 --
 --   In the key `ledger`: epoch; before: the epoch before it (missing: the ledger was new); why: emptied | moved; had:
 --   after `moved`, the number of the last decision that the ledger has; turned: the ledger clock at the epoch's

@@ -80,8 +80,8 @@ local function refresh_unseen()
     if j then refresh(j) end
   end
   if call('EXISTS', K.unseen_jobs) == 1 then return true end
-  local after = call('SMEMBERS', K.held_back_jobs)
-  call('DEL', K.held_back_jobs)
+  local after = call('SMEMBERS', K.jobs_with_unseen_dependents)
+  call('DEL', K.jobs_with_unseen_dependents)
   for _, name in ipairs(after) do
     local d = job(name)
     if d then

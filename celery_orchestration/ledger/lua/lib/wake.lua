@@ -17,7 +17,7 @@ local function come_due(r)
     r.rank = math.floor(r.rank / CLASS) * CLASS + next_seq()
   end
   if is_dropped(j, r) then
-    r.state = 'dropped'
+    r.state = 'dropped' -- no state of the ledger: call_off must not take it out of one
     call_off(j, r, 'skipped')
     return { r.id, 'skipped' }
   end

@@ -24,7 +24,7 @@ function add_slots(queues, by, rel)
 end
 
 -- Nothing more is handed over to this worker. Its runs and its lease stay. A second call does nothing.
-function take_slots(worker)
+function withdraw_slots(worker)
   local w = read_hash(K.worker(worker), 'queues', 'slots', 'state', 'release')
   if w and w.queues and not w.state then add_slots(w.queues, -(w.slots or 0), w.release or '') end
 end
@@ -51,7 +51,7 @@ function take_runs(worker, died, limit)
       if what == 'dead' then
         ending(r, 'crashed')
         dead[#dead + 1] = r.id
-      elseif what == 'requeued' then
+      elseif what == 'waits' then
         recovered[#recovered + 1] = r.id
       end
     else
@@ -64,7 +64,7 @@ end
 -- Deletes a worker. Returns its name and kind.
 function remove_worker(worker)
   local name, kind, release = unpack(call('HMGET', K.worker(worker), 'name', 'kind', 'release'))
-  take_slots(worker)
+  withdraw_slots(worker)
   if release then count_worker(release, kind or '', -1) end
   if name and call('HGET', K.worker_names, name) == worker then
     call('HDEL', K.worker_names, name)

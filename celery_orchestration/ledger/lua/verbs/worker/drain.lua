@@ -13,7 +13,7 @@ local lease_end = tonumber(call('ZSCORE', K.leases, worker) or nil)
 if not lease_end then return redis.error_reply('UNKNOWNWORKER ' .. worker) end
 
 allow_when_full()
-take_slots(worker)
+withdraw_slots(worker)
 local departing = gone_ms or call('HGET', K.worker(worker), 'state') == 'departing'
 call('HSET', K.worker(worker), 'state', departing and 'departing' or 'draining')
 if gone_ms then

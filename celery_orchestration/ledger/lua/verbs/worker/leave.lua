@@ -1,6 +1,6 @@
 -- uses: schema records lanes rules statistics index room transitions entries hand_over workers memory
 --
--- leave: a worker stops in good order. Runs that it still has go back to their queues (with on_crash 'fail' they fail);
+-- leave: a worker stops in good order. Runs that it still has wait again (with on_crash 'fail' they fail);
 -- that does not count as a crash.
 --
 -- ARGV  worker

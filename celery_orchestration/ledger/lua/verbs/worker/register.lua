@@ -39,7 +39,7 @@ if new_release then
 end
 local old_epoch, old_release, old_kind = unpack(call('HMGET', K.worker(worker), 'epoch', 'release', 'kind'))
 if old_release then count_worker(old_release, old_kind or '', -1) end
-take_slots(worker)
+withdraw_slots(worker)
 call('HDEL', K.worker(worker), 'state')
 call('HSET', K.worker(worker), 'name', name, 'host', node.host, 'pid', node.pid, 'slots', node.slots, 'kind', node.kind,
   'queues', queues, 'release', release, 'service', registration.service, 'mode', node.mode, 'lease', lease, 'since', int(NOW),

@@ -11,7 +11,7 @@
 --         '': an arrival with a time has no slot; anonymous: 1 if any known publication counts, see lib/identity.lua;
 --         queued_ms: how long it was in its queue, or '')
 -- Returns  { runs that wait, more (1: call again, there is more to hand over),
---            { outcome's answer: ok | refused (void fence, nothing changed) | requeued | superseded | dead },
+--            { outcome's answer: ok | refused (void fence, nothing changed) | waits (again) | superseded | dead },
 --            { arrival's answer: {start, fence, run id} | {start, fence, run id, reason...} (observe: would have waited)
 --                              | {wait} | {drop, why} | {unknown} (no policy for this job: register again)
 --                              | {full} (Redis has no room for more runs: ask again later)

@@ -33,10 +33,10 @@ class OwnStores(Protocol):
     acknowledged: dict[str, list[str]]
 
 
-class Recovery(threading.Thread):
+class LeftStores(threading.Thread):
     def __init__(self, node: Node, own_stores: OwnStores | None = None) -> None:
         """`own_stores`: None if the node has no stores itself."""
-        super().__init__(name="orchestration-recovery", daemon=True)
+        super().__init__(name="orchestration-left-stores", daemon=True)
         self._node = node
         self._own_stores = own_stores
         self._ledger = node.ledger.new_connection()
