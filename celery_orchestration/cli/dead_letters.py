@@ -28,7 +28,7 @@ def _full_id(client: Orchestration, run_id: str | None, job: str | None, everyth
 
 @command(dlq, "list")
 @click.option("--job", help="Only dead letters of this job.")
-@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="How many at most.")
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="Show at most this many.")
 def list_letters(client: Orchestration, as_json: bool, job: str | None, count: int) -> None:
     """List dead letters, the latest first."""
     found = client.dead_letters(job, count)

@@ -127,7 +127,7 @@ def _desired(client: Orchestration, as_json: bool) -> None:
         print_json(found)
         return
     for name, pool in sorted(found.pools.items()):
-        waits = f", the oldest for {pool.oldest_wait_seconds:.1f} s" if pool.ready else ""
+        waits = f", the oldest has waited {pool.oldest_wait_seconds:.1f} s" if pool.ready else ""
         click.echo(f"{name}: {pool.wanted} wanted, {pool.live} live, {pool.ready} ready{waits}")
 
 

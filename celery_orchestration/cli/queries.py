@@ -39,7 +39,7 @@ def filters(function: Callable[..., Any]) -> Callable[..., Any]:
             "--job",
             "jobs",
             multiple=True,
-            help="Only jobs with such a name: a glob or a part of the name; may be repeated.",
+            help="Only jobs whose names match: a glob, or a part of the name; may be repeated.",
         ),
     ):
         function = option(function)
@@ -156,7 +156,7 @@ def _explained(client: Orchestration, about: str) -> Explanation:
 
 @command(orchestration)
 @click.argument("job")
-@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="The most rows.")
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="Show at most this many.")
 @click.option(
     "--outcome",
     "outcomes",
@@ -203,7 +203,7 @@ def graph(client: Orchestration, as_json: bool, job: str | None, form: str) -> N
 
 
 @command(orchestration)
-@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="The most rows.")
+@click.option("--count", default=20, show_default=True, type=click.IntRange(min=1), help="Show at most this many.")
 def audit(client: Orchestration, as_json: bool, count: int) -> None:
     """Show who changed what and when."""
     found = client.audit(count)

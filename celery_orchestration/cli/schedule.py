@@ -33,7 +33,7 @@ def _invalid_entry_is_wrong_use() -> Iterator[None]:
 @command(schedule, "list")
 @click.option("--job", help="Only entries that fire this job or task.")
 @click.option("--name", default="", help="Only entries whose names contain this.")
-@click.option("--count", type=click.IntRange(min=1), help="The most rows; default: 200, with --json all.")
+@click.option("--count", type=click.IntRange(min=1), help="Show at most this many; default: 200, with --json all.")
 def list_entries(client: Orchestration, as_json: bool, job: str | None, name: str, count: int | None) -> None:
     """List the entries of the schedule, by name."""
     found = client.schedule.list(job, name)

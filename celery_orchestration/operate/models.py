@@ -225,12 +225,12 @@ class WorkerStatus(Model):
     fetched: int | None = Field(
         default=None,
         description="messages that it has fetched from a Redis broker and not acknowledged: those that have not begun, "
-        "and runs with acks_late. From another broker: runs of jobs that wait for a slot there, up to 1,000. None: it "
-        "does not tell",
+        "and runs with acks_late. From another broker: runs of jobs that wait for a slot there, up to 1,000. "
+        "None: unknown",
     )
     done: int = Field(description="runs that ended there, without those that are retried")
     failed: int = Field(description="those of them that failed for good")
-    queues: list[str] = Field(description="that it serves")
+    queues: list[str] = Field(description="queues that it serves")
     mode: str = Field(description="enforce or observe")
     since: datetime = Field(description="when it registered")
     last_beat: datetime = Field(description="its last heartbeat")

@@ -75,18 +75,19 @@ HEAD = """\
 
 This page is made from the models (`make docs`). From Python, the methods of `Orchestration(app)` return the same.
 
-Every command of `celery -A app orchestration` takes `--json` and prints one document, in ASCII. Within a major version
-fields are added, and never removed or changed in meaning: ignore fields that you do not know. Every field is
-always present; an unknown value is `null`. Times are ISO 8601 in UTC. Names, keys and errors are unescaped user input:
-escape them before you show them in a terminal or on a page.
+Every command of `celery -A app orchestration` but `up` and `metrics` takes `--json` and prints one document, in ASCII.
+Within a major version fields are added, and never removed or changed in meaning: ignore fields that you do not know.
+Every field is always present; an unknown value is `null`. Times are ISO 8601 in UTC. Names, keys and errors are
+unescaped user input: escape them before you show them in a terminal or on a page.
 
-Errors are one line on stderr, with `--json` too. If only a part could be done, the document says
-which, and the exit code is 1.
+Errors are lines of text on stderr, with `--json` too: one line, or one for each mistake in the configuration. If only a
+part could be done, the document says which, and the exit code is 1.
 
 | exit code | means |
 | --- | --- |
 | 0 | fine |
-| 1 | Redis or the broker did not answer, something could not be done, or `explain` or `doctor` found a problem |
+| 1 | Redis or the broker did not answer, something could not be done, or `status`, `explain`, `doctor`, \
+`health` or `forecast` found a problem |
 | 2 | wrong usage: no such command, option, job, run or entry, or a value that makes no sense |
 
 ## Commands

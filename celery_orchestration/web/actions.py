@@ -1,4 +1,4 @@
-"""The actions behind the buttons. Before, each says what will happen and to how many; after, what happened.
+"""The actions behind the buttons. Each says what will happen, and to how many, before it acts; then what happened.
 
 An action gets the parameters of the address (its object) and the fields of a form (what a person typed). A viewer is
 refused before anything here is called.
@@ -218,7 +218,8 @@ def _pause_entry(client: Orchestration, given: Given) -> str:
 
 
 def _plan_resume_entry(_: Orchestration, given: Given) -> Plan:
-    return Plan(f"Resume entry {_need(given, 'entry')}", "What was due meanwhile is not made up for.", "Resume entry")
+    text = "Fires that were due during the pause are not caught up."
+    return Plan(f"Resume entry {_need(given, 'entry')}", text, "Resume entry")
 
 
 def _resume_entry(client: Orchestration, given: Given) -> str:

@@ -97,7 +97,7 @@ METRICS: dict[str, Spec] = {
         Spec(f"{_OURS}_standby_schedulers", "gauge", (), "Schedulers that would take over."),
         Spec(f"{_OURS}_workers", "gauge", ("state",), "Workers by state: idle, busy, draining or dead."),
         Spec(f"{_OURS}_pool_workers", "gauge", ("pool",), "Live workers of a pool."),
-        Spec(f"{_OURS}_pool_wanted_workers", "gauge", ("pool",), "Workers that a pool is to have, by its supervisors."),
+        Spec(f"{_OURS}_pool_wanted_workers", "gauge", ("pool",), "Workers that a pool should have."),
         Spec(f"{_OURS}_pool_slots", "gauge", ("pool",), "Slots of the live workers of a pool."),
     )
 }

@@ -118,7 +118,7 @@ def test_the_graph_shows_who_waits_for_whom_with_their_states(busy: Shop, page: 
 def test_a_job_is_explained_with_its_options_and_their_sources(busy: Shop, page: Page) -> None:
     opened(page, f"{busy.address}/job?name={busy.name('process_data')}")
     expect(page.locator(".explanation")).to_contain_text("waits for fetch_data")
-    page.get_by_text("each with where its value comes from").click()
+    page.get_by_text("with the source of each value").click()
     row = page.locator(".options tr", has_text="depends_on")
     expect(row).to_contain_text("fetch_data")
     expect(row).to_contain_text("written")

@@ -26,7 +26,7 @@ def _forecast(found: Forecast, most: int) -> RenderableType:
     head = f"until {clock(found.until)}: {many(runs, 'run')} of {many(len(found.jobs), 'job')}"
     parts: list[RenderableType] = [Text(head, "bold")]
     if not found.complete:
-        parts.append(Text("it ends early, as there are too many runs: ask for fewer hours", "yellow"))
+        parts.append(Text("the forecast ends early, because there are too many runs: ask for fewer hours", "yellow"))
     if found.overruns:
         parts += [Text("\ncannot end in time", "bold red"), *map(_overrun, found.overruns[:most])]
         parts += rest(len(found.overruns), most)

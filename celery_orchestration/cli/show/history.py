@@ -46,7 +46,7 @@ def _no_run(fires: Ended, width: int) -> list[Text]:
     of = f" of entry {_entry(fires)}" if fires.entry not in (None, fires.job) else ""
     return [
         Text.assemble(plain(f"{'no run':36}  {clock(fires.ended)}  "), state(fires.outcome)),
-        *wrapped(plain(f"{some}{of} {fires.outcome}: {fires.error or 'nobody knows why'}"), width, 4, 4),
+        *wrapped(plain(f"{some}{of} {fires.outcome}: {fires.error or 'no reason is known'}"), width, 4, 4),
     ]
 
 

@@ -71,7 +71,7 @@ class Queries(Connection):
         pools: Collection[str] = (),
         depths: bool = True,
     ) -> Status:
-        """Jobs, runs, workers and queues at one moment; with very many jobs, at several moments shortly after another.
+        """Jobs, runs, workers and queues at one moment; with very many jobs, at several moments in quick succession.
 
         `jobs` (patterns, or parts of names), `states` and `pools` narrow it to the jobs that match all of them.
         `depths`: whether to ask the broker how many messages the queues have.

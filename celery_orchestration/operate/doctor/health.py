@@ -58,6 +58,6 @@ def _problems(found: Mapping[str, Any], worker: str | None, scheduler: bool, bea
 
 
 def _left(found: Mapping[str, Any]) -> float:
-    """Seconds that the lease still holds. The ledger clock stops while nobody sweeps, so silence counts, too."""
+    """How many seconds the lease still holds. The ledger clock stops while nobody sweeps, so silence counts, too."""
     one = found.get("worker")
     return min(one["left"], one["lease"] - one["silent"]) / 1000 if one else 0.0

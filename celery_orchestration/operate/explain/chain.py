@@ -61,9 +61,9 @@ def activity(run: RunStatus) -> str:
     past = ", past its time limit" if run.timed_out else ""
     return {
         "running": f"has been running on {run.worker or 'a worker that is gone'} for {since}{past}",
-        "granted": f"has been about to be handed over to queue {run.queue} for {since}",
+        "granted": f"has been on its way to queue {run.queue} for {since}",
         "queued": f"was handed over to queue {run.queue} {since} ago, and has not started",
-        "retrying": f"failed {since} ago, and is to be tried again",
+        "retrying": f"failed {since} ago, and will be retried",
         "ending": "is about to end: a worker is reporting that to Celery",
         "released": "is being published without the gate",
     }.get(run.state, f"is {run.state}")

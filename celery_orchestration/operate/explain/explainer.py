@@ -270,7 +270,7 @@ class Explainer:
 
 def _cause_of_end(run: str, job: str, ended: Ended | None, letter: Letter | None) -> Cause:
     if letter is not None:
-        text = f"{job} failed for good: {letter.error or 'nobody knows why'}"
+        text = f"{job} failed for good: {letter.error or 'no error is known'}"
         fix = command("dlq", "requeue", run)
         return Cause(code="dead_letter", job=job, text=text, wrong=True, fix=fix)
     assert ended is not None

@@ -16,7 +16,7 @@ from celery_orchestration.operate.models import Ended, QueueStatus, RunStatus
 class Link(Model):
     """One link of the chain from the job or run in question to the root cause."""
 
-    job: str = Field(description="which one")
+    job: str = Field(description="its full name")
     run: RunStatus | None = Field(description="None: no run of that job was asked for")
     text: str = Field(description="why it waits, or what it is doing")
 

@@ -35,7 +35,7 @@ class ForecastRun(Model):
 class Collision(Model):
     """Waits of a job that have the same reason."""
 
-    job: str = Field(description="that waits")
+    job: str = Field(description="the job that waits")
     rule: str = Field(description="rule of the gate: room, blocked, depends, behind … or slot")
     waits_for: str | None = Field(description="the job that it waits for, if it is one")
     runs: int = Field(description="how many wait")
@@ -47,8 +47,8 @@ class Collision(Model):
 class Overrun(Model):
     """A job whose runs do not end before they are due again."""
 
-    job: str = Field(description="which one")
-    entry: str = Field(description="of the schedule")
+    job: str = Field(description="its full name")
+    entry: str = Field(description="its entry of the schedule")
     runs: int = Field(description="how many end too late")
     of: int = Field(description="of how many")
     skipped: int = Field(description="fires that make no run because of that")

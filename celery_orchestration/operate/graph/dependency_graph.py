@@ -57,7 +57,7 @@ class Conflict(Model):
 
 
 class Exclusive(Model):
-    """Jobs of which no two run at the same time."""
+    """Jobs that never run at the same time."""
 
     name: str | None = Field(description="the name given by `exclusive`; null: jobs that all block each other")
     jobs: list[str] = Field(description="by name, two or more")
@@ -67,7 +67,7 @@ class DependencyGraph(Model):
     """All jobs and their relations, or those related to one job."""
 
     namespace: str = Field(description="of the ledger")
-    at: datetime = Field(description="when that was, by Redis's clock")
+    at: datetime = Field(description="Redis's time")
     jobs: list[Drawn] = Field(description="by name")
     dependencies: list[Needs] = Field(description="which job waits for which")
     conflicts: list[Conflict] = Field(description="jobs that never run together, without those of one group")

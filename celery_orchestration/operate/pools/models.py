@@ -17,7 +17,7 @@ class PoolWorker(Model):
 
     name: str = Field(description="node name; only its beginning until the worker has registered")
     place: int | None = Field(description="number of its place; None: no supervisor started it")
-    supervisor: str | None = Field(description="which one holds the place")
+    supervisor: str | None = Field(description="the supervisor that holds its place")
     host: str = Field(description="its machine")
     pid: int | None = Field(description="of its main process; None: it is not running now")
     state: PoolWorkerState = Field(
@@ -27,7 +27,7 @@ class PoolWorker(Model):
     slots: int = Field(description="runs that it can have at once")
     running: int = Field(description="runs that it has")
     runs: list[str] = Field(default=[], description="their ids, as far as they are listed")
-    done: int = Field(description="runs that ended there, without those that are tried again")
+    done: int = Field(description="runs that ended there, without those that are retried")
     failed: int = Field(description="of these, the ones that failed for good")
     memory_mb: float | None = Field(description="of the worker and its processes; None: unknown")
     uptime_seconds: float | None = Field(description="since it started")

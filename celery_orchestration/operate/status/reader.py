@@ -115,7 +115,7 @@ def _holder(runs: Sequence[RunStatus], job: str) -> str:
         return f"running on {run.worker} for {lasting(run.seconds)}{past}"
     if run.state in ("retrying", "later"):
         return f"waiting for its retry, for {lasting(run.seconds)}"
-    return "about to end" if run.state == "ending" else f"about to start for {lasting(run.seconds)}"
+    return "about to end" if run.state == "ending" else f"on its way to a worker for {lasting(run.seconds)}"
 
 
 def _queues(found: Mapping[str, Any], waits: Sequence[RunStatus], sent: Mapping[str, list[str]]) -> list[QueueStatus]:

@@ -13,7 +13,7 @@ from celery_orchestration.operate.models import (
 
 
 def is_dead(worker: Mapping[str, Any], now: int) -> bool:
-    """By its lease. The ledger clock stops while nobody sweeps, so silence counts, too."""
+    """Whether its lease ran out. The ledger clock stops while nobody sweeps, so silence counts, too."""
     return bool(worker["left"] <= 0 or now - worker["beat"] > worker["lease"])
 
 

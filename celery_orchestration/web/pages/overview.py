@@ -65,7 +65,7 @@ def headline(status: Status, causes: Findings) -> str:
         return "No worker has registered a job yet"
     count = len(causes.wrong)
     if count:
-        return "One problem needs you" if count == 1 else f"{count} things need you"
+        return "One problem needs you" if count == 1 else f"{count} problems need you"
     return "All is well"
 
 

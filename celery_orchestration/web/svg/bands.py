@@ -1,4 +1,4 @@
-"""Durations over time: the median and the band up to the long ones (p50 to p95), with round ticks."""
+"""Durations over time: the median, and a band from there to the 95th percentile, with round ticks."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def ticks(runs: Sequence[Ended]) -> Markup:
 
 
 def share(done: float, total: float, label: str) -> Markup:
-    """A bar that shows `part` of `whole`."""
+    """A bar that shows `done` of `total`."""
     part = min(1.0, max(0.0, done / total)) if total else 1.0
     return tag(
         "svg",

@@ -31,7 +31,8 @@ def code(facts: Facts) -> Iterator[Check]:
 
 
 def external(facts: Facts) -> Iterator[Check]:
-    about = About("services", "a job waits for an external job that no service has registered, and does not block it")
+    why = "while no service has registered an external job, jobs that depend on it wait, and blocks has no effect on it"
+    about = About("services", why)
     found = list(graph.absent(facts.jobs, [job.name for job in facts.status.jobs]))
     for line in found:
         yield about.problem(line, "start that service, or correct the name in the code")

@@ -61,7 +61,7 @@ def epoch(facts: Facts) -> Iterator[Check]:
     about = About("epoch", "the last writes are lost: runs may be lost, or run twice")
     found = claim(facts, "the ledger ")
     for sentence in found:
-        yield about.problem(sentence, f"{command('audit')}  # since when; see persistence")
+        yield about.problem(sentence, f"{command('audit')}  # shows since when; see also the check of persistence")
     if not found:
         yield about.fine("Redis has lost no data lately")
 
@@ -78,7 +78,7 @@ def deaths(facts: Facts) -> Iterator[Check]:
 
 
 def disabled(facts: Facts) -> Iterator[Check]:
-    about = About("disabled", "no run of a disabled job starts, and no run of a job that depends on its success")
+    about = About("disabled", "no run of a disabled job starts, and runs of jobs that depend on it may wait")
     off = [job for job in facts.status.jobs if job.disabled is not None]
     failed = [job for job in off if is_disabled_by_failures(job)]
     for job in failed[:MOST]:

@@ -38,7 +38,7 @@ def fetch(facts: Facts) -> Iterator[Check]:
         yield about.problem(
             f"Redis does not notify these workers of messages ({why}), so they poll ten times a second: "
             f"{listed(polls)}",
-            "ACL SETUSER … +hello +client|tracking +client|caching  # in redis-cli; and no proxy that lacks them",
+            "ACL SETUSER … +hello +client|tracking +client|caching  # in redis-cli; a proxy must pass these commands",
         )
     if not stock and not polls and not is_old:
         yield about.fine("fetched messages stay in Redis until they are acknowledged")
@@ -114,9 +114,10 @@ def prefetch(facts: Facts) -> Iterator[Check]:
         return
     if facts.settings.strict_priority:
         yield about.fine(
-            "under orchestration_strict_priority a worker starts the highest of what it has fetched first. These fetch "
-            "up to one message more than they have slots from each queue, which wait there while the worker is busy, "
-            f"even if another one is idle: {listed(sorted(refused))} ({next(iter(refused.values()))})"
+            "under orchestration_strict_priority a worker starts the highest of its fetched messages first. These "
+            "workers fetch from each queue up to one message more than they have slots. While a worker is busy, that "
+            "message waits there, even if another worker is idle: "
+            f"{listed(sorted(refused))} ({next(iter(refused.values()))})"
         )
         return
     if bounded:

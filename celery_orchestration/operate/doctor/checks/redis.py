@@ -88,9 +88,10 @@ def persistence(facts: Facts) -> Iterator[Check]:
 
 
 def _often(save: str) -> str:
-    """Puts Redis's setting into words. '3600 1 300 100': after 3600 s if 1 key changed, after 300 s if 100 did."""
+    """Puts Redis's setting into words. '3600 1 300 100': after 3600 s if 1 key changed, after 300 s if 100 keys did."""
     words = save.split()
-    return ", ".join(f"after {a} s if {b} keys changed" for a, b in zip(words[::2], words[1::2], strict=False))
+    pairs = zip(words[::2], words[1::2], strict=False)
+    return ", ".join(f"after {seconds} s if {keys} key{'s' * (keys != '1')} changed" for seconds, keys in pairs)
 
 
 def memory(facts: Facts) -> Iterator[Check]:

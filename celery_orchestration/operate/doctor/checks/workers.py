@@ -102,4 +102,4 @@ def clocks(facts: Facts) -> Iterator[Check]:
         fix = command("orchestration", program="inspect")
         yield about.unknown(f"these workers do not report their time: {listed(sorted(silent))}", fix)
     elif not found:
-        yield about.fine(f"none is more than {MOST_SKEW:g} s from Redis's")
+        yield about.fine(f"no clock differs from Redis's by more than {MOST_SKEW:g} s")
