@@ -166,7 +166,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ListedNode:
     """A worker or a scheduler, as the ledger has it."""
 
     name: str
@@ -178,12 +178,12 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class Nodes:
     #: Their releases, the oldest first.
     releases: str
     #: Life of a done-marker.
     done_ms: int
-    members: list[Member]
+    nodes: list[ListedNode]
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,9 +200,9 @@ class _Collector(Collector):
 
 
 def _installation(page: _Page, status: Numbers) -> None:
-    members = [(one, worker_state(one, status["now"])) for one in status["workers"] or ()]
-    workers = [(one, state) for one, state in members if one["kind"] != BEAT]
-    beats = [one for one, state in members if one["kind"] == BEAT and state != "dead"]
+    nodes = [(one, worker_state(one, status["now"])) for one in status["workers"] or ()]
+    workers = [(one, state) for one, state in nodes if one["kind"] != BEAT]
+    beats = [one for one, state in nodes if one["kind"] == BEAT and state != "dead"]
     page.add(f"{_OURS}_paused", int(status["paused"]))
     page.add(f"{_OURS}_gate_closed_seconds", (status.get("epoch") or {}).get("left", 0) / 1000)
     leaders = {one["who"] for one in status.get("leads") or ()}

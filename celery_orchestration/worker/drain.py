@@ -147,7 +147,8 @@ class Drain(threading.Thread):
     def _end_tasks(self) -> None:
         runs = [run for run in list(self._settlement.runs.values()) if not run.settled]
         plain = [request for request in internals.consumer.given_to_pool() if request not in runs]
-        logger.warning("The time to drain is up: %d runs are ended, and wait to run again", len(runs))
+        if runs:
+            logger.warning("The time to drain is up: runs that are ended, and wait to run again: %d", len(runs))
         pool = self._controller.pool
         if not internals.pool.can_kill(pool) and (runs or plain):
             return self.end_process()

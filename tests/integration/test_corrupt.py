@@ -184,7 +184,7 @@ def test_a_worker_whose_record_is_of_another_type_registers_again_or_dies_and_ot
     assert len(status["workers"]) == (1 if name == "worker" else 2)
     assert any(f"{name}:{corrupt} could not be read" in problem for problem in redis_problems.problems(case.status()))
     assert case.ledger.explain("job", "fine")["chain"]
-    assert len(case.ledger.list_nodes().members) >= 1
+    assert len(case.ledger.list_nodes().nodes) >= 1
     case.ledger.read_health("shop", "")
 
     other = "w2" if corrupt == "w1" else "w1"

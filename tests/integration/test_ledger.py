@@ -78,7 +78,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR091
     assert shop.ledger.read_statistics("all", ["one"])["jobs"][0]["sums"][0]["started"] == 1
     assert shop.ledger.read_releases("r1") == [shop.document]
     assert shop.ledger.read_health("shop", "w1@host")["workers"] == 1
-    assert [(member.name, member.release) for member in shop.ledger.list_nodes().members] == [("w1@host", "r1")]
+    assert [(member.name, member.release) for member in shop.ledger.list_nodes().nodes] == [("w1@host", "r1")]
     assert (
         shop.ledger.enable_or_disable("one", False, "me", "")
         == shop.ledger.enable_or_disable("one", True, "me", "")

@@ -48,7 +48,7 @@ def libraries(server: RedisServer) -> list[str]:
 
 
 def works(ledger: Ledger) -> bool:
-    return ledger.list_nodes().members == []
+    return ledger.list_nodes().nodes == []
 
 
 def test_functions_are_loaded_once_and_called(server, ledger):

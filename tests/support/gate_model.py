@@ -199,8 +199,7 @@ class GateModel:
 
     def held_back(self) -> bool:
         """Not even a forced run could start, whatever its job."""
-        forced = rules.Run("", 0, forced=True)
-        return bool(rules.epoch(self, forced) or rules.global_room(self, forced))
+        return any(rule(self, rules.Run("", 0, forced=True)) for rule in (rules.epoch, rules.paused, rules.global_room))
 
     def slots(self, queue: str) -> int:
         return sum(worker.slots for worker in self.workers.values() if queue in worker.queues)

@@ -19,7 +19,7 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.options import read_options
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.settings import Settings
-from celery_orchestration.ledger import Member, Members
+from celery_orchestration.ledger import ListedNode, Nodes
 from celery_orchestration.node import releases
 from celery_orchestration.node.stores import Store
 from celery_orchestration.operate import Check, Death, Diagnosis, Disabled, EntryStatus, JobStatus, Status
@@ -62,14 +62,14 @@ def worker(name: str, state: Any = "idle") -> WorkerStatus:
 
 
 def member(name: str, release: str = "r1", mode: str = "enforce", ago: timedelta = timedelta(0), kind: str = "prefork"):
-    return Member(name, kind, release, mode, MS - int(ago.total_seconds() * 1000))
+    return ListedNode(name, kind, release, mode, MS - int(ago.total_seconds() * 1000))
 
 
 SOUND = Facts(
     status=status(),
     settings=Settings(),
     address="redis://there:6379/0",
-    members=Members("r1", 7_200_000, []),
+    nodes=Nodes("r1", 7_200_000, []),
     info=INFO,
     save="",
     jobs={"a": job("a")},
@@ -215,7 +215,7 @@ def test_a_cycle_of_live_releases_names_its_jobs_and_the_workers_to_end():
             "old": documents(a=job("a", depends_on=["b"]), b=job("b", max_running=1)),
             "new": documents(a=job("a", max_running=1), b=job("b", depends_on=["a"])),
         },
-        members=Members("old new", 0, [member("w1@h", "old"), member("w2@h", "old"), member("w3@h", "new")]),
+        nodes=Nodes("old new", 0, [member("w1@h", "old"), member("w2@h", "old"), member("w3@h", "new")]),
     )
     assert found.state == "problem"
     assert "dependency cycle: a → b → a" in found.found
@@ -230,7 +230,7 @@ def test_releases_that_differ_for_long_are_a_problem_those_that_agree_are_not():
 
     def live(first: str, second: str, ago: timedelta) -> Check:
         members = [member("w1@h", "r1", ago=timedelta(days=9)), member("w2@h", "r2", ago=ago)]
-        return one(code.releases, releases={"r1": first, "r2": second}, members=Members("r1 r2", 0, members))
+        return one(code.releases, releases={"r1": first, "r2": second}, nodes=Nodes("r1 r2", 0, members))
 
     assert live(one_job, other, timedelta(minutes=5)).state == "fine"
     long = live(one_job, other, timedelta(hours=2))
@@ -239,10 +239,10 @@ def test_releases_that_differ_for_long_are_a_problem_those_that_agree_are_not():
 
 
 def test_live_workers_in_different_modes_are_a_problem():
-    mixed = Members("r1", 0, [member("w1@h"), member("w2@h", mode="observe")])
-    assert one(code.modes, members=mixed).found.endswith("different modes: enforce: w1@h; observe: w2@h")
-    assert one(code.modes, members=mixed).state == "problem"
-    assert one(code.modes, members=Members("r1", 0, [member("w1@h")])).state == "fine"
+    mixed = Nodes("r1", 0, [member("w1@h"), member("w2@h", mode="observe")])
+    assert one(code.modes, nodes=mixed).found.endswith("different modes: enforce: w1@h; observe: w2@h")
+    assert one(code.modes, nodes=mixed).state == "problem"
+    assert one(code.modes, nodes=Nodes("r1", 0, [member("w1@h")])).state == "fine"
     assert one(code.modes, settings=Settings(mode="off")).state == "problem"
 
 
@@ -328,7 +328,7 @@ def test_on_rabbitmq_prefetching_is_bounded_unless_a_worker_says_otherwise():
         ({"late": {"a": 7200.0}}, "problem", "the hard time limit of a (7200 s)"),
         ({"late": {"a": 60.0, "b": None}}, "fine", ""),
         ({"visibility": 10.0, "broker_is_redis": False}, "fine", "not Redis"),
-        ({"visibility": 9000.0, "members": Members("r1", 7_200_000, [member("w1@h")])}, "problem", "runs again"),
+        ({"visibility": 9000.0, "nodes": Nodes("r1", 7_200_000, [member("w1@h")])}, "problem", "runs again"),
     ],
 )
 def test_the_visibility_timeout_check_compares_leases_limits_and_delays(more, state, words):

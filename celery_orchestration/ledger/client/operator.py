@@ -10,7 +10,7 @@ from typing import Any
 from celery_orchestration.ledger import keys, packed
 from celery_orchestration.ledger.client.base import Connection, grants_of, legible, text
 from celery_orchestration.ledger.records import Grant
-from celery_orchestration.ledger.replies import Member, Members
+from celery_orchestration.ledger.replies import ListedNode, Nodes
 
 #: How many jobs, and entries of the schedule, one call returns: Redis serves nobody else meanwhile.
 JOBS_AT_ONCE, ENTRIES_AT_ONCE = 100, 200
@@ -25,11 +25,11 @@ class OperatorVerbs(Connection):
         self._refuse(found.get("owner") or None, found.get("schema"), owner)
         return found
 
-    def list_nodes(self) -> Members:
+    def list_nodes(self) -> Nodes:
         releases, done_ms, found = self._call("list_nodes", ())
         texts = [[text(part) for part in one] for one in found]
-        members = [Member(name, kind, release, mode, int(since or 0)) for name, kind, release, mode, since in texts]
-        return Members(text(releases), int(done_ms), members)
+        nodes = [ListedNode(name, kind, release, mode, int(since or 0)) for name, kind, release, mode, since in texts]
+        return Nodes(text(releases), int(done_ms), nodes)
 
     def read_status(self, most_running: int, most_waiting: int) -> dict[str, Any]:
         """The status with all jobs; `fires` has the entries of each job that has some."""

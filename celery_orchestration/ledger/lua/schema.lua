@@ -21,7 +21,7 @@ KEY = {
   waiting_jobs = 'set', -- jobs with runs in their lanes
   stale_jobs = 'set', -- jobs to be refreshed, because workers serve other queues than before
   unseen_jobs = 'set', -- jobs to be refreshed, because a job that very many depend on started or ended
-  jobs_with_unseen_dependents = 'set', -- the jobs that very many depend on: their own waiting runs stay until unseen_jobs is empty
+  jobs_with_unseen_dependents = 'set', -- the jobs that very many depend on: their waiting runs stay until unseen_jobs is empty
   -- the index: which waiting runs may start
   bars = 'zset', -- jobs whose first waiting run lacks only room or its turn, by its rank: they bar jobs they conflict with
   open_sets = 'set', -- queues with a non-empty open set

@@ -138,7 +138,7 @@ class Actions(Queries):
 
     def _ask_for_sweep(self) -> None:
         """Asks some workers to sweep now, which finishes what the ledger has queued. Otherwise a regular sweep does."""
-        workers = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
+        workers = [one.name for one in self._ask(self._ledger.list_nodes).nodes if one.kind != BEAT]
         if workers:
             asked = random.sample(workers, min(len(workers), MOST_ASKED))
             with suppress(*UNREACHABLE):
@@ -146,7 +146,7 @@ class Actions(Queries):
 
     def drain(self, worker: str) -> None:
         """Tells a worker to take no more runs, and to stop when its runs have ended. Until then it is draining."""
-        known = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
+        known = [one.name for one in self._ask(self._ledger.list_nodes).nodes if one.kind != BEAT]
         if worker not in known:
             raise UnknownWorker(f"there is no worker {show(worker)}{suggest(worker, known)}")
         self._ask(lambda: self._ledger.record_audit(current_user(), "drain", keys.encode_job(worker), ""))

@@ -64,7 +64,7 @@ class Connection:
         """Runs that a worker has fetched and that wait for a slot there: the ledger does not know them yet."""
         from celery_orchestration.operate import broker  # noqa: PLC0415
 
-        workers = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
+        workers = [one.name for one in self._ask(self._ledger.list_nodes).nodes if one.kind != BEAT]
         return broker.held(self._app, "fetched", workers)
 
     def _broker(self) -> str:

@@ -80,15 +80,15 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         update={"pools": pools_status(looks, status).pools, "problems": without_idle_pools(status.problems, looks)}
     )
     plain = [name for name in limits if name not in jobs]
-    members = ledger.list_nodes()
-    known = {member.name for member in members.members}
+    listed = ledger.list_nodes()
+    known = {node.name for node in listed.nodes}
     # If a module cannot be imported, the names of its jobs would seem wrong wherever other jobs name them.
     misnamed, cycles = ([], []) if app_jobs.load(app) else _names(app, jobs)
     return Facts(
         status=status,
         settings=settings,
         address=str(ledger.address),
-        members=members,
+        nodes=listed,
         info=ledger.info(),
         save=ledger.setting("save"),
         ahead=ahead,
@@ -96,7 +96,7 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
         mistakes=[line for mistake in mistakes for line in mistake.splitlines()],
         misnamed=misnamed,
         cycles=cycles,
-        releases=dict(zip(members.releases.split(), ledger.read_releases(members.releases), strict=True)),
+        releases=dict(zip(listed.releases.split(), ledger.read_releases(listed.releases), strict=True)),
         entries=_entries(schedule),
         beat_is_ours=schedule.is_ours(),
         broker_problem=answers.problem,

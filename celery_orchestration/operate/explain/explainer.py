@@ -175,7 +175,7 @@ class Explainer:
         """Runs that a worker has fetched and that wait for a slot there: job and worker of each."""
         if not self._ask_workers:
             return {}
-        workers = [one.name for one in self._ask(self._ledger.list_nodes).members if one.kind != BEAT]
+        workers = [one.name for one in self._ask(self._ledger.list_nodes).nodes if one.kind != BEAT]
         return broker.held(self._app, "fetched", workers)
 
     def _waits_for_slot(self, job: str, run: str | None = None) -> Cause | None:

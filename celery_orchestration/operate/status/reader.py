@@ -50,10 +50,10 @@ def read_status(
     whether there is anything to fire; called if no scheduler leads. `policies`: of the app's jobs.
     """
     now = found["now"]
-    members = found["workers"] or ()
-    beats = [one for one in members if one["kind"] == BEAT and not is_dead(one, now)]
+    nodes = found["workers"] or ()
+    beats = [one for one in nodes if one["kind"] == BEAT and not is_dead(one, now)]
     scheduler = _scheduler(namespace, found, beats)
-    found = {**found, "workers": [one for one in members if one["kind"] != BEAT]}
+    found = {**found, "workers": [one for one in nodes if one["kind"] != BEAT]}
     workers = {worker["id"]: worker for worker in found["workers"]}
     runs = [run_status(run, now, workers) for run in found["running"] or ()]
     waits = _waits(found, runs, workers)

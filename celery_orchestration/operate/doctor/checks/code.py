@@ -68,7 +68,7 @@ def _installed_cycle(facts: Facts, cycle: Sequence[str]) -> tuple[str, str]:
 
 
 def _of(facts: Facts, release: str) -> list[str]:
-    return sorted(member.name for member in facts.members.members if member.release == release)
+    return sorted(member.name for member in facts.nodes.nodes if member.release == release)
 
 
 def _at(facts: Facts, release: str) -> str:
@@ -76,7 +76,7 @@ def _at(facts: Facts, release: str) -> str:
 
 
 def _end(facts: Facts, release: str) -> str:
-    names = [one.name for one in facts.members.members if one.release == release and one.kind != BEAT]
+    names = [one.name for one in facts.nodes.nodes if one.release == release and one.kind != BEAT]
     if not names:
         return f"restart with the new code: {_at(facts, release)}"
     return f"{end(','.join(sorted(names)))}: the workers of release {release}"
@@ -94,7 +94,7 @@ def releases(facts: Facts) -> Iterator[Check]:
     differ = sorted(job for job, documents in brought.items() if len(documents) > 1)
     live = f"{len(facts.releases)} releases are live"
     oldest, newest = next(iter(facts.releases)), list(facts.releases)[-1]
-    since = min((one.since for one in facts.members.members if one.release == newest), default=0)
+    since = min((one.since for one in facts.nodes.nodes if one.release == newest), default=0)
     if not differ:
         yield about.fine(f"{live}, which agree on the jobs that they share")
     elif facts.status.at - when(since) < DEPLOYING:
@@ -107,7 +107,7 @@ def releases(facts: Facts) -> Iterator[Check]:
 def modes(facts: Facts) -> Iterator[Check]:
     about = About("modes", "a worker in observe mode starts everything at once, whatever other workers run")
     by: dict[str, list[str]] = defaultdict(list)
-    for member in facts.members.members:
+    for member in facts.nodes.nodes:
         by[member.mode].append(member.name)
     if facts.settings.mode == "off":
         yield about.problem("orchestration is off in this app's settings", "app.conf.orchestration_mode = 'enforce'")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from celery_orchestration.job.limits import Limit
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.settings import Settings
-from celery_orchestration.ledger import Members
+from celery_orchestration.ledger import Nodes
 from celery_orchestration.operate.broker import Answers, Kept, Stranger
 from celery_orchestration.operate.doctor.models import Check, CheckState
 from celery_orchestration.operate.hints import command
@@ -25,7 +25,7 @@ class Facts:
     status: Status
     settings: Settings
     address: str
-    members: Members
+    nodes: Nodes
     #: Redis's INFO, empty if that is not allowed; and its setting ``save``, None if that is not allowed.
     info: Mapping[str, str] = field(default_factory=dict)
     save: str | None = None
@@ -36,7 +36,7 @@ class Facts:
     mistakes: Sequence[str] = ()
     misnamed: Sequence[str] = ()
     cycles: Sequence[str] = ()
-    #: Releases of the live members, oldest first, with their policies (JSON).
+    #: Releases of the live nodes, oldest first, with their policies (JSON).
     releases: Mapping[str, str] = field(default_factory=dict)
     entries: Sequence[EntryStatus] = ()
     #: Whether this app's beat is this extension's scheduler.

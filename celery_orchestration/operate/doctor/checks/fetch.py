@@ -152,7 +152,7 @@ def visibility(facts: Facts) -> Iterator[Check]:
         return
     has, lease = facts.visibility, facts.settings.lease_seconds
     late = {job: limit for job, limit in facts.late.items() if limit is not None and limit > has}
-    kept = facts.members.done_ms / 1000
+    kept = facts.nodes.done_ms / 1000
     longest = max(late.values(), default=0.0)
 
     def to(seconds: float) -> str:
@@ -170,11 +170,11 @@ def visibility(facts: Facts) -> Iterator[Check]:
             "acknowledge when they end: their messages are delivered again while they run",
             to(2 * longest),
         )
-    if facts.members.members and kept < has:
+    if facts.nodes.nodes and kept < has:
         yield about.problem(
             f"it is {has:g} s here, but a worker or scheduler has a shorter one: runs that ended are forgotten after "
             f"{kept:g} s, and a message that is delivered again after that runs again",
             to(has),
         )
-    if has >= lease and not late and not (facts.members.members and kept < has):
+    if has >= lease and not late and not (facts.nodes.nodes and kept < has):
         yield about.fine(f"it is {has:g} s, and runs that ended are known for longer")
