@@ -182,8 +182,8 @@ def behind(gate: Gate, run: RunAtGate, ignoring: str | None = None) -> list[str]
 
 #: A waiting run that one of these rules holds back does not hold up others.
 NOT_BARRING = (
-    disabled,
     depends,
+    disabled,
 )
 #: In the order in which the gate tries them: the first rule that keeps a run from starting gives the reason.
 RULES: tuple[Callable[[Gate, RunAtGate], list[str] | None], ...] = (
@@ -196,6 +196,16 @@ RULES: tuple[Callable[[Gate, RunAtGate], list[str] | None], ...] = (
     depends,
     behind,
 )
+
+
+#: Rules that time opens, each with the function that says when, in seconds by the clock of `Situation.now`.
+OPENS: dict[Callable[[Gate, RunAtGate], list[str] | None], Callable[[Situation, RunAtGate], float | None]] = {}
+
+
+def opens_at(gate: Situation, run: RunAtGate) -> float | None:
+    """When time opens the rule that keeps the run from starting; None: time alone does not, or the run may start."""
+    keeps = next((rule for rule in RULES if rule(gate, run) is not None), None)
+    return OPENS[keeps](gate, run) if keeps in OPENS else None
 
 
 def reason_to_wait(gate: Gate, run: RunAtGate) -> list[str] | None:
@@ -259,7 +269,10 @@ class Situation:
 
     # -- what happens
 
-    def start(self, run: Run) -> None:
+    def start(self, run: Run, at: float | None = None) -> None:
+        """`at`: when, if that matters."""
+        if at is not None:
+            self.started[run.job] = at
         self._room[run.job, run.key] += 1
         self._running[run.job] += 1
         self._total += 1

@@ -39,7 +39,7 @@ from support.hostile import TEXTS
 from support.proxy import DroppingProxy
 from support.servers import RedisServer
 from support.verbs import ANY
-from support.workers import PROJECT, celery_command, close_app, environment, run_celery
+from support.workers import celery_command, close_app, environment, run_celery
 
 APP = "support.apps.jobs"
 #: Nobody listens there.
@@ -653,10 +653,6 @@ def test_redis_down_is_one_line_from_a_shell_too():
 def test_every_field_is_described():
     fields = [(model.__name__, name, field) for model in schema.models() for name, field in model.model_fields.items()]
     assert [(model, name) for model, name, field in fields if not field.description] == []
-
-
-def test_the_page_about_json_is_up_to_date():
-    assert (PROJECT / "docs" / "json.md").read_text() == schema.page(), "make docs writes it anew"
 
 
 # -- the beginning of the id of a run that has ended

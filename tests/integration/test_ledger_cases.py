@@ -13,6 +13,7 @@ import pytest
 from celery_orchestration.ledger import Outcome
 from celery_orchestration.ledger.records import key_of
 from celery_orchestration.operate.history.records import read_ended
+from celery_orchestration.operate.models import WorkerStatus
 from support.ledger import PREFIX, Case, arrival
 
 
@@ -308,3 +309,11 @@ class TestAJobOnWhichAThousandDepend:
         assert hub.come("other2", "other", priority=3) == "wait"
         hub.turn(ends={"hub1": "succeeded"})
         assert "other2" in hub.end("other1", free=8)
+
+
+def test_a_status_has_every_field_of_a_worker_that_is_shown(case: Case):
+    """Fields with a default would otherwise show it, and nobody would notice."""
+    case.install({"one": {}})
+    made_by_the_reader = {"state", "execution_pool", "last_beat", "fetched"}
+    (worker,) = case.status()["workers"]
+    assert {*WorkerStatus.model_fields} - {*worker} <= made_by_the_reader

@@ -237,8 +237,8 @@ MUTANTS = [
     Mutant(
         "rules-let-unmet-runs-bar",
         "job/rules.py",
-        "    depends,\n)\n",
-        ")\n",
+        "NOT_BARRING = (\n    depends,\n",
+        "NOT_BARRING = (\n",
         "testing.decide says that a run waits for one that waits for something else.",
         (TESTING,),
     ),

@@ -11,6 +11,7 @@ import pytest
 
 from celery_orchestration.job.options import JobOptions
 from celery_orchestration.job.settings import Settings
+from celery_orchestration.operate import schema
 from celery_orchestration.testing import decide
 
 PROJECT = Path(__file__).parents[2]
@@ -83,3 +84,7 @@ def test_the_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyP
     assert not decide(shop.app, job="shop.cleanup", running=["shop.process_data"])
     assert not decide(shop.app, job="shop.fetch_data", running=["shop.fetch_data"])
     assert decide(shop.app, job="shop.process_data")
+
+
+def test_the_page_about_json_is_up_to_date():
+    assert (PROJECT / "docs" / "json.md").read_text() == schema.page(), "make docs writes it anew"

@@ -97,6 +97,19 @@ def test_neither_a_disabled_job_nor_its_dependents_start():
     assert by_name["process"].next_start is None
 
 
+def test_a_run_that_waits_for_a_rule_that_time_opens_starts_then(monkeypatch: pytest.MonkeyPatch):
+    opens = NOW / 1000 + 90
+
+    def not_before(gate: Any, run: Any) -> list[str] | None:
+        return ["due"] if gate.now < opens else None
+
+    monkeypatch.setattr(rules, "RULES", (*rules.RULES, not_before))
+    monkeypatch.setitem(rules.OPENS, not_before, lambda gate, run: opens)
+    found = look({"a": job(10)}, present=[Present("a"), Present("a")])
+    assert starts(found, "a") == [90, 100]
+    assert [run.rule for run in found.runs] == ["due", "behind"]
+
+
 def test_current_runs_and_waits_are_taken_into_account():
     jobs = {"a": job(100)}
     present = [Present("a", since_ms=NOW - 40_000), Present("a")]

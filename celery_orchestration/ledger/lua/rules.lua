@@ -61,7 +61,8 @@ function has_room(j, key)
   return not j.policy.max_running or room_taken(j, key) < j.policy.max_running
 end
 
--- A run of j takes room (by: 1), or no longer holds it (-1). What a rule counts about runs that take room is counted here.
+-- A run of j takes room (by: 1), or no longer holds it (-1). What a rule counts about runs that take room is counted here, in
+-- a field of j with the word of the rule.
 function count_room(j, key, by)
   j.running, j.dirty = j.running + by, true
   G.total, G.dirty = G.total + by, true

@@ -167,13 +167,14 @@ function RUN.of_call()
   }
 end
 
--- A job is stored as two tables: its policy, in j.policy, and its state, in the fields of j itself.
+-- A job is stored as two tables: its policy, in j.policy, and its state, in the fields of j itself. A rule may keep what it
+-- counts in a field with its own word (see count_room in rules.lua).
 local JOB = {}
 
 function JOB.policy()
   return {
-    max_running = 'an option', max_consecutive_failures = 'an option', cool_down_seconds = 'an option',
-    when_disabled = 'an option', on_crash = 'an option', max_recoveries = 'an option', depends_on = 'an option',
+    -- And the options that are marked as InLedger (job/options.py), by their names.
+    depends_on = 'an option',
     hash = 'of all these',
     keyed = 'max_running counts by room key',
     conflicts = 'jobs that it conflicts with, without those in its groups',

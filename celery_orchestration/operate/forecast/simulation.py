@@ -6,6 +6,7 @@ Every run takes as long as its job usually does, and succeeds.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +120,9 @@ class Simulation:
         self.last: dict[str, Simulated] = {}
         self.unpredictable: list[str] = []
         self.reached_ms = plan.until_ms
-        self._events: list[tuple[int, int, Simulated | PlannedEntry]] = []
+        #: A run ends, an entry is due, or (None) time opens a rule.
+        self._events: list[tuple[int, int, Simulated | PlannedEntry | None]] = []
+        self._opening: set[int] = set()
         self._number = 0
 
     def run(self) -> None:
@@ -142,11 +145,11 @@ class Simulation:
             what = heapq.heappop(self._events)[-1]
             if isinstance(what, Simulated):
                 ends.append(what)
-            elif self.now_ms <= self.plan.until_ms and len(self.runs) < MOST_RUNS:
+            elif what is not None and self.now_ms <= self.plan.until_ms and len(self.runs) < MOST_RUNS:
                 fires.append(what)
         for run in ends:
             self._end(run)
-        if ends:
+        if ends or self.now_ms in self._opening:
             self._hand_over({run.run.job for run in ends})
         made = [self._fire(entry) for entry in sorted(fires, key=self._order_of)]
         for new in made:
@@ -189,7 +192,7 @@ class Simulation:
         else:
             self._at(due, entry)
 
-    def _at(self, ms: int, what: Simulated | PlannedEntry) -> None:
+    def _at(self, ms: int, what: Simulated | PlannedEntry | None) -> None:
         self._number += 1
         heapq.heappush(self._events, (ms, self._number, what))
 
@@ -227,9 +230,14 @@ class Simulation:
             self.waiting.remove(run)
             self.gate.no_longer_wait(run.run)
             self._begin(run, self.now_ms)
-        elif run.rule is None:
+            return
+        if run.rule is None:
             run.rule = words[0]
             run.waits_for = reasons.job_of(words)
+        opens = rules.opens_at(self.gate, run.run)
+        if opens is not None and (at_ms := max(self.now_ms + 1, math.ceil(opens * 1000))) not in self._opening:
+            self._opening.add(at_ms)
+            self._at(at_ms, None)
 
     def _no_slot(self, run: Simulated) -> list[str] | None:
         pool = self.plan.jobs[run.run.job].pool
@@ -240,8 +248,7 @@ class Simulation:
         job = self.plan.jobs[run.run.job]
         run.starts_ms = since_ms
         run.ends_ms = max(self.now_ms, since_ms + job.typical_ms)
-        self.gate.start(run.run)
-        self.gate.started[run.run.job] = since_ms / 1000
+        self.gate.start(run.run, since_ms / 1000)
         self.busy[job.pool] += 1
         self._at(run.ends_ms, run)
 
