@@ -235,6 +235,11 @@ def _scale(part: dict[str, Any]) -> list[Goal]:
             *("j", all_died, f"{recovered:,} in {death['seconds']:.1f} s", "all within 10 s (two sweeps)"),
             recovered == runs and death["seconds"] <= 10,
         ),
+        *(
+            Goal("j", f"single turns on one Redis core, {load}: runs/s", f"{rate:,}", f">= {must:,}", rate >= must)
+            for load, must in (("uncapped", 10_000), ("exclusive", 4_500))
+            for rate in (part["ceilings"][load],)
+        ),
     ]
 
 

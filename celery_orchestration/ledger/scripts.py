@@ -6,8 +6,8 @@ libraries after it and with the verb (:func:`shared_names`).
 
 Both ways to call a verb are made from the same files. For Redis 7 and later, verbs are functions (:func:`library`):
 Redis builds them once, and a call runs only the verb. For Redis 6.2, and wherever functions are not allowed, each verb
-is a script with its libraries in front (:func:`script`): Redis builds all of that anew in every call, which takes about
-a third longer.
+is a script with its libraries in front (:func:`script`): Redis builds all of that anew in every call, which takes more
+than twice as long.
 
 The text of a verb must therefore not keep anything from one call to the next. The libraries set what belongs to one
 call in functions given to ``on_call``, which run at the beginning of each.
