@@ -204,6 +204,8 @@ OPENS: dict[Callable[[Gate, RunAtGate], list[str] | None], Callable[[Situation, 
 
 def opens_at(gate: Situation, run: RunAtGate) -> float | None:
     """When time opens the rule that keeps the run from starting; None: time alone does not, or the run may start."""
+    if not OPENS:
+        return None
     keeps = next((rule for rule in RULES if rule(gate, run) is not None), None)
     return OPENS[keeps](gate, run) if keeps in OPENS else None
 

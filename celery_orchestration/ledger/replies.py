@@ -24,7 +24,7 @@ class Waiting:
 class Claimed:
     #: For each claim: ok, void, unknown.
     answers: list[str]
-    #: How many outcomes the ledger had forgotten and took again, and how many runs wait again.
+    #: How many outcomes the ledger had forgotten and took again, and how many runs it has that this worker does not.
     told_again: int
     returned: int
     disabled: list[Disabled] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """The verbs of the ledger as they are loaded into Redis.
 
-Each verb is one file, ``lua/verbs/<caller>/<verb>.lua``. Its first line names the libraries that it uses: files in
+Each verb is one file, ``lua/verbs/<caller>/<verb>.lua``. Its first lines name the libraries that it uses: files in
 ``lua/`` and ``lua/lib/``. A library shares the functions and variables that it does not declare as ``local`` with the
 libraries after it and with the verb (:func:`shared_names`).
 
@@ -80,8 +80,8 @@ def verbs() -> list[str]:
 
 
 def header(verb: str) -> str:
-    """The contract of a verb: the comment at the head of its file, without the line that names its libraries."""
-    lines = _text(verb).splitlines()[1:]
+    """The contract of a verb: the comment at the head of its file, without the part that names its libraries."""
+    lines = _text(verb).partition("\n--\n")[2].splitlines()
     return "\n".join(line.removeprefix("--") for line in takewhile(lambda line: line.startswith("--"), lines))
 
 
@@ -125,7 +125,7 @@ def _libraries_text(names: tuple[str, ...]) -> str:
 @cache
 def library_text(name: str) -> str:
     """The text of a Lua library in a script. What it shares is local to the whole script, all else to its own block:
-    Lua allows 200 local variables at a time."""
+    Lua allows 200 local variables at a time, and each function 60 variables of the functions around it."""
     file = _LUA / f"{name}.lua"
     text = (file if file.is_file() else _LUA / "lib" / f"{name}.lua").read_text()
     shared = shared_names(text)
@@ -145,8 +145,8 @@ def _text(verb: str) -> str:
 
 @cache
 def _uses(verb: str) -> tuple[str, ...]:
-    first, _, _ = _text(verb).partition("\n")
+    first, _, _ = _text(verb).partition("\n--\n")
     marker, _, libraries = first.partition("uses:")
     if marker.strip() != "--":
-        raise ValueError(f"{verb}.lua must say which libraries it uses on its first line")
-    return tuple(libraries.split())
+        raise ValueError(f"{verb}.lua must say at its top which libraries it uses")
+    return tuple(libraries.replace("\n--", " ").split())

@@ -206,7 +206,9 @@ class Heartbeat(threading.Thread, ABC):
             for name in swept.dead_workers:
                 logger.warning("%s is dead, its lease expired: its runs are recovered", name)
             if swept.recovered:
-                logger.warning("Runs of dead workers wait to run again: %d", swept.recovered)
+                logger.warning(
+                    "Runs taken from dead workers: %d. They run again, or have failed (on_crash)", swept.recovered
+                )
             self._publisher.publish(swept.grants)
             self._publisher.end(swept.endings)
             self._publisher.retry(swept.retries)

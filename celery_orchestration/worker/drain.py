@@ -148,7 +148,9 @@ class Drain(threading.Thread):
         runs = [run for run in list(self._settlement.runs.values()) if not run.settled]
         plain = [request for request in internals.consumer.given_to_pool() if request not in runs]
         if runs:
-            logger.warning("The time to drain is up: runs that are ended, and wait to run again: %d", len(runs))
+            logger.warning(
+                "The time to drain is up. Runs that are ended: %d; they run again, or have failed (on_crash)", len(runs)
+            )
         pool = self._controller.pool
         if not internals.pool.can_kill(pool) and (runs or plain):
             return self.end_process()

@@ -57,7 +57,7 @@ class Epoch:
         lost = [one.id for one, answer in zip(runs, claimed.answers, strict=True) if answer != "ok"]
         logger.error(
             "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s, while workers claim their runs. "
-            "This worker: %d runs; void: %d; outcomes reported again: %d; waiting again: %d",
+            "This worker: %d runs; void: %d; outcomes reported again: %d; no longer running: %d",
             ledger.address,
             FORGOTTEN.get(found.why, "may have forgotten something"),
             found.closed_ms / 1000,

@@ -19,6 +19,7 @@ RELEASES = "integration/test_releases.py"
 RULES = "ledger/lua/rules.lua"
 INDEX = "ledger/lua/index.lua"
 TRANSITIONS = "ledger/lua/transitions.lua"
+ENDED_RUNS = "ledger/lua/lib/ended_runs.lua"
 ROOM = "ledger/lua/lib/room.lua"
 OVER = "ledger/lua/lib/hand_over.lua"
 TURN = "ledger/lua/verbs/worker/turn.lua"
@@ -522,7 +523,7 @@ MUTANTS = [
     ),
     Mutant(
         "no-done-marker",
-        TRANSITIONS,
+        ENDED_RUNS,
         "if marker then mark_done(r, r.attempt) end",
         "",
         "A message that is delivered again after its run ended runs again.",

@@ -8,16 +8,18 @@ from __future__ import annotations
 import re
 import time
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import pytest
 from pydantic import BaseModel
 
+from celery_orchestration import web
 from celery_orchestration.errors import BadCall, ConfigurationError
 from celery_orchestration.operate.graph.dependency_graph import DependencyGraph, Needs
-from celery_orchestration.operate.models import Disabled, Ended, JobStatus, RunStatus, Status
+from celery_orchestration.operate.models import Disabled, Ended, JobStatus, RunState, RunStatus, Status
 from celery_orchestration.operate.status.findings import find_root_causes
 from celery_orchestration.web import auth, filters, formatting, redaction
 from celery_orchestration.web.auth import Attempts, BadCredentials, Credentials, Sessions, hash_password, hash_token
@@ -433,3 +435,9 @@ def test_a_long_run_that_others_wait_for_is_a_note() -> None:
     status = a_status(a_job("cleanup", running=1), a_job("process", waiting=4), runs=[run], waits=[wait])
     (note,) = find_root_causes(status, None).findings
     assert (note.kind, note.wrong, note.target, note.runs) == ("busy", False, "c1", 4)
+
+
+@pytest.mark.parametrize("state", get_args(RunState))
+def test_every_state_of_a_run_has_a_mark(state: str) -> None:
+    style = (Path(web.__file__).parent / "static" / "style.css").read_text()
+    assert f".state-{state}::before" in style or f".state-{state}," in style

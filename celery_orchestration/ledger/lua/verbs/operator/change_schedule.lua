@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries term memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries term memory
 --
 -- change_schedule: a person changes the schedule.
 --

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries hand_over memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries hand_over memory
 --
 -- enable_or_disable: a person turns a job on or off. On: its failures are forgotten, and its waiting runs may start, in
 -- rank order.

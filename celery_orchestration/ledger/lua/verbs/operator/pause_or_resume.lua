@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries hand_over memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries hand_over memory
 --
 -- pause_or_resume: a person stops the gate for all jobs, or opens it again. Running runs go on.
 --

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions memory
 --
 -- purge_dead_letters: deletes dead letters.
 --

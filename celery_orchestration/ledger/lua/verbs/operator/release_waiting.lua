@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions memory
 --
 -- release_waiting: releases everything that waits now, some at a time: the caller publishes it past the gate. The
 -- message of a released run stays in the ledger until it was published (verb confirm_released). If that is not

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries hand_over memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries hand_over memory
 --
 -- requeue: a dead letter becomes a run again, from the beginning. Or a dead letter or a waiting run becomes a run of
 -- another job: it waits until a worker that has this job takes its message in.

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries term memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries term memory
 --
 -- adopt_entries: a leader reports its entries, and learns how far they are. An entry that is new, or whose schedule has
 -- changed in the code, begins now: its first due time comes later. If people added an entry and the code has it now,

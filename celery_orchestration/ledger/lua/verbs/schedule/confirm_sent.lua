@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries memory
 --
 -- confirm_sent: fires of tasks that are no jobs of ours are in the broker now.
 --

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries term hand_over memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries term hand_over memory
 --
 -- continue_entries: continuous entries begin, or go on if their chain of runs broke (a run was cancelled by hand,
 -- forgotten or dropped). If a run waits for much longer than the pause between two runs, because Redis's clock was set

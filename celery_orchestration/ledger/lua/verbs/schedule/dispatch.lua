@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries term hand_over wake memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries term hand_over wake memory
 --
 -- dispatch: fires that are due. Each becomes one run, whatever happens: the id of the run follows from the entry, its
 -- generation and the due time, and a due time that is not after the entry's last one is refused. This verb decides

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions identity entries hand_over memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions identity entries hand_over memory
 --
 -- accept_strays: messages came to a worker that lacks their jobs. Each waits here for a worker that has its job; a run that was
 -- handed over waits again. If no live release has the job, and the ledger does not know the run, it becomes a dead

@@ -1,4 +1,4 @@
--- uses: schema records session lanes rules statistics index room transitions entries hand_over memory
+-- uses: schema records session lanes rules statistics index room ended_runs transitions entries hand_over memory
 --
 -- cancel: runs that have not started end as revoked. A running one is left alone; a dead letter is remembered as revoked.
 --

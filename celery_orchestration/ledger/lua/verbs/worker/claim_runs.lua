@@ -1,14 +1,14 @@
--- uses: schema records lanes rules statistics index room transitions entries hand_over memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries hand_over memory
 --
 -- claim_runs: in a new epoch a worker reports what it runs. The ledger takes these runs as running, with the fences
 -- that they have, even beyond caps, unless it knows better. Runs that it has as running on this worker, but that the
--- worker does not report, wait again.
+-- worker does not report, wait again, or fail (on_crash).
 --
 -- ARGV  worker, epoch,
 --       count of outcomes that were taken lately, then of each: outcome (those that the ledger forgot are taken again)
 --       count of runs, then of each: arrival (with the id of the run), claim
 -- Returns  { { of each run: ok | void (ended, superseded, or started elsewhere since) | unknown (no policy) },
---            count of outcomes taken again, count of runs that wait again,
+--            count of outcomes taken again, count of runs that it did not report,
 --            { jobs that failures disabled: {name, why} } }
 -- Errors   UNKNOWNWORKER; NEWEPOCH epoch: another epoch than the worker's has begun
 -- Called again: the same, with both counts 0.

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions identity entries hand_over memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions identity entries hand_over memory
 --
 -- confirm_end: Celery knows that these runs ended: their records are deleted.
 -- Either an ending was carried out, or a worker found the message of a run that had not started, or of its next

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries hand_over workers memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries hand_over workers memory
 --
 -- drain: a worker begins to stop. It shows as draining, its slots no longer count, and granted runs go to other
 -- workers if possible. Its running runs go on. If its lease runs out, that does not count as a crash of its runs.

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries hand_over workers memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries hand_over workers memory
 --
 -- install_policies: installs the merged policies of all releases in force, a part of them in each call. A job that no
 -- release defines or refers to any more is deleted, if it has no runs.

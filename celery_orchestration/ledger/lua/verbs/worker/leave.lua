@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries hand_over workers memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries hand_over workers memory
 --
 -- leave: a worker stops in good order. Runs that it still has wait again (with on_crash 'fail' they fail);
 -- that does not count as a crash.

@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions workers memory epoch
+-- uses: schema records lanes rules statistics index room ended_runs transitions workers memory epoch
 --
 -- register: a worker process announces itself, or announces itself again after its lease was lost or in a new epoch.
 --

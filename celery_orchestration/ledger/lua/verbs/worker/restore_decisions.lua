@@ -1,4 +1,4 @@
--- uses: schema records lanes rules statistics index room transitions entries memory
+-- uses: schema records lanes rules statistics index room ended_runs transitions entries memory
 --
 -- restore_decisions: the ledger was emptied, or lacks the last decisions, because it failed over to a replica that was
 -- behind. A node reports what it remembers: the pause, disabled jobs, entries that people added or paused. This is

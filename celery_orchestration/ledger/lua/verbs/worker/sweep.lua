@@ -1,4 +1,5 @@
--- uses: schema records session lanes rules statistics index room transitions entries hand_over wake workers memory epoch clock
+-- uses: schema records session lanes rules statistics index room ended_runs transitions entries hand_over wake
+--   workers memory epoch clock
 --
 -- sweep: does what no other call does. Advances the ledger clock, takes the runs of workers whose lease ran out, does
 -- what is due, grants lost runs again, and hands over. Any node may call it at any time.

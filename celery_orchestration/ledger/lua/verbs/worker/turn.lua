@@ -1,4 +1,5 @@
--- uses: schema records session lanes rules statistics index room transitions identity entries hand_over wake memory
+-- uses: schema records session lanes rules statistics index room ended_runs transitions identity entries hand_over
+--   wake memory
 --
 -- turn: one round trip of a worker. Records the outcomes of runs that ended, does what is due, hands over free room,
 -- and asks the gate about runs that arrived, in this order, so that a run never waits for one that is over.
@@ -11,7 +12,7 @@
 --         '': an arrival with a time has no slot; anonymous: 1 if any known publication counts, see lib/identity.lua;
 --         queued_ms: how long it was in its queue, or '')
 -- Returns  { runs that wait, more (1: call again, there is more to hand over),
---            { outcome's answer: ok | refused (void fence, nothing changed) | waits (again) | superseded | dead },
+--            { outcome's answer: ok | refused (void fence, nothing changed) | waits (again) | superseded | dead | failed },
 --            { arrival's answer: {start, fence, run id} | {start, fence, run id, reason...} (observe: would have waited)
 --                              | {wait} | {drop, why} | {unknown} (no policy for this job: register again)
 --                              | {full} (Redis has no room for more runs: ask again later)
