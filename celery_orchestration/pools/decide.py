@@ -57,6 +57,9 @@ class Figures:
     oldest_wait_seconds: float = 0.0
     #: Busy slots, and workers. Draining workers do not count: they take nothing new.
     busy_slots: int = 0
+    #: How many of the busy slots are free within the target, in sum, because their runs are known to be short. Only the
+    #: autoscaler of one worker knows what is executed in them.
+    soon_free_slots: float = 0.0
     workers: int = 0
     #: When all wanted workers were last needed, and when a decision last changed their number.
     needed_at: float | None = None
@@ -146,7 +149,8 @@ def _by_depth(figures: Figures) -> tuple[int, str]:
 def _by_duration(figures: Figures) -> tuple[int, str]:
     pool, ready = figures.pool, figures.ready_runs
     more = sum(job.slots(pool.target_wait_seconds) for job in figures.ready)
-    workers = ceil((figures.busy_slots + more) / pool.slots - 1e-9)
+    slots = max(0.0, figures.busy_slots - figures.soon_free_slots) + more
+    workers = ceil(slots / pool.slots - 1e-9)
     if not ready:
         return workers, f"{_slots(figures.busy_slots)} at work, no run waits"
     known = [job for job in figures.ready if job.seconds is not None]
@@ -159,7 +163,7 @@ def _by_duration(figures: Figures) -> tuple[int, str]:
         parts.append(f"{_runs(ready - runs)} of unknown duration")
     reason = (
         f"{_slots(figures.busy_slots)} at work and {' and '.join(parts)} within {pool.target_wait_seconds:g} s "
-        f"need {_slots(ceil(figures.busy_slots + more))}"
+        f"need {_slots(ceil(slots - 1e-9))}"
     )
     return workers, reason
 

@@ -166,6 +166,13 @@ class TestWhatOthersGetWrong:
         ]
         assert wanted == [1, 1, 3, 8]
 
+    def test_slots_that_execute_short_runs_take_on_the_next_ones(self):
+        alone = Pool(min=1, max=8, target_wait_seconds=1)
+        short = Figures(alone, 0.0, wanted=1, busy_slots=1, ready=[Ready("quick", 7, 0.007)])
+        assert decide(short).wanted == 2  # the run at work may be long
+        assert decide(replace(short, soon_free_slots=0.99)).wanted == 1
+        assert "need 1 slot" in decide(replace(short, soon_free_slots=0.99)).reason
+
     def test_a_new_pool_starts_at_min(self):
         assert decide(Figures(self.pool, 0.0)).wanted == 1
 
