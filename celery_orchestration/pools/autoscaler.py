@@ -97,6 +97,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
             now=now,
             wanted=processes,
             ready=[*ready, *self._runs(set(state.reserved_requests) - active, seen)],
+            room=seen.figures.room if seen is not None else None,
             oldest_wait_seconds=seen.figures.oldest_wait_seconds if seen is not None else 0.0,
             busy_slots=min(len(active), processes),
             soon_free_slots=_soon_free(self._runs(active, seen), pool.target_wait_seconds),
@@ -104,7 +105,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
             needed_at=self._needed_at,
             changed_at=self._changed_at,
             paused=seen is not None and seen.figures.paused,
-            closed=seen is not None and seen.figures.closed,
+            in_new_epoch=seen is not None and seen.figures.in_new_epoch,
         )
 
     def _runs(self, requests: Iterable[Any], seen: PoolLook | None) -> list[Ready]:

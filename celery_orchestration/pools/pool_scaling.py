@@ -85,7 +85,7 @@ class PoolScaling:
         look = self.look
         assert look is not None
         missing = self.wanted - len([place for place in look.places if not place.leaving])
-        if missing <= 0 or look.figures.closed:
+        if missing <= 0 or look.figures.in_new_epoch:
             self._short_since, self.lacks = None, ""
             return 0
         self._short_since = now if self._short_since is None else self._short_since
