@@ -62,6 +62,15 @@ def test_nothing_reaches_beyond_its_column(busy: Shop, browse: Callable[..., Pag
     assert page.evaluate(TOO_WIDE) == []
 
 
+def test_the_workers_table_fits_however_long_its_figures_are(busy: Shop, browse: Callable[..., Page]) -> None:
+    page = opened(browse(width=1280), f"{busy.address}/{PAGES['workers']}")
+    page.evaluate(
+        """() => document.querySelectorAll(".rows tbody tr").forEach((row) => [...row.cells].forEach((cell) => {
+          if (cell.matches(".num")) cell.textContent = "1,000,000"; }))"""
+    )
+    assert page.evaluate(TOO_WIDE) == []
+
+
 #: Tables that are wider than what they stand in.
 TOO_WIDE = """() => [...document.querySelectorAll("main table")]
   .filter((one) => one.offsetWidth > one.parentElement.clientWidth + 1)
