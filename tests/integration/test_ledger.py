@@ -803,10 +803,10 @@ class TestDeadLetters:
 
     def test_dead_letters_are_bounded_in_number_and_age(self, shop: Shop):
         shop.install({"one": {"max_running": 1}})
-        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"letters": 3})
+        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"dead_letters": 3})
         self.dead_letter(shop, *"abcde")
         assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["e", "d", "c"]
-        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"letters_ms": 0})
+        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"dead_letter_ms": 0})
         shop.ledger.sweep("w1", 77, 5000)
         assert shop.ledger.list_dead_letters(None, 0, 10) == []
         assert not list(shop.redis.scan_iter(key_of(PREFIX, "dead_letter", "*")))
@@ -937,7 +937,7 @@ class TestInspect:
         shop.register("w2")
         shop.ledger.drain("w1")
         assert self.told(shop, "w1", "w2") == {"w1": [], "w2": ["a"]}
-        shop.redis.hset(key_of(PREFIX, "worker", "w2"), "beat", 1)
+        shop.redis.hset(key_of(PREFIX, "worker", "w2"), "heartbeat", 1)
         assert self.told(shop, "w1", "w2") == {"w1": ["a"], "w2": []}, "the last that lives, though it stops"
         shop.ledger.leave("w1")
         shop.register("w2")

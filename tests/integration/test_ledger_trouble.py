@@ -76,7 +76,7 @@ class Worker:
         self.epoch = epoch
         return found
 
-    def meet(self) -> Claimed:
+    def enter_epoch(self) -> Claimed:
         """All that a worker does in a new epoch."""
         return self.claim(self.register().epoch)
 
@@ -147,16 +147,16 @@ class TestANewEpoch:
 
     def test_is_noticed_by_every_verb_that_could_start_or_void_something(self, any_redis: RedisServer):
         shop = shop_on(any_redis, {"x": {}})
-        for verb in ("beat", "sweep", "turn"):
+        for verb in ("heartbeat", "sweep", "turn"):
             one = worker(shop, verb)
             restart(shop)
             with pytest.raises(NewEpoch):
                 {
-                    "beat": lambda one=one: shop.ledger.heartbeat(one.name, 1000, [("a", "1")]),
+                    "heartbeat": lambda one=one: shop.ledger.heartbeat(one.name, 1000, [("a", "1")]),
                     "sweep": lambda one=one: one.sweep(),
                     "turn": lambda one=one: one.come("a", "x"),
                 }[verb]()
-            one.meet()
+            one.enter_epoch()
 
     def test_does_not_begin_when_a_replica_comes(self, any_redis: RedisServer, redis_factory):
         """The id of the history of writes changes, but nothing was lost."""
@@ -190,7 +190,7 @@ class TestANewEpoch:
         restart(shop)
         with pytest.raises(NewEpoch):
             one.come("a", "x")
-        one.meet()
+        one.enter_epoch()
         assert one.come("a", "x") == "wait"
         [waits] = document(shop)["waits"]
         assert waits["reason"] == ["epoch"]
@@ -199,7 +199,7 @@ class TestANewEpoch:
         assert shop.turn(free=4, worker="w").starts == []
         pass_time(shop, 1000)
         assert one.sweep() == ["a"]
-        assert other.meet().answers == []
+        assert other.enter_epoch().answers == []
 
     def test_an_epoch_opens_at_once_if_no_worker_was_there(self, any_redis: RedisServer):
         """Everything was stopped and started again."""
@@ -220,7 +220,7 @@ class TestANewEpoch:
         assert one.register().closed_ms == LEASE_MS
         pass_time(shop, 10_000)
         assert other.register().closed_ms == 40_000
-        one.meet()
+        one.enter_epoch()
         pass_time(shop, 39_000)
         assert one.come("a", "x") == "wait"
         pass_time(shop, 1000)
@@ -233,7 +233,7 @@ class TestANewEpoch:
         one.come("a", "x")
         before = one.epoch
         restart(shop)
-        one.meet()
+        one.enter_epoch()
         one.epoch = before
         one.register()
         assert one.end("a") == "ok"
@@ -242,7 +242,7 @@ class TestANewEpoch:
         shop = shop_on(any_redis, {"x": {}})
         one = worker(shop)
         restart(shop)
-        one.meet()
+        one.enter_epoch()
         [entry] = [json.loads(text) for text in shop.ledger.read_audit(9)]
         assert (entry["who"], entry["what"], entry["why"]) == ("ledger", "epoch", "moved")
         epoch = document(shop)["epoch"]
@@ -279,8 +279,8 @@ class TestAnEmptiedLedger:
         assert one.register().why == "emptied"
         with pytest.raises(NewEpoch):
             other.come("b", "x")
-        other.meet()
-        one.meet()
+        other.enter_epoch()
+        one.enter_epoch()
         assert other.come("b", "x") == "wait"
 
     def test_fences_do_not_go_back(self, any_redis: RedisServer):
@@ -292,8 +292,8 @@ class TestAnEmptiedLedger:
         one.come("a", "x")
         shop.redis.flushall()
         other.register()
-        one.meet()
-        other.meet()
+        one.enter_epoch()
+        other.enter_epoch()
         pass_time(shop, LEASE_MS)
         other.come("b", "x")
         assert int(other.fence) > int(one.fence) > ahead
@@ -306,7 +306,7 @@ class TestAnEmptiedLedger:
         one.end("a")
         seen = one.fence
         shop.redis.flushall()
-        one.meet()
+        one.enter_epoch()
         pass_time(shop, LEASE_MS)
         one.come("b", "x")
         assert int(one.fence) > int(seen)
@@ -317,9 +317,9 @@ class TestAnEmptiedLedger:
         one, other = worker(shop), worker(shop, "v")
         one.come("a", "x", key="k")
         shop.redis.flushall()
-        one.meet()
+        one.enter_epoch()
         other.runs["b"] = Claim(arrival("b", "x", key="k"), "77")
-        assert other.meet().answers == ["ok"]
+        assert other.enter_epoch().answers == ["ok"]
         pass_time(shop, LEASE_MS)
         assert [one.come(id, job) for id, job in [("c", "y"), ("d", "z")]] == ["wait", "wait"]
         assert one.come("e", "x", key="k") == "wait"
@@ -397,7 +397,7 @@ class TestALedgerThatForgotItsLastWrites:
                 assert one.come("a", "x", grant=grant.number) == "start"
         self.go_back(shop, kept)
         other.runs.clear()
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
         other.claim(other.register().epoch, taken)
         assert total(shop) == 1
         pass_time(shop, LEASE_MS)
@@ -424,7 +424,7 @@ class TestALedgerThatForgotItsLastWrites:
         kept = self.keep(shop)
         one.end("a")
         self.go_back(shop, kept)
-        found = one.meet()
+        found = one.enter_epoch()
         assert (found.answers, found.returned) == ([], 1)
         [waits] = document(shop)["waits"]
         assert (waits["id"], waits["state"]) == ("a", "waiting")
@@ -443,9 +443,9 @@ class TestALedgerThatForgotItsLastWrites:
         self.go_back(shop, kept)
         with pytest.raises(NewEpoch):
             other.come("a", "x", grant=grant.number)
-        other.meet()
+        other.enter_epoch()
         assert other.come("a", "x", grant=grant.number) == "wait"
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
         assert one.end("a") == "ok"
         assert total(shop) == 0
 
@@ -462,8 +462,8 @@ class TestALedgerThatForgotItsLastWrites:
         assert other.come("retried", "free", attempt=1) == "start"
         one.runs = stale
         restart(shop)
-        assert one.meet().answers == ["void", "void", "void"]
-        assert other.meet().answers == ["ok", "ok"]
+        assert one.enter_epoch().answers == ["void", "void", "void"]
+        assert other.enter_epoch().answers == ["ok", "ok"]
         assert total(shop) == 2
 
     def test_a_higher_attempt_that_waited_behind_stays_behind(self, shop: Shop):
@@ -482,7 +482,7 @@ class TestALedgerThatForgotItsLastWrites:
         one.runs["a"] = Claim(arrival("a", "x"), str(int(one.fence) + 1))
         self.count_room(shop)
         one.register()
-        one.meet()
+        one.enter_epoch()
         assert one.end("a", "retry") == "ok"
         pass_time(shop, LEASE_MS)
         assert one.sweep() == ["a"]
@@ -495,7 +495,7 @@ class TestALedgerThatForgotItsLastWrites:
         [start] = shop.turn(ends={"a": "retry"}, free=1, worker="w").starts
         one.runs["a"] = Claim(arrival("a", "x", attempt=1), start.fence)
         self.go_back(shop, kept)
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
         found = document(shop)
         assert (found["total"], found["waiting"]) == (1, 0)
         assert one.end("a") == "ok"
@@ -520,7 +520,7 @@ class TestALedgerThatForgotItsLastWrites:
         one = worker(shop)
         kept = self.keep(shop)
         restart(shop)
-        one.meet()
+        one.enter_epoch()
         later = one.epoch
         self.go_back(shop, kept)
         server = shop.redis.hget(key_of(PREFIX, "ledger"), "server")
@@ -537,7 +537,7 @@ class TestALedgerThatForgotItsLastWrites:
         [again] = shop.ledger.turn("w", 7, "enforce", 0, [], [arrival("a", "x")]).answers
         assert again == lost
         one.runs["a"] = Claim(arrival("a", "x"), again.fence)
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
 
     def test_a_claim_of_another_epoch_is_refused(self, shop: Shop):
         one = worker(shop)
@@ -728,7 +728,7 @@ class TestAFullRedis:
         one.come("a", "x")
         shop.redis.flushall()
         self.fill(shop)
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
         assert one.end("a") == "ok"
         assert total(shop) == 0
 

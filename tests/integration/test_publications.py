@@ -38,7 +38,7 @@ def starts(shop: Shop, one: Arrival) -> str:
 def copies(shop: Shop, job: str = "one") -> int:
     """How many were dropped."""
     [found] = shop.ledger.read_jobs([job])
-    return found["copies"]
+    return found["dropped_copies"]
 
 
 def history(shop: Shop, job: str = "one") -> list[tuple[str, str]]:

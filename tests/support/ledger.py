@@ -158,7 +158,7 @@ class Desk(Case):
         return (self.ledger.explain("job", name) or {})["jobs"][name]
 
     def silence(self, worker: str, ms: int) -> None:
-        self.redis.hincrby(key_of(PREFIX, "worker", worker), "beat", -ms)
+        self.redis.hincrby(key_of(PREFIX, "worker", worker), "heartbeat", -ms)
 
     def fire(self, job: str, id: str = "fired", name: str = "entry", **more: Any) -> str:
         """An entry of the schedule asks for a run. Returns the term."""

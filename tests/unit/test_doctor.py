@@ -431,7 +431,7 @@ def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do(
             "total": 0,
             "waiting": 0,
             "later": 0,
-            "letters": 0,
+            "dead_letters": 0,
             "jobs": [],
         },
         **{"running": [], "waits": [], "gone": [], "slots": {"celery": 2}, "under_way": {}, "bad": {"j:a": bad}},
@@ -439,7 +439,7 @@ def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do(
         "workers": [
             {
                 **{"id": "w1", "name": "w1@h", "host": "h", "pid": 1, "slots": 2, "kind": "thread", "mode": "enforce"},
-                **{"queues": ["celery"], "since": MS, "beat": MS, "running": 0, "lease": 30_000, "left": 30_000},
+                **{"queues": ["celery"], "since": MS, "heartbeat": MS, "running": 0, "lease": 30_000, "left": 30_000},
                 **{"done": 0, "failed": 0, "draining": False},
             }
         ],

@@ -208,10 +208,10 @@ class WorkerVerbs(Connection):
         """False if the run has ended meanwhile, or its fence is void."""
         return bool(self._call("time_out", (run.id, run.fence, run.note, int(run.failed))))
 
-    def record_progress(self, said: Iterable[tuple[str, str, str]]) -> int:
-        """`said`: for each run its id, its fence and a JSON text of at most :data:`keys.LONGEST_PROGRESS` bytes.
+    def record_progress(self, reports: Iterable[tuple[str, str, str]]) -> int:
+        """`reports`: for each run its id, its fence and a JSON text of at most :data:`keys.LONGEST_PROGRESS` bytes.
         Returns how many of the runs are current."""
-        count: int = self._call("record_progress", [part for one in said for part in one])
+        count: int = self._call("record_progress", [part for one in reports for part in one])
         return count
 
     def read_granted(self, grant: Grant) -> tuple[str, bytes] | None:

@@ -156,11 +156,6 @@ def cling(self: Task, seconds: float) -> None:
         raise SystemExit(1)
 
 
-@job(max_running=1)
-def clinging(self: Task, seconds: float = 0.5) -> Any:
-    cling(self, seconds)
-
-
 @job(max_running=1, time_limit=1)
 def overlong(self: Task, seconds: float = 30) -> Any:
     if seconds:
@@ -319,12 +314,6 @@ def crashing(self: Task, times: int) -> Any:
         if count(self) <= times:
             os.kill(os.getpid(), signal.SIGKILL)
     return 1
-
-
-@job(max_running=1, reject_on_worker_lost=False)
-def crashing_once(self: Task) -> Any:
-    """One that its user wants failed, as Celery does it."""
-    return crashing.job.run(99)
 
 
 if clocks.VARIABLE in os.environ:
