@@ -1,4 +1,4 @@
-"""Supervisors of pools as processes, and what the ledger says about their places."""
+"""Supervisors of pools as processes, and their places in the ledger."""
 
 from __future__ import annotations
 
