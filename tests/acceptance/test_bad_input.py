@@ -282,7 +282,7 @@ def ledger_of(broker: Broker) -> dict[str, Any]:
     return found
 
 
-def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
+def test_messages_that_celery_cannot_read_reach_its_own_handlers_and_not_the_ledger(
     broker: Broker, worker: StartWorker, load_app: LoadApp
 ) -> None:
     process = worker(broker, APP)

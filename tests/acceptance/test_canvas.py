@@ -152,7 +152,7 @@ def canvases(tasks: Any) -> dict[str, Signature]:
     }
 
 
-def test_canvases_come_to_the_same(stage_on, broker):
+def test_canvases_have_the_same_results(stage_on, broker):
     stage = stage_on(broker, CANVAS)
     start(stage, 4)
     found = compared(stage, canvases)
@@ -167,7 +167,7 @@ def test_canvases_come_to_the_same(stage_on, broker):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
-def test_canvases_come_to_the_same_on_other_execution_pools(stage, pool):
+def test_canvases_have_the_same_results_on_other_execution_pools(stage, pool):
     start(stage, 4, pool=pool)
     compared(stage, canvases)
 
@@ -267,7 +267,7 @@ def crashes(tasks: Any) -> dict[str, Signature]:
 
 
 @pytest.mark.slow
-def test_what_was_written_about_lost_processes_holds(stage_on, broker):
+def test_options_about_lost_processes_have_celerys_meaning(stage_on, broker):
     """reject_on_worker_lost and retry_on_worker_lost mean what they mean with plain tasks."""
     stage = stage_on(broker, CANVAS)
     start(stage, slots=ONE)
@@ -280,7 +280,7 @@ def test_what_was_written_about_lost_processes_holds(stage_on, broker):
 
 
 @pytest.mark.slow
-def test_a_run_whose_process_died_goes_again_in_whatever_canvas_it_is(stage):
+def test_a_run_whose_process_died_runs_again_in_every_canvas(stage):
     """Without anything written. A chord hears of it when it is over, and once."""
     stage.worker(concurrency=3)
     tasks = stage.jobs.kind("job")
@@ -316,7 +316,7 @@ def test_a_chord_survives_the_worker_on_which_its_header_runs_and_waits(stage):
 
 
 @pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=pytest.mark.slow)])
-def test_a_chord_of_which_a_member_ends_before_it_starts_fails(stage, how):
+def test_a_chord_fails_if_a_member_ends_before_it_starts(stage, how):
     """The job's member waits for its room; the plain one is not due yet."""
     start(stage, plain_slots=2)
     chords = {}

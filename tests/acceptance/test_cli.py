@@ -228,7 +228,7 @@ def site(server: RedisServer) -> Iterator[Site]:
 
 @pytest.mark.parametrize("command", [*COMMANDS, *CHECKS], ids=named)
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_every_command_ends_well_and_its_output_is_harmless(site, command, as_json):
+def test_every_command_succeeds_and_its_output_is_harmless(site, command, as_json):
     result = site.call(*command, *(["--json"] if as_json else []))
     may_find = command[0] in ("explain", "doctor", "health", "forecast")
     assert result.exit_code == 0 or (result.exit_code == 1 and may_find), result.output
@@ -253,7 +253,7 @@ def test_no_command_is_left_out():
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_hostile_names_are_told_harmlessly_by_every_command(site, as_json):
+def test_hostile_names_are_shown_harmlessly_by_every_command(site, as_json):
     for text in TEXTS.values():
         for command in (
             ("history", text),
@@ -281,7 +281,7 @@ def test_hostile_names_are_told_harmlessly_by_every_command(site, as_json):
             assert harmless(result.stdout), (command, result.stdout)
 
 
-def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
+def test_unknown_hostile_names_are_shown_harmlessly(site):
     for text in TEXTS.values():
         word = f"{text} nobody"
         for command in (
@@ -340,7 +340,7 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
     ],
     ids=lambda value: named(value) if isinstance(value, tuple) else "",
 )
-def test_what_does_not_exist_or_makes_no_sense_is_one_line_and_2(site, command, says):
+def test_unknown_names_and_wrong_usage_print_one_line_and_exit_with_2(site, command, says):
     for options in ((), ("--json",)):
         result = site.call(*command, *options)
         assert is_one_line(result, 2), result.output
@@ -422,7 +422,7 @@ def test_only_people_may_shorten_an_id(site, client):
         print(client.dead_letter("ended-000"))  # for who wonders what it found
 
 
-def test_a_run_that_is_over_is_not_taken_for_one_whose_id_is_longer(site, client):
+def test_an_ended_run_is_not_confused_with_one_whose_id_is_longer(site, client):
     site.dies(id="load-1")
     client.purge("load-1")
     site.take_in(HELD, "load-10")

@@ -75,7 +75,7 @@ def asked(module: str, *arguments: str, broker: Broker, env: dict[str, str] | No
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_found_and_nothing_else(
+def test_every_problem_is_found_and_nothing_else(
     stage_on: Callable[..., Stage], durable_broker: Broker, worker: Callable[..., WorkerProcess]
 ) -> None:
     stage = stage_on(durable_broker, RELEASES, env=policies(FIRST))
@@ -181,7 +181,7 @@ def test_a_broker_that_is_down_is_a_finding_among_others(
     assert {check.name: check.state for check in found.checks}["strangers"] == "unknown"
 
 
-def test_what_redis_does_not_tell_is_unknown(durable_broker: Broker, load_app: Callable[..., ModuleType]) -> None:
+def test_settings_that_redis_hides_are_unknown(durable_broker: Broker, load_app: Callable[..., ModuleType]) -> None:
     may = ("~*", "&*", "+@all", "-info", "-config")
     durable_broker.redis.client().execute_command("ACL", "SETUSER", "team", "on", ">secret", *may)
     url = durable_broker.broker_url.replace("redis://", "redis://team:secret@")

@@ -108,7 +108,7 @@ def test_a_draining_worker_takes_no_more_and_ends_what_it_runs(stage, pool):
     stage.ran_once(stage.sent)
 
 
-def test_what_is_handed_over_goes_to_the_workers_that_stay(stage):
+def test_handed_over_runs_go_to_the_workers_that_stay(stage):
     """The run that ends on the draining worker lets the next one go: not there."""
     leaving = stage.worker()
     first = stage.send(stage.jobs.held, "first")
@@ -208,7 +208,7 @@ def test_a_run_that_puts_itself_back_meanwhile_is_not_lost(stage):
 # -- drain_seconds: code that can be killed
 
 
-def test_what_still_runs_is_killed_and_then_goes_back(stage_on, broker):
+def test_runs_that_go_on_are_killed_and_then_go_back(stage_on, broker):
     """Also code that does not hear SIGTERM, and whatever becomes of the message."""
     stage = stage_on(broker, DRAIN)
     leaving = stage.worker(concurrency=3, env={"TEST_DRAIN": "1", "TEST_LEASE": "60"})

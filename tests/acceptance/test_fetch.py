@@ -46,7 +46,7 @@ def done(stage, results, timeout=30):
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_what_a_killed_worker_had_fetched_runs_elsewhere_in_order_after_its_lease(stage, pool):
+def test_messages_that_a_killed_worker_had_fetched_run_elsewhere_in_order_after_its_lease(stage, pool):
     """24 messages on 4 slots; a second worker comes."""
     first = stage.worker(pool=pool, concurrency=4, options=["--prefetch-multiplier", "4"])
     blocking = [stage.send(stage.jobs.held_late, f"never-{n}") for n in range(1 if pool == "solo" else 4)]
@@ -168,7 +168,7 @@ def test_a_busy_worker_leaves_messages_in_their_queue(stage):
         stage.release(f"all-{n}")
 
 
-def test_what_a_stopping_worker_has_not_begun_is_for_others_at_once(stage):
+def test_messages_that_a_stopping_worker_has_not_begun_go_back_at_once(stage):
     first = stage.worker(concurrency=1, options=["--prefetch-multiplier", "8"])
     done(stage, [stage.send(stage.jobs.plain) for _ in range(40)])  # short: it reads ahead
     first.signal(signal.SIGSTOP)
@@ -255,7 +255,7 @@ def test_redis_that_forgets_the_scripts_or_everything_is_fetched_from_again(stag
         '{"body": "!a", "properties": {"delivery_tag": "1", "body_encoding": "base64"}}',
     ],
 )
-def test_what_cannot_be_read_as_a_message_is_dropped_with_its_text_and_stops_nobody(stage, bad):
+def test_an_unreadable_entry_of_a_queue_is_dropped_with_its_text_and_stops_nobody(stage, bad):
     """It must not go back: it would be fetched again at once, by every worker."""
     worker = stage.worker(concurrency=1)
     stage.broker.redis.client(0).lpush("celery", bad)

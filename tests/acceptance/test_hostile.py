@@ -97,7 +97,7 @@ def test_names_keys_and_ids_are_kept_as_they_are_and_shown_harmlessly(stage_on, 
     stage.ran_once(stage.sent)
 
 
-def test_jobs_are_switched_and_runs_called_off_by_such_names(stage, orchestration):
+def test_jobs_are_disabled_and_runs_cancelled_by_such_names(stage, orchestration):
     stage.worker(concurrency=1)
     until(lambda: orchestration.status().jobs)
     for name, text in TEXTS.items():
@@ -143,7 +143,7 @@ def test_errors_are_kept_as_they_are_and_shown_harmlessly(stage, orchestration, 
 # -- a megabyte of anything
 
 
-def test_a_megabyte_of_a_room_key_is_cut_and_still_told_apart(stage):
+def test_a_megabyte_of_a_room_key_is_cut_and_stays_distinct(stage):
     stage.worker(concurrency=3)
     job = stage.jobs.jobs["colon"]
     one, other = "x" * MEGABYTE, "x" * MEGABYTE + "y"
@@ -339,7 +339,7 @@ def hand(request: pytest.FixtureRequest) -> Iterator[Callable[..., Hand]]:
         one.ledger.close()
 
 
-def test_who_accepts_pickle_would_leave_a_trace(trace):
+def test_an_app_that_accepts_pickle_leaves_a_trace(trace):
     """So that the tests below would notice."""
     envelope = Envelope(properties={}, exchange="", routing_key="celery", **pickled(trace))
     message = envelope.as_message({envelope.content_type})
@@ -368,7 +368,7 @@ def test_operators_never_unpickle_whatever_their_app_accepts(stage_on, redis_bro
     assert not trace.exists()
 
 
-def test_a_run_with_pickled_content_is_called_off_where_nobody_accepts_it(stage, orchestration, trace, hand):
+def test_a_run_with_pickled_content_is_cancelled_where_nobody_accepts_it(stage, orchestration, trace, hand):
     stage.worker()
     held(stage)
     hand(stage).take_in_pickled(trace)

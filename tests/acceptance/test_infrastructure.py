@@ -51,7 +51,7 @@ def _use_our_conftest(pytester: pytest.Pytester) -> None:
 # -- waiting
 
 
-def test_until_returns_the_value_and_tells_the_last_one() -> None:
+def test_until_returns_the_value_or_reports_the_last_one() -> None:
     answers = iter([0, "", "here"])
     assert until(lambda: next(answers)) == "here"
     with pytest.raises(AssertionError, match=r"not within 0.05 s: three \(last value: \[\]\)"):
@@ -96,7 +96,7 @@ def test_a_killed_test_run_leaves_nothing(tmp_path: Path) -> None:
     until(lambda: not listening(int(done.stdout)), message="the guard ends the server")
 
 
-def test_a_process_that_ends_early_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_process_that_ends_early_is_reported_with_its_log(tmp_path: Path) -> None:
     process = ManagedProcess(
         "short", [sys.executable, "-c", "print('why it ended')"], env=dict(os.environ), directory=tmp_path
     )

@@ -79,7 +79,7 @@ def test_doctor_examines_them(layout: Layout, run: Run) -> None:
     assert f"did you mean '{layout.tasks}.add'?" in code["found"]
 
 
-def test_a_module_that_cannot_be_imported_is_told_in_one_line(layout: Layout, run: Run) -> None:
+def test_a_module_that_cannot_be_imported_is_reported_in_one_line(layout: Layout, run: Run) -> None:
     problem = "the app's tasks cannot be loaded: ModuleNotFoundError: No module named 'there_is_no_such_module' ("
     where = layout.tasks.replace(".", "/") + ".py, line "
 
@@ -131,7 +131,7 @@ def test_orchestration_knows_the_jobs(client: Orchestration, ask: Callable[[Orch
     assert "proj.tasks" in repr(ask(client))
 
 
-def test_a_module_is_imported_once_and_what_was_wrong_with_it_is_told_again(
+def test_a_module_is_imported_once_and_its_error_is_reported_each_time(
     client: Orchestration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_BREAK", "import")

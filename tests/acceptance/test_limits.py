@@ -114,7 +114,7 @@ def test_whatever_late_code_does_is_refused(stage, kind):
     assert "could not handle that" not in process.log()
 
 
-def test_celerys_own_limits_are_kept_as_well_of_a_job_and_of_a_call(stage):
+def test_celerys_own_limits_are_enforced_too_of_a_job_and_of_a_call(stage):
     """Stock Celery ignores them on threads."""
     process = stage.worker("threads", concurrency=4)
     over = [send(stage, "celerys", "over"), send(stage, "unlimited", "over")]
@@ -178,7 +178,7 @@ def test_a_run_that_had_timed_out_when_its_worker_died_is_not_run_again(stage):
     until(lambda: sorted(str(event.note) for event in called_back(stage)) == sorted([over.id, "['link']"]))
 
 
-def test_that_a_run_timed_out_is_told_again_if_the_reply_is_lost(stage, proxy: DroppingProxy):
+def test_a_timeout_is_reported_again_if_the_reply_is_lost(stage, proxy: DroppingProxy):
     make_known(stage.ledger, "time_out")
     lost = proxy.lose_reply(asked("time_out"), times=3)
     stage.worker("threads", env={"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)})
@@ -202,7 +202,7 @@ def test_timeouts_count_like_other_failures(stage):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "prefork", "gevent"])
-def test_a_worker_that_stood_still_past_a_limit_and_its_lease_tells_nobody(stage, pool):
+def test_a_worker_that_stood_still_past_a_limit_and_its_lease_reports_nothing(stage, pool):
     """Another one has its run. When it goes on it sees that the time is over, and may not have heard yet."""
     zombie = stage.worker(pool)
     result = send(stage, "hearing", "over", time_limit=6, soft_time_limit=100)
@@ -297,7 +297,7 @@ def test_log_and_status_say_at_start_that_runs_cannot_be_interrupted(stage, pool
     assert [check.found for check in checks if check.name == "time limits"] == [problem, ignored]
 
 
-def test_where_limits_are_kept_nothing_is_said(stage):
+def test_execution_pools_that_enforce_limits_cause_no_warning(stage):
     process = stage.worker()
     until(lambda: status_of(stage.app).workers)
     assert status_of(stage.app).problems == []

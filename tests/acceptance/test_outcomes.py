@@ -133,7 +133,7 @@ def test_by_hand_a_job_is_disabled_and_everything_paused(site: Site) -> None:
     assert "@" in who.pop()
 
 
-def test_a_run_that_waits_is_called_off(site: Site) -> None:
+def test_a_waiting_run_is_cancelled(site: Site) -> None:
     site.orchestration.pause()
     result = site.jobs.fragile.delay()
     until(lambda: site.orchestration.status().waiting == 1)
@@ -270,7 +270,7 @@ class TestDeadLetters:
         with pytest.raises(UnknownRun):
             site.orchestration.requeue("nothing")
 
-    def test_what_was_revoked_gets_a_new_id_and_what_had_expired_none(self, site: Site) -> None:
+    def test_a_requeued_letter_gets_a_new_id_if_it_was_revoked_and_never_expires(self, site: Site) -> None:
         result = site.jobs.stubborn.apply_async(("late",), expires=5, countdown=0.1)
         with pytest.raises(LookupError):
             result.get(timeout=30)
@@ -319,7 +319,7 @@ class TestDeadLetters:
 # -- by hand
 
 
-def test_history_tells_how_runs_ended_and_what_they_waited_for(site: Site) -> None:
+def test_history_shows_how_runs_ended_and_what_they_waited_for(site: Site) -> None:
     (site.scratch / "fixed").touch()
     site.orchestration.pause()
     result = site.jobs.fragile.delay("waited")
@@ -398,7 +398,7 @@ def test_a_forced_run_passes_a_pause_but_not_the_room(site: Site) -> None:
     assert site.orchestration.status().paused
 
 
-def test_everything_that_waits_is_let_out_when_nobody_orchestrates(
+def test_all_waiting_runs_are_released_when_orchestration_is_off(
     site: Site, worker: Callable[..., WorkerProcess]
 ) -> None:
     (site.scratch / "fixed").touch()
@@ -418,7 +418,7 @@ def test_everything_that_waits_is_let_out_when_nobody_orchestrates(
 
 
 @pytest.mark.slow
-def test_a_run_that_takes_its_workers_down_is_tried_alone_and_buried_and_its_neighbours_go_on(
+def test_a_run_that_kills_its_workers_is_tried_alone_and_dead_lettered_and_its_neighbours_go_on(
     site: Site, worker: Callable[..., WorkerProcess]
 ) -> None:
     env = {"TEST_SCRATCH": str(site.scratch)}

@@ -404,7 +404,7 @@ def test_a_worker_that_takes_nothing_is_replaced(pools: Make):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_only_busy_is_not_taken_for_stalled(pools: Make):
+def test_a_worker_that_is_only_busy_does_not_count_as_stalled(pools: Make):
     stage = pools(images={"stall_seconds": 2})
     supervisor = stage.supervisor("a")
     stage.wait_live(1)
@@ -417,7 +417,7 @@ def test_a_worker_that_is_only_busy_is_not_taken_for_stalled(pools: Make):
 
 
 @pytest.mark.slow
-def test_a_solo_worker_that_runs_a_plain_task_is_not_taken_for_stalled(pools: Make):
+def test_a_solo_worker_that_runs_a_plain_task_does_not_count_as_stalled(pools: Make):
     """It answers nobody meanwhile, and the ledger knows nothing of plain tasks."""
     stage = pools(images={"stall_seconds": 2, "kind": "solo"})
     supervisor = stage.supervisor("a")

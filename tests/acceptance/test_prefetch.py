@@ -176,7 +176,7 @@ def test_a_pool_that_grows_gets_more_messages_and_one_that_has_a_new_queue_serve
 
 
 @pytest.mark.parametrize("task", ["plain", "late", "job"])
-def test_what_a_stopping_worker_has_not_begun_is_for_others_at_once(stage, task):
+def test_messages_that_a_stopping_worker_has_not_begun_go_back_at_once(stage, task):
     first = stage.worker(concurrency=1)
     short = getattr(stage.jobs, task)
     reads_ahead(stage, short)

@@ -39,7 +39,7 @@ def shown(stage: Stage, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_the_last_that_a_run_said_is_shown(stage: Stage, pool: str) -> None:
+def test_the_latest_report_of_a_run_is_shown(stage: Stage, pool: str) -> None:
     """However fast it said it, and though it says nothing more."""
     stage.worker(pool)
     result = stage.send(stage.jobs.telling, "end", *[(number, 400, f"step {number}") for number in range(399)])
@@ -53,7 +53,7 @@ def test_the_last_that_a_run_said_is_shown(stage: Stage, pool: str) -> None:
     stage.all_well()
 
 
-def test_runs_of_one_process_are_told_apart(stage: Stage) -> None:
+def test_runs_of_one_process_are_distinguished(stage: Stage) -> None:
     stage.worker("threads", concurrency=4)
     results = [stage.send(stage.jobs.telling, "end", (number, 10, "")) for number in range(4)]
     until(lambda: [(one := progress(stage, result)) and one.done for result in results] == [0, 1, 2, 3])
@@ -62,7 +62,7 @@ def test_runs_of_one_process_are_told_apart(stage: Stage) -> None:
     stage.all_well()
 
 
-def test_what_is_said_in_a_tight_loop_is_told_a_few_times_a_second(stage: Stage, proxy: DroppingProxy) -> None:
+def test_reports_in_a_tight_loop_are_sent_a_few_times_a_second(stage: Stage, proxy: DroppingProxy) -> None:
     told = []
     names = {script("record_progress").sha.encode(), script("record_progress").function.encode()}
     make_known(stage.ledger, "record_progress")
@@ -87,7 +87,7 @@ def test_hostile_notes_are_shown_harmlessly(stage: Stage) -> None:
     stage.all_well()
 
 
-def test_nonsense_is_an_error_where_it_is_said(stage: Stage) -> None:
+def test_an_invalid_report_raises_an_error_at_once(stage: Stage) -> None:
     stage.worker()
     said = stage.send(stage.jobs.nonsense).get(timeout=30)
     assert said == "progress: done should be at least 0 and finite, not nan"

@@ -111,14 +111,14 @@ def test_jobs_are_looked_at_from_all_sides(stage):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_wrong_word_is_said_and_exits_with_2(stage, arguments, words):
+def test_a_wrong_word_is_reported_and_exits_with_2(stage, arguments, words):
     done = look(stage, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_jobs_of_the_code_are_in_the_picture_before_a_worker_has_brought_them(stage):
+def test_jobs_of_the_code_are_in_the_graph_before_a_worker_has_registered_them(stage):
     found = look(stage, "graph", "shop.report")
     assert found.returncode == 0
     assert found.stdout.count("unknown to the ledger") == 3
@@ -198,7 +198,7 @@ def test_without_a_terminal_the_status_is_printed_again_and_again(stage):
     assert found[0].at < found[1].at
 
 
-def test_runs_that_a_busy_worker_has_fetched_can_be_seen_and_called_off(
+def test_runs_that_a_busy_worker_has_fetched_are_shown_and_can_be_cancelled(
     stage_on: Callable[..., Stage], rabbitmq_broker: Broker
 ) -> None:
     """With Celery's own prefetching: a worker with ours fetches what it cannot begin only by mistake."""

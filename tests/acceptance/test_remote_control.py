@@ -106,7 +106,7 @@ def test_quorum_queues_are_quorum_queues_throughout(
 # -- runs
 
 
-def test_inspect_tells_of_runs_that_wait_in_the_ledger(
+def test_inspect_shows_runs_that_wait_in_the_ledger(
     redis_broker: Broker,
     proxy: DroppingProxy,
     worker: StartWorker,

@@ -66,7 +66,7 @@ def one_after_another(tasks: Any, kind: str) -> list[Callable[[], Any]]:
     ]
 
 
-def test_what_is_sent_again_when_it_has_ended_runs_again(stage_on, broker):
+def test_a_task_id_that_is_sent_again_after_its_end_runs_again(stage_on, broker):
     stage = stage_on(broker, CANVAS)
     stage.worker(concurrency=1, queues=["plain"], name="plain", ready=False)
     stage.worker(concurrency=2)
@@ -124,7 +124,7 @@ def test_errbacks_are_called_as_often_as_with_plain_tasks(stage):
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_runs_of_one_task_id_are_told_apart(stage, pool):
+def test_runs_of_one_task_id_are_distinguished(stage, pool):
     """Two that run at once in one worker, and two that wait, are started, ended, shown and cancelled each by itself."""
     stage.worker(pool, concurrency=3)
     held, free = stage.jobs.held, stage.jobs.held_free

@@ -207,7 +207,7 @@ def test_a_void_run_does_not_replace_itself(stage):
 
 
 @pytest.mark.slow
-def test_a_void_run_that_hears_nothing_is_told_and_stores_nothing(stage):
+def test_a_void_run_that_ignores_signals_stores_nothing(stage):
     """Told at the first heartbeat after its lease was lost, it goes on for a while and then ends well."""
     zombie = stage.worker()
     lost = stage.send(stage.jobs.enduring, 1, **callbacks(stage))

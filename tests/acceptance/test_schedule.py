@@ -117,7 +117,7 @@ def harmless(text: str) -> bool:
 # -- changes are seen within a second
 
 
-def test_what_is_added_fires_after_its_interval(desk_on, broker):
+def test_an_added_entry_fires_after_its_interval(desk_on, broker):
     """On Redis and RabbitMQ, a job and a task that is none; with its arguments."""
     desk = desk_on(broker)
     desk.stage.worker("threads")
@@ -133,7 +133,7 @@ def test_what_is_added_fires_after_its_interval(desk_on, broker):
     assert entry.last_fire < entry.next_fire
 
 
-def test_what_is_changed_fires_as_it_is_now(desk):
+def test_a_changed_entry_fires_as_it_is_now(desk):
     desk.stage.worker("threads")
     desk.beat()
     desk.schedule.add("x", FETCH, 3600, ["old"])
@@ -149,7 +149,7 @@ def test_what_is_changed_fires_as_it_is_now(desk):
     assert "old" not in desk.notes()
 
 
-def test_what_is_paused_or_removed_fires_no_more_and_what_is_resumed_does(desk):
+def test_paused_and_removed_entries_stop_firing_and_resumed_ones_fire_again(desk):
     process = desk.beat()
     for name in ("x", "y"):
         desk.schedule.add(name, FETCH, 0.3)
@@ -341,7 +341,7 @@ def test_an_entry_of_the_code_is_not_for_every_command(desk, command, words):
 # -- who leads, and what came of fires
 
 
-def test_status_tells_who_leads_who_stands_by_and_that_nobody_does(desk):
+def test_status_names_the_leader_and_the_standbys_or_says_that_nobody_leads(desk):
     leaderless = "no scheduler leads: nothing is fired; start one with celery -A … beat"
     said = " ".join(desk.celery("status").stdout.split())
     assert f"! {leaderless}".replace("…", APP) in said, "with the app that the command was given"

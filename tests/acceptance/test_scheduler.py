@@ -48,7 +48,7 @@ def test_one_leads_and_the_other_stands_by(scheduled: Scheduled):
     stage.all_fired_well()
 
 
-def test_a_leader_that_is_told_to_end_resigns(scheduled: Scheduled):
+def test_a_leader_that_is_stopped_resigns(scheduled: Scheduled):
     """Nobody waits for the end of its term."""
     stage = scheduled(jobs={"tick": EVERY_SECOND}, env={"TEST_TERM": "20"})
     first, second = stage.beat(), stage.beat()

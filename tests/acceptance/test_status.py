@@ -91,7 +91,7 @@ def test_a_client_outlives_a_restart_of_redis(stage):
     client.close()
 
 
-def test_status_tells_what_runs_what_waits_and_why(stage):
+def test_status_shows_running_runs_waiting_runs_and_the_reasons(stage):
     worker = stage.worker(concurrency=4)
     running = {name: send(stage, name) for name in ("held", "keyed", "cleanup")}
     for result in running.values():
@@ -160,7 +160,7 @@ def test_status_tells_what_runs_what_waits_and_why(stage):
 
 
 @pytest.mark.slow
-def test_every_reason_to_wait_is_told_in_words(redis_broker: Broker, worker: Any, load_app: Any, history: Any) -> None:
+def test_every_reason_to_wait_is_shown_in_words(redis_broker: Broker, worker: Any, load_app: Any, history: Any) -> None:
     process = worker(redis_broker, JOBS, concurrency=4)
     jobs = load_app(redis_broker, JOBS)
     busy = rf"running on {process.hostname} for \d+ s"

@@ -111,7 +111,7 @@ def test_a_retry_whose_message_got_lost_is_sent_again(stage):
     stage.all_well()
 
 
-def test_in_observe_mode_times_hold_as_well(stage_on, redis_broker):
+def test_in_observe_mode_start_times_are_kept_too(stage_on, redis_broker):
     stage = stage_on(redis_broker, env={"CELERY_ORCHESTRATION_MODE": "observe"})
     stage.worker()
     sent = time.time()

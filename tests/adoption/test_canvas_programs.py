@@ -40,7 +40,7 @@ def found(open_project) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_comes_to_the_same(found, name):
+def test_a_program_has_the_same_result(found, name):
     plain, inherits, exclusive = (found[kind].get(name, {"found": "not reached"})["found"] for kind in KINDS)
     assert "did not end" not in str(plain)
     assert inherits == plain

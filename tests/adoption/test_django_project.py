@@ -17,7 +17,7 @@ def shop(open_shop):
     return made
 
 
-def test_what_is_sent_on_commit_runs_after_the_commit_on_its_own_queue(shop):
+def test_a_job_that_is_sent_on_commit_runs_after_the_commit_on_its_own_queue(shop):
     sent = "from orders.tasks import place_order; r = place_order.delay({}); r.get(60, propagate=False); answer({})"
     assert shop.python(sent.format("False", "[r.state, str(r.result)]")) == ["FAILURE", "not paid"]
     order = shop.python(sent.format("True", "r.result"))

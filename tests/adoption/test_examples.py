@@ -208,7 +208,7 @@ def test_the_image_service_works_off_its_load_and_loses_nothing(image_service: d
     assert invoices[0].read_bytes().startswith(b"%PDF")
 
 
-def test_the_load_generator_tells_what_was_lost_and_what_ran_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_generator_reports_lost_jobs_and_jobs_that_ran_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROJECT))
     load = importlib.import_module("examples.image_service.load")
     found = load.account({"mail": 3, "export": 1}, {"mail 0": 1, "mail 2": 2, "export 0": 1}, 2.0)

@@ -277,7 +277,7 @@ def test_a_closed_terminal_drains(shop: Shop) -> None:
     shop.ends()
 
 
-def test_what_dies_is_started_again(shop: Shop) -> None:
+def test_processes_that_die_are_started_again(shop: Shop) -> None:
     with shop.up() as terminal:
         says(terminal, r"default-1 .* ready\.")
         for words in (("celery", " beat "), ("redis-server",), ("redis_keeper",), (" worker ", "default")):
@@ -420,19 +420,19 @@ def test_an_app_is_needed(shop: Shop) -> None:
     assert "name the app: celery -A app orchestration up" in ended.stderr
 
 
-def test_a_port_that_something_else_has_is_said(make_shop: Callable[[str], Shop]) -> None:
+def test_a_port_that_another_program_uses_is_reported(make_shop: Callable[[str], Shop]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = make_shop(f"redis://127.0.0.1:{port}/0").fails()
     assert f"Error: port {port} is taken by something that is no Redis" in said
 
 
-def test_a_place_for_data_that_is_a_file_is_said(shop: Shop) -> None:
+def test_a_data_directory_that_is_a_file_is_reported(shop: Shop) -> None:
     (shop.directory / "file").write_text("")
     assert "cannot keep its data in" in shop.fails("--data", "file/below")
 
 
-def test_another_broker_that_does_not_answer_is_said(
+def test_another_broker_that_does_not_answer_is_reported(
     make_shop: Callable[[str], Shop], redis_server: RedisServer
 ) -> None:
     shop = make_shop(f"amqp://guest:guest@127.0.0.1:{free_port()}//")
@@ -441,17 +441,17 @@ def test_another_broker_that_does_not_answer_is_said(
     assert re.search(r"the broker at amqp://guest:\*\*@127\.0\.0\.1:\d+// does not answer", said)
 
 
-def test_a_module_that_cannot_be_loaded_is_said(shop: Shop) -> None:
+def test_a_module_that_cannot_be_loaded_is_reported(shop: Shop) -> None:
     shop.module.write_text(SHOP + "\napp.conf.include = ['missing']\n")
     assert "missing" in shop.fails()
 
 
-def test_a_mistake_in_the_table_is_said(shop: Shop) -> None:
+def test_a_mistake_in_the_table_is_reported(shop: Shop) -> None:
     shop.module.write_text(SHOP + "\napp.conf.orchestration_pools = {'default': {'min': 3, 'max': 2}}\n")
     assert "min=3 is more than max=2" in shop.fails()
 
 
-def test_reload_without_watchfiles_is_said(shop: Shop) -> None:
+def test_reload_without_watchfiles_is_reported(shop: Shop) -> None:
     """A module of that name which is not there for the import system."""
     hidden = shop.directory / "sitecustomize.py"
     hidden.write_text(

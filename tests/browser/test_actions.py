@@ -186,7 +186,7 @@ def test_drain_a_worker(living: Shop, page: Page) -> None:
     assert ("drain", worker.hostname) in [(one.what, one.about) for one in living.client.audit(5)]
 
 
-def test_what_is_gone_meanwhile_is_said(living: Shop, page: Page) -> None:
+def test_an_object_that_is_gone_by_then_is_reported(living: Shop, page: Page) -> None:
     page.goto(f"{living.address}/run?id=nothing-like-it")
     expect(page.get_by_role("heading", level=1)).to_contain_text("there is no job 'nothing-like-it'")
 

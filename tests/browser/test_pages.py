@@ -77,7 +77,7 @@ def test_the_overview_names_each_cause_once(busy: Shop, page: Page) -> None:
     expect(cause).to_contain_text("1 job and 1 run wait for it: process_data")
 
 
-def test_all_well_is_said_in_large_type(living: Shop, page: Page) -> None:
+def test_a_system_without_problems_is_announced_in_large_type(living: Shop, page: Page) -> None:
     shop = living
     shop.client.trigger(shop.name("fetch_data"))
     until(lambda: shop.job("fetch_data").last_outcome == "succeeded", message="it has succeeded")

@@ -67,7 +67,7 @@ def shut_down_cold(stage: Stage, process: WorkerProcess, pid: int) -> None:
         ("threads", let_drain_seconds_pass),
     ],
 )
-def test_a_task_of_which_nothing_was_written_is_run_once(
+def test_a_task_without_written_options_is_run_once(
     stage: Stage, pool: str, end: Callable[[Stage, WorkerProcess, int], None]
 ) -> None:
     drains = {"TEST_DRAIN": "1"} if end is let_drain_seconds_pass else {}

@@ -60,7 +60,7 @@ PRIORITIES = ("low", "normal", "high")
 # -- processes die
 
 
-def test_a_killed_child_frees_its_room_at_once_and_its_run_goes_again(stage_on, broker):
+def test_a_killed_child_frees_its_room_at_once_and_its_run_starts_again(stage_on, broker):
     """With a lease of 60 s: only the main process can have noticed."""
     stage = stage_on(broker)
     process = stage.worker(env={"TEST_LEASE": "60", "TEST_SWEEP": "30"})
@@ -82,7 +82,7 @@ def test_a_killed_child_frees_its_room_at_once_and_its_run_goes_again(stage_on, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_the_runs_of_a_killed_worker_go_again_elsewhere(stage_on, broker, pool):
+def test_the_runs_of_a_killed_worker_run_again_elsewhere(stage_on, broker, pool):
     stage = stage_on(broker)
     doomed = stage.worker(pool, concurrency=3)
     lost = [stage.send(stage.jobs.held, "lost"), stage.send(stage.jobs.held_late, "lost")]

@@ -101,7 +101,7 @@ def test_an_emptied_ledger_is_noticed_reported_and_healed(apart, ledger: RedisSe
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_before_it_is_noticed_ends_well(apart, ledger: RedisServer):
+def test_a_run_that_ends_before_the_loss_is_noticed_succeeds(apart, ledger: RedisServer):
     """It looks for its lease in an empty ledger. Its outcome is taken, and who waits for it goes on."""
     stage = apart(ledger)
     process = stage.worker()
@@ -303,7 +303,7 @@ def test_a_redis_that_evicts_only_what_expires_is_warned_of(apart, redis_factory
     assert "maxmemory" not in problems(stage)
 
 
-def test_a_redis_that_does_not_tell_is_warned_of(apart, ledger: RedisServer):
+def test_a_redis_that_hides_its_eviction_policy_causes_a_warning(apart, ledger: RedisServer):
     stage = apart(ledger)
     everything = {"enabled": True, "nopass": True, "keys": "*", "channels": "*", "categories": ["+@all"]}
     ledger.client().acl_setuser("default", **everything, commands=["-info"])
@@ -323,7 +323,7 @@ def test_a_worker_that_started_without_redis_looks_when_it_is_there(apart, redis
     assert "maxmemory-policy allkeys-lfu" in process.log()
 
 
-def test_nothing_is_said_about_a_ledger_that_is_well(apart, ledger: RedisServer):
+def test_nothing_is_logged_about_a_healthy_ledger(apart, ledger: RedisServer):
     stage = apart(ledger)
     process = stage.worker()
     stage.send(stage.jobs.free).get(timeout=30)

@@ -285,7 +285,7 @@ def test_without_the_ledger_a_scheduler_stands_by_and_goes_on(apart: Scheduled, 
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_is_told_to_end_does_not_wait_for_a_redis_that_hangs(scheduled: Scheduled):
+def test_a_scheduler_that_stops_does_not_wait_for_a_redis_that_hangs(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat()
     until(lambda: stage.entry("tick").get("fires"))
@@ -391,7 +391,7 @@ def test_a_failover_does_not_forget_what_people_decided(
         stays(lambda: len(stage.executions("broken")) == stopped["broken"], 3)
 
 
-def test_scripts_that_redis_forgot_are_told_again(scheduled: Scheduled):
+def test_scripts_that_redis_forgot_are_loaded_again(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat()
     stage.worker()
@@ -522,7 +522,7 @@ def test_when_redis_s_clock_jumps_nothing_is_fired_twice(
     ],
     ids=["cycle", "itself", "misspelt", "misspelt block"],
 )
-def test_what_cannot_work_is_named_in_one_line(scheduled: Scheduled, jobs: dict[str, Any], said: str):
+def test_mistakes_in_the_graph_are_reported_in_one_line(scheduled: Scheduled, jobs: dict[str, Any], said: str):
     stage = scheduled(jobs={"fine": HOURLY})
     schedule = {name: {**HOURLY, **options} for name, options in jobs.items()}
     beat = stage.beat(settled=False, env={"TEST_SCHEDULE": json.dumps({"jobs": schedule})})

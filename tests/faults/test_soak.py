@@ -13,7 +13,7 @@ from soak.run import Soak
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("seed", "topology"), [("13", "together"), ("12", "rabbitmq")])
-def test_all_is_well_after_a_short_soak(request, tmp_path, seed, topology):
+def test_the_invariants_hold_after_a_short_soak(request, tmp_path, seed, topology):
     rabbit = request.getfixturevalue("rabbit_server") if topology == "rabbitmq" else None
     story = Soak(plan.make(seed, 14, topology), tmp_path, rabbit=rabbit, hurry=True).run()
     found = violations(story)

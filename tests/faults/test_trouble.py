@@ -76,7 +76,7 @@ def test_hundreds_of_fetched_messages_that_have_to_wait_are_no_trouble(stage: St
 
 
 @pytest.mark.slow
-def test_a_worker_that_stops_under_load_tells_every_outcome(stage: Stage) -> None:
+def test_a_worker_that_stops_under_load_reports_every_outcome(stage: Stage) -> None:
     with stage.app.producer_or_acquire() as producer:
         for _ in range(3000):
             stage.send(stage.jobs.free, 0, producer=producer, ignore_result=True)

@@ -69,7 +69,7 @@ class TestContinuous:
         [grant] = one.turn(ends={self.start(one): "succeeded"}).grants
         assert one.ledger.read_granted(grant) == ("q", message_of(grant.id))
 
-    def test_waits_between_two_runs_if_it_is_told_to(self, beat: Beat):
+    def test_waits_between_two_runs_if_it_has_an_interval(self, beat: Beat):
         beat.begin({"one": {"max_running": 1}})
         beat.adopt_continuous(gap_ms=60_000)
         id = self.start(beat)  # the first one at once

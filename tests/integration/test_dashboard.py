@@ -240,7 +240,7 @@ def test_guessing_is_slowed_down(visit: Callable[..., Visitor]) -> None:
     assert 0 < int(refused.headers["retry-after"]) <= 60
 
 
-def test_guesses_at_the_same_time_are_slowed_down_as_well(visit: Callable[..., Visitor]) -> None:
+def test_simultaneous_guesses_are_slowed_down_too(visit: Callable[..., Visitor]) -> None:
     visitor = visit(credentials=USERS)
     token = visitor.csrf("/login")
 
@@ -430,7 +430,7 @@ def test_nobody_looks_at_the_ledger_while_nobody_watches_and_one_look_serves_all
     asyncio.run(play())
 
 
-def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path) -> None:
+def test_an_outage_and_its_end_are_reported(tmp_path: Path) -> None:
     async def play(found: Shop) -> None:
         dashboard: Dashboard = create_app(found.module.app, secure_cookies=False).state.dashboard
 

@@ -346,7 +346,7 @@ class TestFires:
         assert beat.dispatch(fire).answers == [("early",)]
         assert "fires" not in beat.entry()
 
-    def test_a_job_that_nobody_brought_is_unknown(self, beat: Beat):
+    def test_an_unregistered_job_is_unknown(self, beat: Beat):
         beat.begin({"one": {}, "gone": {}})
         beat.adopt()
         beat.adopt("g", "gone")
@@ -659,7 +659,7 @@ class TestOverlap:
     @pytest.mark.parametrize(
         ("last", "skip", "queue"), OVERLAPS, ids=[f"{number}-{one[0].__name__}" for number, one in enumerate(OVERLAPS)]
     )
-    def test_what_became_of_the_last_run_decides(
+    def test_the_state_of_the_last_run_decides(
         self, beat: Beat, last: Callable[[Beat], None], skip: tuple[str, ...], queue: tuple[str, ...]
     ):
         for overlap, expected in (("skip", skip), ("queue", queue), ("allow", FIRED)):
@@ -818,7 +818,7 @@ class TestDependencies:
         line.dispatch(line.fire("d", "d"))
         assert line.end("busy") == [second.id]
 
-    def test_one_that_was_called_does_as_well(self, line: Beat):
+    def test_one_that_was_called_does_too(self, line: Beat):
         assert line.come("o", "other") == "start"
         assert line.come("called", "d") == "wait"
         assert line.come("j1", "j") == "wait"

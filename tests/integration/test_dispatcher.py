@@ -177,7 +177,7 @@ def test_fires_survive_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Sch
     assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
 
 
-def test_entries_are_adopted_in_spite_of_a_short_outage_of_the_ledger(scheduler: Scheduler):
+def test_entries_are_adopted_despite_a_short_outage_of_the_ledger(scheduler: Scheduler):
     scheduler.round()
     scheduler.make_due()
     scheduler.take_over()
@@ -188,7 +188,7 @@ def test_entries_are_adopted_in_spite_of_a_short_outage_of_the_ledger(scheduler:
     assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
 
 
-def test_an_entry_that_vanished_is_adopted_again_in_spite_of_a_short_outage(scheduler: Scheduler):
+def test_a_lost_entry_is_adopted_again_despite_a_short_outage(scheduler: Scheduler):
     scheduler.make_due()
     vanished = scheduler.names[0]
     original = scheduler.runtime.dispatcher._dispatch

@@ -95,7 +95,7 @@ def test_acknowledged_messages_do_not_come_back(client, stores):
     assert bodies(client, "celery") == ["a", "c"]
 
 
-def test_what_goes_back_is_next_in_its_old_order_and_marked_as_delivered_again(client, stores):
+def test_returned_messages_are_next_in_their_old_order_and_marked_as_redelivered(client, stores):
     send(client, "celery", *"abcdef")
     fetch(client, 4, "celery")
     send(client, "celery", "g")
@@ -138,7 +138,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_whenever_a_worker_or_whoever_gives_back_is_killed_nothing_is_lost_or_doubled(client, stores, steps):
+def test_a_kill_at_any_step_of_fetching_or_giving_back_loses_and_doubles_nothing(client, stores, steps):
     """Each call is one step; the process dies after so many of them, and somebody else starts again."""
 
     class Mortal(Stores):
@@ -187,7 +187,7 @@ def test_six_sweepers_at_once_move_each_message_once(redis_server, client, store
         client.delete("celery")
 
 
-def test_what_cannot_go_back_to_its_list_stays_in_the_store(client, stores):
+def test_a_message_that_cannot_go_back_to_its_list_stays_in_the_store(client, stores):
     send(client, "q", "one")
     send(client, "r", "two")
     fetch(client, 2, "q", "r")

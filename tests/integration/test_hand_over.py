@@ -371,7 +371,7 @@ class TestFences:
         assert recovered.turn(ends={"a": "succeeded"}).settled == ["refused"]
         assert recovered.room() == 0
 
-    def test_a_heartbeat_tells_whose_fence_is_old(self, recovered: Case):
+    def test_a_heartbeat_names_the_runs_whose_fence_is_old(self, recovered: Case):
         assert recovered.ledger.heartbeat("w2", 30_000, [("a", self.old)]) == ["a"]
         assert recovered.ledger.heartbeat("w1", 30_000, [("a", recovered.fences["a"])]) == []
 
@@ -502,14 +502,14 @@ class TestSweep:
         granted = len(first.grants) + len(second.grants)
         assert (case.room(), case.redis.zcard(key_of(PREFIX, "waiting"))) == (granted, 100 - granted)
 
-    def test_a_worker_that_sweeps_is_not_taken_for_dead(self, case: Case):
+    def test_a_worker_that_sweeps_does_not_count_as_dead(self, case: Case):
         case.install({"one": {}})
         assert case.come("a", "one") == "start"
         swept = case.dies("w1")
         assert (swept.recovered, swept.dead_workers) == (0, [])
         assert case.end("a") == []
 
-    def test_a_worker_that_beats_is_not_taken_for_dead(self, case: Case):
+    def test_a_worker_that_sends_heartbeats_does_not_count_as_dead(self, case: Case):
         case.install({"one": {}})
         case.register("w2")
         case.redis.zadd(key_of(PREFIX, "leases"), {"w2": -1})

@@ -545,14 +545,14 @@ class TestTheLedgerIsNotForEverybody:
         shop.register("w9")
         assert shop.redis.hget(key_of(PREFIX, "ledger"), "schema") == str(keys.SCHEMA + 1)
 
-    def test_a_worker_that_is_not_registered_is_told_so(self, shop: Shop):
+    def test_a_worker_that_is_not_registered_gets_that_answer(self, shop: Shop):
         shop.install({"x": {}})
         with pytest.raises(NotRegistered):
             shop.ledger.turn("nobody", 1, "enforce", 0, [], [])
         with pytest.raises(NotRegistered):
             shop.ledger.heartbeat("nobody", 1000, [])
 
-    def test_a_job_without_policy_is_told_apart(self, shop: Shop):
+    def test_a_job_without_policy_is_unknown(self, shop: Shop):
         shop.install({"x": {}})
         assert shop.come("a", "never-heard-of") == "unknown"
 
@@ -722,7 +722,7 @@ class TestFailures:
         assert shop.come("j1", "j") == "wait"
         assert shop.come("k1", "k") == "start"
 
-    def test_a_job_that_nobody_brought_cannot_be_switched(self, shop: Shop):
+    def test_an_unregistered_job_cannot_be_enabled_or_disabled(self, shop: Shop):
         shop.install({"j": {}})
         assert shop.ledger.enable_or_disable("k", False, "me", "") is None
 
@@ -750,7 +750,7 @@ class TestFailures:
         ]
 
 
-def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
+def test_no_two_pairs_of_job_and_room_key_are_confused(shop: Shop):
     """Whatever either is made of: what ends one name in a key is part of none."""
     pairs = [(keys.encode_job(job), key) for job in TEXTS.values() for key in TEXTS.values()]
     policy = {"max_running": 1, "keyed": True}
@@ -921,7 +921,7 @@ class TestInspect:
     def wait(self, shop: Shop, id: str, queue: str = "q") -> None:
         assert shop.turn(come=[replace(arrival(id, "one"), queue=queue)]).answers[0].what == "wait"
 
-    def test_a_run_is_told_to_the_first_worker_by_name_that_serves_its_queue(self, shop: Shop) -> None:
+    def test_a_run_is_reported_by_the_first_worker_by_name_that_serves_its_queue(self, shop: Shop) -> None:
         shop.register("w2", queues=("images", "q"))
         shop.register("w0", queues=("other",))
         self.wait(shop, "a")
@@ -943,7 +943,7 @@ class TestInspect:
         shop.register("w2")
         assert self.told(shop, "w1", "w2") == {"w1": [], "w2": ["a"]}
 
-    def test_runs_that_are_not_due_yet_are_told_apart(self, shop: Shop) -> None:
+    def test_runs_that_are_not_due_yet_are_distinguished(self, shop: Shop) -> None:
         at = int(time.time() * 1000) + 60_000
         shop.turn(come=[replace(arrival("later", "one"), eta_ms=at)])
         self.wait(shop, "now")

@@ -72,7 +72,7 @@ class TestAlone:
         assert not case.redis.hexists(key_of(PREFIX, "worker", "w2"), "alone")
 
 
-def test_in_a_pause_only_forced_runs_start_whoever_depends_on_what(case: Case):
+def test_in_a_pause_only_forced_runs_start_whatever_the_dependencies(case: Case):
     case.install({"first": {"max_running": 1}, "second": {"depends_on": [{"job": "first"}], "max_running": 1}})
     assert case.come("a", "first") == "start"
     assert case.come("b", "second") == "wait"

@@ -120,7 +120,7 @@ def test_fields_that_lua_uses_are_declared_and_those_declared_are_used(declared,
     assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
 
 
-def test_what_is_inherited_or_has_a_default_is_a_field(declared):
+def test_every_inherited_name_and_every_default_is_a_field(declared):
     assert {*declared["inherited"], *declared["defaults"]} <= declared["run"].keys()
 
 

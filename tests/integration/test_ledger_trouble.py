@@ -407,7 +407,7 @@ class TestALedgerThatForgotItsLastWrites:
         busy = [job for job in document(shop)["jobs"] if job["busy"]]
         assert busy == []
 
-    def test_an_outcome_is_told_again(self, shop: Shop):
+    def test_an_outcome_is_reported_again(self, shop: Shop):
         one = worker(shop)
         one.come("a", "x")
         kept = self.keep(shop)
@@ -516,7 +516,7 @@ class TestALedgerThatForgotItsLastWrites:
         """
         shop.redis.eval(script, 2, key_of(PREFIX, "job", "x"), key_of(PREFIX, "ledger"))
 
-    def test_a_worker_that_knows_a_later_epoch_tells_that_the_ledger_went_back(self, shop: Shop):
+    def test_a_worker_that_knows_a_later_epoch_shows_that_the_ledger_went_back(self, shop: Shop):
         one = worker(shop)
         kept = self.keep(shop)
         restart(shop)

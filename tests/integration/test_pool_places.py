@@ -158,7 +158,7 @@ class TestLeases:
         assert b.claim().place.number == 1
         assert b.held() == {1: "b"}
 
-    def test_one_that_comes_back_too_late_is_told_that_its_place_is_gone(self, site: Site):
+    def test_one_that_comes_back_too_late_learns_that_its_place_is_gone(self, site: Site):
         a, b = site.machine("a"), site.machine("b")
         a.scale(None, 1)
         a.claim()
@@ -282,7 +282,7 @@ class TestScaling:
             known = number % 2
         assert site.redis.llen(key_of(PREFIX, "pool_changes", "images")) == 100
 
-    def test_only_as_many_as_are_too_many_are_told_to_stop(self, site: Site):
+    def test_only_surplus_workers_are_asked_to_stop(self, site: Site):
         a = site.machine("a")
         a.scale(None, 3)
         for _ in range(3):
@@ -346,7 +346,7 @@ class TestFigures:
         found = shop.ledger.read_pools({"images": ["q"]})
         assert found["pools"]["images"]["open"] == [{"job": "one", "runs": 2}]
 
-    def test_handed_over_runs_and_typical_durations_are_told(self, redis_server: RedisServer):
+    def test_handed_over_runs_and_typical_durations_are_returned(self, redis_server: RedisServer):
         shop = Shop(redis_server)
         shop.install({"one": {"max_running": 1}})
         shop.come("first", "one")

@@ -152,7 +152,7 @@ def test_the_answer_does_not_grow_when_more_runs_wait(crowd):
     assert all(now < 1.1 * then for now, then in zip(after, before, strict=True))
 
 
-def test_a_job_that_blocks_all_others_is_told_once_for_each(crowd):
+def test_a_job_that_blocks_all_others_is_listed_once_for_each(crowd):
     jobs = {job["name"]: job for job in crowd.ledger.read_graph()["jobs"]}
     assert sorted(jobs) == sorted([*JOBS, KEYED])
     assert sorted(jobs[JOBS[0]]["conflicts"]) == JOBS[1:]
@@ -160,7 +160,7 @@ def test_a_job_that_blocks_all_others_is_told_once_for_each(crowd):
     assert jobs[JOBS[6]]["depends_on"] == [{"job": JOBS[5], "on": "finish", "max_age_seconds": 9, "fresh": False}]
 
 
-def test_the_graph_tells_how_jobs_are_doing(crowd, client):
+def test_the_graph_shows_the_state_of_jobs(crowd, client):
     crowd.arrive(2)
     client.disable(JOBS[4], "by a test")
     found = {one.name: (one.state, one.running, one.waiting) for one in client.graph().jobs}

@@ -187,7 +187,7 @@ def test_the_time_of_the_last_fire_is_that_of_a_fire_and_not_of_a_change(diary):
         assert (diary.entry()["at"], diary.entry()["how"]) == (str(due), "fired")
 
 
-def test_names_are_told_apart_whatever_they_are(diary):
+def test_names_stay_distinct_whatever_they_are(diary):
     names = [*TEXTS.values(), "x" * 300, "x" * 300 + "y"]
     for name in names:
         assert diary.ledger.change_schedule("me", "add", name, name, ("one", "one", "every 1 s", "{}", "")) == "ok"
@@ -321,7 +321,7 @@ def test_entries_come_in_parts(diary):
     assert diary.ledger.read_entries(0, 0) == []
 
 
-def test_entries_tell_what_came_of_them(diary):
+def test_entries_show_what_became_of_their_fires(diary):
     diary.people("add")
     due = diary.adopt().last_ms + 1
     assert diary.fire(due) == "fired"
@@ -551,7 +551,7 @@ def member(shop: Diary, name: str, kind: str = "beat") -> None:
 LEADERLESS = "no scheduler leads: nothing is fired; start one with celery -A … beat"
 
 
-def test_status_tells_who_leads_and_who_stands_by(client, shop):
+def test_status_names_the_leader_and_the_standbys(client, shop):
     for name in ("s1", "s3", "s2"):
         member(shop, name)
     status = client.status()
@@ -613,7 +613,7 @@ def test_a_scheduler_that_died_is_no_worker_that_died(client, shop):
 # -- fires in the history
 
 
-def test_history_tells_entry_and_due_time_and_counts_fires_that_made_no_run(client, shop):
+def test_history_has_entry_and_due_time_and_counts_fires_that_made_no_run(client, shop):
     client.schedule.add("of\u202eten:", "shop.fetch", 1)
     entry, begin = keys.entry("of\u202eten:"), shop.adopt("of\u202eten:").last_ms
     gen = shop.entry("of\u202eten:")["generation"]

@@ -128,7 +128,7 @@ def traced(id: str, job: str, trace: str = TRACE, **more: Any) -> Any:
     return replace(arrival(id, job, **more), message=message)
 
 
-def test_what_a_traced_run_waited_for_comes_with_its_start(shop: Shop):
+def test_the_waits_of_a_traced_run_are_returned_with_its_start(shop: Shop):
     """Whatever the gate let it wait for; and again if the reply gets lost."""
     other = TRACE.replace("b7ad", "c7ad")
     shop.install({"one": {"max_running": 1}})
@@ -144,7 +144,7 @@ def test_what_a_traced_run_waited_for_comes_with_its_start(shop: Shop):
     assert wait.to_ms - wait.from_ms >= 20
 
 
-def test_a_handed_over_run_tells_of_its_wait_and_of_the_hand_over(shop: Shop):
+def test_a_handed_over_run_reports_its_wait_and_its_hand_over(shop: Shop):
     shop.install({"one": {"max_running": 1}})
     shop.come("a", "one")
     assert shop.turn(come=[traced("b", "one")]).answers[0].what == "wait"
@@ -160,7 +160,7 @@ def test_a_handed_over_run_tells_of_its_wait_and_of_the_hand_over(shop: Shop):
     assert waits[0].traceparent == "", "nobody traced the run that it waited for"
 
 
-def test_a_run_that_nobody_traces_tells_nothing(shop: Shop):
+def test_a_run_without_a_trace_reports_no_waits(shop: Shop):
     shop.install({"one": {"max_running": 1}})
     shop.come("a", "one")
     assert shop.turn(come=[traced("b", "one", "")]).answers[0].what == "wait"
@@ -197,7 +197,7 @@ def test_minutes_are_kept_for_a_day_and_hours_for_thirty(timed: Shop, clock: Clo
     assert all_of(timed, "one").counters["succeeded"] == 40
 
 
-def test_what_is_kept_of_a_job_is_bounded(timed: Shop, clock: Clock):
+def test_the_statistics_of_a_job_are_bounded(timed: Shop, clock: Clock):
     """However long it runs: places are written over when their time comes again, and no key has a TTL."""
     for hours in range(0, 24 * 65, 5):
         clock.set(hours * HOUR)
@@ -316,7 +316,7 @@ def scripts_of(shop: Shop, function: Callable[[], None]) -> list[int]:
     )
 )
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_redis_packs_is_unpacked_here(redis_server: RedisServer, found: dict[int, float]):
+def test_sums_that_redis_packs_are_unpacked(redis_server: RedisServer, found: dict[int, float]):
     pack = """
 local sum = {}
 for i = 1, #ARGV, 2 do sum[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end

@@ -116,7 +116,7 @@ def test_a_claim_whose_reply_was_lost_is_not_made_again_once_a_renewal_has_found
     assert second.number == 2
 
 
-def test_what_does_not_fit_a_new_table_is_told_by_the_code_as_it_is_now(
+def test_mismatches_with_a_new_table_are_found_with_the_current_code(
     supervise: Callable[[], Supervisor], lines: list[str]
 ):
     """The jobs that this process has loaded are from before."""

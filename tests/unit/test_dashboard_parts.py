@@ -177,7 +177,7 @@ def a_letter(id: str, job: str, error: str) -> Any:
     return SimpleNamespace(id=id, job=job, error=error, key="", queue="celery", worker="w", at=ago(60))
 
 
-def test_what_is_done_to_a_group_is_done_to_no_other_job() -> None:
+def test_an_action_on_a_group_affects_no_other_job() -> None:
     there = [
         a_letter("1", "shop.fetch", "E: order 1"),
         a_letter("2", "shop.fetch", "E: order 2"),
@@ -325,7 +325,7 @@ def an_end(at: float, seconds: float = 2, **values: Any) -> Ended:
     return Ended.model_validate({**fields, "waited_seconds": 1, "fires": 1, "made_run": True, **values})
 
 
-def test_runs_that_cannot_be_told_apart_are_drawn_as_one_and_counted() -> None:
+def test_runs_that_are_too_close_are_drawn_as_one_and_counted() -> None:
     window = Window(ago(3600), NOW)
     spans = [Span("succeeded", ago(at + 0.5), ago(at), "x", "run") for at in range(3600)]
     found = drawn.merged(spans, window, "runs")

@@ -123,7 +123,7 @@ def test_unusual_conditions_are_shown():
     ]
 
 
-def test_jobs_of_the_code_that_no_worker_has_brought_are_marked():
+def test_jobs_of_the_code_that_no_worker_has_registered_are_marked():
     new = Policy.resolve(
         "new", JobOptions(max_running=1, depends_on=[Dependency("old", on="idle"), "elsewhere"], blocks=["old"])
     )
@@ -229,7 +229,7 @@ def shown(whole: DependencyGraph, columns: int = 80) -> str:
     return file.getvalue()
 
 
-def test_the_picture_tells_states_conditions_and_what_never_runs_together():
+def test_the_drawing_shows_states_conditions_and_conflicts():
     dep = {"job": "shop.fetch", "on": "finish", "fresh": True}
     whole = drawn_from(
         told("shop.cleanup", conf=["shop.process"]),
@@ -249,7 +249,7 @@ def test_only_the_first_of_many_conflicts_are_named():
     assert "a  ✕ b0, b1, b10 and 997 more" in shown(whole)
 
 
-def test_a_group_is_told_by_its_name_and_its_jobs():
+def test_a_group_is_shown_by_its_name_and_its_jobs():
     whole = drawn_from(*(told(name, groups=["=reports"]) for name in "abcde"))
     assert [(one.name, one.jobs) for one in whole.groups] == [("reports", ["a", "b", "c", "d", "e"])]
     assert "a  ✕ b, c, d and 1 more" in shown(whole)
@@ -268,7 +268,7 @@ def test_a_graph_without_jobs_says_so():
 
 
 @given(dependency_graph(), st.integers(20, 200))
-def test_the_picture_is_harmless_and_keeps_to_the_window(whole, columns):
+def test_the_drawing_is_harmless_and_fits_the_window(whole, columns):
     text = shown(whole, columns)
     assert all(char.isprintable() or char == "\n" for char in text), text
     assert [line for line in text.splitlines() if cell_len(line) > columns] == []

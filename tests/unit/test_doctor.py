@@ -193,7 +193,7 @@ def test_a_redis_that_may_not_be_asked_is_unknown_not_fine():
 # -- the code
 
 
-def test_code_that_cannot_be_read_is_told_line_by_line():
+def test_code_that_cannot_be_read_is_reported_line_by_line():
     mistakes, misnamed = ["job 'a': unknown option 'prio'"], ["job 'b': depends_on names an unknown job 'c'"]
     found = list(code.code(facts(mistakes=mistakes, misnamed=misnamed)))
     assert [check.state for check in found] == ["problem", "problem"]
@@ -300,7 +300,7 @@ def test_the_prefetch_check_judges_multiplier_and_strict_priority(multiplier, st
     assert (found.state, found.fix) == (state, fix and f"app.conf.{fix}")
 
 
-def test_strict_priority_is_not_said_to_fetch_nothing_ahead_where_it_does():
+def test_strict_priority_is_not_reported_to_fetch_nothing_ahead_where_it_does():
     strict = Settings(strict_priority=True)
     assert "fetches only for free slots" in one(fetch.prefetch, settings=strict).found
     rabbit = {"broker_is_redis": False, "broker_is_amqp": True}
@@ -420,7 +420,7 @@ def test_entries_that_cannot_fire_are_named():
     assert found.fix == command("schedule", "remove", "nightly")
 
 
-def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do():
+def test_every_sentence_of_status_is_reported_once_by_a_check_with_a_fix():
     """If the words of ``status`` change, the check that claims them has to."""
     bad = json.dumps({"at": MS, "why": "it is a string"})
     document = {

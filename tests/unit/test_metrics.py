@@ -93,7 +93,7 @@ def test_counters_do_not_fall_when_a_job_is_deleted():
     assert value(facts, "celery_task_succeeded_total", name="") is None
 
 
-def test_metrics_tell_the_state_of_a_job():
+def test_metrics_show_the_state_of_a_job():
     off = json.dumps({"by": "failures", "why": "5 failures in a row", "at": NOW})
     facts = measured(
         [job("a", running=2, waiting=41, later=3, failures=5, dead_letters=6, disabled=off, succeeded_at=NOW - 5000)]

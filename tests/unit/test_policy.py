@@ -101,7 +101,7 @@ class TestSuggestions:
         assert suggest(word, ["shop.fetch", "shop.process_data"]) == f", did you mean '{found}'?"
 
     @pytest.mark.parametrize("word", ["zebra", "", "x" * 1_000_000])
-    def test_nothing_is_said_when_nothing_is_close(self, word):
+    def test_nothing_is_suggested_when_nothing_is_close(self, word):
         assert suggest(word, ["shop.fetch", "shop.process_data"]) == ""
 
     @pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\x00", "\u202egnp.exe", "x" * 1_000_000])
@@ -346,7 +346,7 @@ class TestOptions:
         assert getattr(written, option) == value
         assert written.sources[option] == "written"
 
-    def test_a_recurring_job_skips_and_catches_up_within_an_hour_unless_told_otherwise(self):
+    def test_a_recurring_job_skips_and_catches_up_within_an_hour_by_default(self):
         recurring = policy(interval_seconds=60)
         assert (recurring.overlap, recurring.catch_up, recurring.catch_up_seconds) == ("skip", "latest", 3600)
 

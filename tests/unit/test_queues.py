@@ -230,7 +230,7 @@ def test_our_queues_have_the_type_of_the_default_queue(new_app):
         ("", None, 2),
     ],
 )
-def test_a_queues_name_tells_pool_and_rank(queue, pool, rank):
+def test_a_queues_name_contains_pool_and_rank(queue, pool, rank):
     assert (pool_of(queue), rank_of(queue)) == (pool, rank)
 
 

@@ -43,7 +43,7 @@ class TestEntriesThatAreDueTogether:
 
 
 class TestDueQueue:
-    def test_an_entry_is_looked_at_when_that_was_said_last(self, queue: DueQueue):
+    def test_an_entry_is_looked_at_at_the_time_that_was_set_last(self, queue: DueQueue):
         one = entry("first")
         queue.add(one)
         queue.look_at(one, 5)

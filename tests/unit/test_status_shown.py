@@ -208,7 +208,7 @@ def test_why_a_job_is_disabled_overdue_or_would_have_waited_is_below_it():
 # -- runs
 
 
-def test_runs_tell_their_progress_and_why_they_wait():
+def test_runs_show_their_progress_and_why_they_wait():
     progress = Progress(done=45, total=100, note="pages", at=NOW)
     found = status(
         running=2,
@@ -248,7 +248,7 @@ def test_in_a_narrow_window_the_number_is_kept_and_the_bar_whole():
 # -- queues and workers
 
 
-def test_queues_tell_how_much_is_in_them_and_who_serves_them():
+def test_queues_show_their_messages_and_their_workers():
     found = status(
         queues=[
             QueueStatus(name="a", depth=0, slots=4, under_way=0, waiting=0),

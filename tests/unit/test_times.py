@@ -417,7 +417,7 @@ class TestSolar:
         [dark] = [gap // DAY for gap in (b - a for a, b in pairwise(found)) if gap > 2 * DAY]
         assert 40 < dark < 60
 
-    def test_what_was_missed_is_one_fire(self):
+    def test_missed_due_times_make_one_fire(self):
         times = times_of(solar("sunset", 52.5, 13.4), APPS["UTC"])
         due = times.due(ms(2024, 1, 1), ms(2024, 1, 11))
         assert due is not None
@@ -495,7 +495,7 @@ class TestOwnSchedules:
 
         assert times_of(Says(), APPS["UTC"]).next(0, 1000) == 1000 + wait
 
-    def test_are_told_the_last_time_in_the_time_zone_of_the_app(self):
+    def test_get_the_last_time_in_the_time_zone_of_the_app(self):
         told = []
 
         class Told(BaseSchedule):

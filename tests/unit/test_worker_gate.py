@@ -153,7 +153,7 @@ class TestSettling:
             stage.answer(outcomes=answer)
         assert sum("its lease was lost" in record.getMessage() for record in caplog.records) == lines
 
-    def test_a_void_run_tells_celery_nothing(self, stage: GateStage):
+    def test_a_void_run_reports_nothing_to_celery(self, stage: GateStage):
         request = stage.started("a")
         stage.settlement.lease_lost(["a"])
         request.on_success((False, "result", 0.1))

@@ -222,7 +222,7 @@ class TestNotices:
         worker.round()
         assert [(one.id, one.fence, one.outcome) for one in worker.reported] == [("a", "7", "failed")]
 
-    def test_the_ledger_is_told_once_that_the_worker_drains(self, worker: Worker):
+    def test_the_drain_is_reported_to_the_ledger_once(self, worker: Worker):
         calls: list[str] = []
 
         def drain(worker: str) -> list[Grant]:
