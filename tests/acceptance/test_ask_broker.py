@@ -1,4 +1,4 @@
-"""What the broker tells operators: how much is in its queues, and which workers are on them that nobody knows."""
+"""Questions to the broker: how many messages its queues have, and which unknown workers serve them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_depths_of_all_queues(broker: Broker, app_of: Callable[..., Celery]) -> 
 def test_messages_of_every_priority_are_counted_under_the_prefix_of_the_team(
     redis_broker: Broker, app_of: Callable[..., Celery]
 ) -> None:
-    """If kombu changes how it names its lists, this fails."""
+    """Fails if kombu changes the names of its lists."""
     app = app_of(redis_broker.broker_url, broker_transport_options={"global_keyprefix": "team:"})
     for priority in range(10):
         send(app, "some", 2, priority=priority)

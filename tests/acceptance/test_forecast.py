@@ -1,4 +1,4 @@
-"""`orchestration forecast`, on the schedule of a real project, before and after its jobs have run."""
+"""`orchestration forecast` on the schedule of a real project, before and after its jobs have run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Projects as Celery's guides lay them out: the app is in one module, its tasks are in others that only a worker
-imports by itself. Commands and ``Orchestration(app)`` know the jobs all the same."""
+"""Projects in the layouts of Celery's guides: the app is in one module, its tasks are in others that only a worker
+imports by itself. Commands and ``Orchestration(app)`` know the jobs nevertheless."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROJECTS = TESTS / "support" / "projects"
 
 @dataclass(frozen=True)
 class Layout:
-    """Where it is, what ``-A`` names, and the module that has its tasks."""
+    """Its folder, the value of ``-A``, and the module that has its tasks."""
 
     directory: str
     app: str
@@ -44,7 +44,7 @@ def layout(request: pytest.FixtureRequest) -> Layout:
 
 @pytest.fixture
 def run(layout: Layout, redis_broker: Broker) -> Run:
-    """``run("orchestration", "status")``: the command as a process, to its end."""
+    """``run("orchestration", "status")``: runs the command as a process, to its end."""
 
     def run_command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         path = environment(PROJECTS / layout.directory)["PYTHONPATH"]

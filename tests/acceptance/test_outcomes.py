@@ -1,7 +1,4 @@
-"""Runs that fail, and what comes of their job.
-
-This file is long because it is a list: each test stands alone.
-"""
+"""Runs that fail, and the effect on their job. This file is long because it is a list: each test stands alone."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class Site:
         return self.jobs.app.AsyncResult(id)
 
     def stored(self, id: str) -> dict[str, Any]:
-        """What the result backend has now."""
+        """The current state in the result backend."""
         return self.jobs.app.backend.get_task_meta(id, cache=False)
 
     def celery(self, *command: str) -> CompletedProcess[str]:
@@ -82,7 +79,7 @@ def test_a_job_that_keeps_failing_is_disabled_and_says_why(site: Site) -> None:
     told = site.scratch / "disabled-fragile"
     until(lambda: told.exists() and told.read_text() == found.disabled.why, message="the signal was sent")
     assert f"Job {FRAGILE} is disabled: 3 failures in a row" in site.process.log()
-    # What is asked for meanwhile is held, and dependents explain themselves with it.
+    # A run that is asked for meanwhile is held, and explain on its dependents names the job.
     held, follows = site.jobs.fragile.delay("held"), site.jobs.follower.delay()
     until(lambda: site.orchestration.status().waiting == 2)
     waits = {run.id: run.reason for run in site.orchestration.status().waits}
@@ -256,7 +253,7 @@ class TestDeadLetters:
         (site.scratch / "fixed").touch()
         done = site.celery("dlq", "requeue", "--all")
         assert done.stdout.strip() == "100 dead letters were requeued"
-        # Not from the results: they remember that it failed.
+        # Checked without the results, which still have the failures.
         until(lambda: all(site.stored(result.id)["status"] == "SUCCESS" for result in results), 30)
         assert sorted(site.stored(result.id)["result"] for result in results) == list(range(100))
         assert site.orchestration.status().dead_letters == 0
@@ -302,7 +299,7 @@ class TestDeadLetters:
             assert site.celery("dlq", *usage).returncode == 2
 
     def test_a_slip_touches_no_dead_letter(self, site: Site) -> None:
-        """What else people mistype: test_cli.py."""
+        """Other typing errors: test_cli.py."""
         self.dead_letter(site, 1)
         for command in (
             ["dlq", "purge", "--job", "", "--yes"],
@@ -355,7 +352,7 @@ def test_runs_are_cancelled_by_job_and_become_those_of_another(site: Site) -> No
     site.orchestration.resume()
     until(lambda: {result.state for result in others} == {"REVOKED"})
     assert moved.get(timeout=30) == 0
-    until(lambda: site.stored(lost.id)["result"] == "lost", 30)  # the result remembers that it failed
+    until(lambda: site.stored(lost.id)["result"] == "lost", 30)  # the result still has the failure
     assert {event.run for event in site.history.started(picky)} == {moved.id, lost.id}
     assert site.orchestration.dead_letters() == []
     changes = [(one.what, one.about) for one in site.orchestration.audit()]

@@ -33,7 +33,7 @@ Make = Callable[..., PoolStage]
 
 @pytest.fixture
 def pools(pools_on: Callable[..., Make], redis_broker: Broker) -> Make:
-    """``pools(images={"max": 4}, env={...})``: an app with these pools; its supervisors are gone after the test."""
+    """``pools(images={"max": 4}, env={...})``: an app with these pools; its supervisors end with the test."""
     return pools_on(redis_broker)
 
 
@@ -139,7 +139,7 @@ def test_a_pool_grows_on_rabbitmq_too(pools_on: Callable[..., Make], rabbitmq_br
     stage.wait_live(2)
     for result in stage.sent:
         result.get(timeout=30)
-    supervisor.wait_for_log("of unknown duration")  # RabbitMQ does not say whose messages they are
+    supervisor.wait_for_log("of unknown duration")  # RabbitMQ does not return the tasks of messages
     assert supervisor.stop() == 0
 
 
@@ -394,7 +394,7 @@ def test_a_worker_that_takes_nothing_is_replaced(pools: Make):
     supervisor = stage.supervisor("a")
     (worker,) = stage.wait_live(1)
     served = [name for name in json.loads(worker["queues"]) if not name.endswith(".granted")]
-    for queue in served:  # as one that stopped consuming after a reconnect
+    for queue in served:  # like a worker that stopped consuming after a reconnect
         stage.app.control.cancel_consumer(queue, destination=[worker["name"]], reply=True, timeout=5)
     until(lambda: "images.normal" not in json.loads(stage.look()["workers"][0]["queues"]), 10)
     stuck = stage.send(stage.jobs.resize)
@@ -418,7 +418,7 @@ def test_a_worker_that_is_only_busy_does_not_count_as_stalled(pools: Make):
 
 @pytest.mark.slow
 def test_a_solo_worker_that_runs_a_plain_task_does_not_count_as_stalled(pools: Make):
-    """It answers nobody meanwhile, and the ledger knows nothing of plain tasks."""
+    """It answers nobody meanwhile, and the ledger does not know plain tasks."""
     stage = pools(images={"stall_seconds": 2, "kind": "solo"})
     supervisor = stage.supervisor("a")
     stage.wait_live(1)
@@ -569,7 +569,7 @@ def test_a_worker_with_autoscale_grows_and_shrinks_by_what_there_is_to_do(pools:
     process = stage.worker(queues=queues, concurrency=3, options=["--autoscale", "3,1"])
     assert len(process.children()) == 1
     stage.send(stage.jobs.resize, 0).get(timeout=20)
-    for _ in range(20):  # it is known now that they are short: they need no more, however many are fetched
+    for _ in range(20):  # by now they are known to be short: they need no more processes, however many are fetched
         stage.send(stage.jobs.resize, 0)
     for result in stage.sent:
         result.get(timeout=20)

@@ -1,4 +1,5 @@
-"""``self.progress(done, total, note)``: what a run says about itself is shown by ``status``, and costs it nothing."""
+"""``self.progress(done, total, note)``: ``status`` shows the latest report of a run, and reports cost the run
+nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def shown(stage: Stage, *arguments: str) -> str:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_the_latest_report_of_a_run_is_shown(stage: Stage, pool: str) -> None:
-    """However fast it said it, and though it says nothing more."""
+    """However fast its reports are, and although no further report follows."""
     stage.worker(pool)
     result = stage.send(stage.jobs.telling, "end", *[(number, 400, f"step {number}") for number in range(399)])
     found = until(lambda: (one := progress(stage, result)) and one.done == 398 and one)
@@ -115,7 +116,7 @@ def test_a_run_that_lost_its_lease_is_not_heard(stage: Stage) -> None:
     stage.worker(concurrency=1)
     zombie.pause(whole=False)
     stage.started(result, 2)
-    # The void one says something more: by a hand that has its fence.
+    # The void run reports once more: done here with its fence.
     ledger = script("record_progress")
     count = stage.ledger.eval(ledger.text, 1, "{faults}:", result.id, str(first.start.fence), '{"done":1}')
     assert count == 0
@@ -130,7 +131,7 @@ def test_a_run_that_lost_its_lease_is_not_heard(stage: Stage) -> None:
 def test_a_redis_that_is_away_does_not_hold_up_who_says_something(
     stage_on: Callable[..., Stage], redis_factory: Callable[..., RedisServer], redis_broker: Broker, monkeypatch: Any
 ) -> None:
-    """Neither dead nor hanging; when it is back the last value is told."""
+    """Redis neither answers nor refuses connections; when it is back, the latest value is reported."""
     ledger = redis_factory(name="ledger", appendonly=True)
     monkeypatch.setenv("CELERY_ORCHESTRATION_REDIS_URL", ledger.url())
     stage = stage_on(redis_broker, APP, env={"CELERY_ORCHESTRATION_REDIS_URL": ledger.url()})

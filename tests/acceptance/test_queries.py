@@ -1,4 +1,4 @@
-"""Looking from the shell: status, watch, history and graph, in a terminal and without one."""
+"""Questions from the shell: status, watch, history and graph, in a terminal and without one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_jobs_are_looked_at_from_all_sides(stage):
     stage.send(stage.jobs.jobs["shop.process"], "go")
     stage.wait_waiting(1)
 
-    # Everything is all right; only some of it is asked for.
+    # Everything is all right; only a part of it is asked for.
     whole = look(stage, "status")
     assert (whole.returncode, whole.stderr) == (0, "")
     assert whole.stdout.startswith("releases: 1 running, 1 waiting; everything is all right\n")
@@ -73,7 +73,7 @@ def test_jobs_are_looked_at_from_all_sides(stage):
     assert [one.name for one in pool.jobs] == ["shop.images"]
     assert [one.name for one in pool.queues] == ["images.granted", "images.normal"]
 
-    # A graph of it.
+    # The graph.
     text = look(stage, "graph")
     assert (text.returncode, text.stderr) == (0, "")
     assert harmless(text.stdout)
@@ -86,7 +86,7 @@ def test_jobs_are_looked_at_from_all_sides(stage):
         assert (done.returncode, done.stdout[: len(head)]) == (0, head)
         assert harmless(done.stdout)
 
-    # What became of it.
+    # The history.
     stage.release("go")
     stage.all_well()
     runs = look(stage, "history", "shop.process")
@@ -125,13 +125,13 @@ def test_jobs_of_the_code_are_in_the_graph_before_a_worker_has_registered_them(s
 
 
 def test_in_a_window_the_status_changes_until_it_is_ended(stage):
-    """Its size is followed, Redis may go and come back, and nothing is left behind in the terminal."""
+    """It follows the size of the window, survives an outage of Redis, and leaves the terminal as it was."""
     with terminal(stage, "watch", "--interval", "0.2") as window:
         window.shows("^releases: 0 running, 0 waiting$")
         window.shows("^! no worker is alive$")
         stage.worker("threads", queues=QUEUES)
         window.shows("^releases: 0 running, 0 waiting; everything is all right$")
-        window.shows("^shop.process")  # a worker is there a moment before its jobs are
+        window.shows("^shop.process")  # a worker registers a moment before its jobs do
         window.resize(12, 50)
         screen = until(lambda: len(found := window.screen()) <= 12 and found)
         assert max(map(len, screen)) <= 50
@@ -201,7 +201,7 @@ def test_without_a_terminal_the_status_is_printed_again_and_again(stage):
 def test_runs_that_a_busy_worker_has_fetched_are_shown_and_can_be_cancelled(
     stage_on: Callable[..., Stage], rabbitmq_broker: Broker
 ) -> None:
-    """With Celery's own prefetching: a worker with ours fetches what it cannot begin only by mistake."""
+    """With Celery's own prefetching: with ours, a worker fetches no message that it cannot begin."""
     stage = stage_on(rabbitmq_broker)
     process = stage.worker(concurrency=1, env={"CELERY_ORCHESTRATION_FETCH": "celery"})
     client, job = Orchestration(stage.app), stage.jobs.free.name
@@ -229,13 +229,13 @@ def test_explain_knows_runs_that_a_rate_limit_holds_back(stage_on: Callable[...,
     stage = stage_on(redis_broker, "support.apps.configured")
     stage.worker()
     client, job = Orchestration(stage.app), "support.apps.configured.limited"
-    # The first came through the limit, waited for the gate, and comes to the limit again when it is handed over.
+    # The first one passed the rate limit, waited for the gate, and comes to the limit again when it is handed over.
     client.pause()
     handed_over = stage.send(stage.jobs.limited)
     until(lambda: client.status().waiting == 1, 30, "it waits")
     client.resume()
     until(lambda: client.explain(handed_over.id).root.code == "rate_limit", 30, "then it is held back")
-    # The ledger has never heard of the second.
+    # The ledger does not know the second one.
     arrived = stage.send(stage.jobs.limited)
     told = broker.answers
     until(lambda: arrived.id in str(told(stage.app, "orchestration").replies), 30, "so is the second")

@@ -1,4 +1,4 @@
-"""Every action changes the system, says what it did, and is in the audit under the name of who did it."""
+"""Every action changes the system, reports its effect, and is in the audit under the name of the person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every page on a living system: it shows what there is, stays up to date, and fits."""
+"""Every page on a living system: it shows all objects, stays up to date, and fits the window."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES = {
 
 @pytest.fixture
 def busy(living: Shop) -> Shop:
-    """Something runs, something waits, something failed for good."""
+    """One run runs, one waits, and one failed for good."""
     shop = living
     shop.disable_by_failures()
     shop.client.trigger(shop.name("process_data"))
@@ -62,7 +62,7 @@ def test_nothing_reaches_beyond_its_column(busy: Shop, browse: Callable[..., Pag
     assert page.evaluate(TOO_WIDE) == []
 
 
-#: Tables that are wider than what they stand in.
+#: Tables that are wider than their parents.
 TOO_WIDE = """() => [...document.querySelectorAll("main table")]
   .filter((one) => one.offsetWidth > one.parentElement.clientWidth + 1)
   .map((one) => `${one.className}: ${one.offsetWidth} in ${one.parentElement.clientWidth}`)"""
@@ -195,7 +195,7 @@ def test_light_and_dark_have_enough_contrast(busy: Shop, browse: Callable[..., P
         assert not low, f"{'dark' if dark else 'light'}: {low}"
 
 
-#: Texts whose colour differs from what is behind it by less than AA asks for.
+#: Texts whose contrast with their background is lower than WCAG AA requires.
 CONTRAST = """() => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => {
