@@ -1,4 +1,7 @@
-"""Runs that fail, and the effect on their job. This file is long because it is a list: each test stands alone."""
+"""Runs that fail, and the effect on their job.
+
+This file is long because it is a list: each test stands alone.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A task that only inherits is run as often as Celery would run it: once, however its process or its worker ends.
-
-The run has failed, with Celery's WorkerLostError; it is in the history, and kept as a dead letter.
-"""
+"""A task that only inherits is run as often as in Celery: once, however its process or its worker ends. The run has
+failed, with Celery's WorkerLostError. It is in the history, and is kept as a dead letter."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A short soak of a few seeds: a load of mixed jobs while children, workers and Redis are killed. ``make soak`` goes on
-for as long as one likes; ``tests/unit/test_soak.py`` shows that it finds what it looks for."""
+"""A short soak of a few seeds: a load of mixed jobs while children, workers and Redis are killed.
+
+``make soak`` runs for as long as you like; ``tests/unit/test_soak.py`` shows that it finds violations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why something does not run: the chain that the ledger tells, and the root cause that follows from it.
+"""Why something does not run: the chain of waits in the ledger, and the root cause that follows from it.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -75,7 +75,7 @@ def test_room_is_looked_for_under_the_key(desk: Desk):
 
 
 def test_a_run_behind_another_one_has_the_cause_of_that_one(desk: Desk):
-    """A run that ranks before it waits for a dependency of its own that is busy, or for room of all."""
+    """A run that ranks before it waits for a busy dependency of its own, or for global room."""
     desk.install({"a": {"blocks": ["b"]}, "b": {}, "c": {}}, cap=1)
     assert desk.come("c1", "c") == "start"
     assert desk.come("a1", "a") == desk.come("b1", "b") == "wait"
@@ -314,7 +314,7 @@ def test_an_idle_job_names_who_could_ask_for_its_next_run(desk: Desk):
 
 
 def test_a_job_that_the_scheduler_that_leads_does_not_know(desk: Desk):
-    """It has other code: the entries of ours are left."""
+    """It has other code: it does not have the entries of ours."""
     desk.install({"a": {}, "b": {}})
     desk.fire("b")
     cause = desk.root("a", scheduled=frozenset(["a"]))
@@ -355,7 +355,7 @@ def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
 
 
 def test_slots_of_dead_workers_do_not_count(desk: Desk):
-    """Until somebody sweeps they are counted."""
+    """They are counted until a node sweeps."""
     desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
     desk.come("a2", "a")

@@ -71,7 +71,7 @@ def test_an_acknowledged_message_does_not_come_back_if_the_acknowledgement_is_lo
     client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
     for message in worker.received[:2]:
         message.ack()
-    worker.turn()  # sent, and not carried out
+    worker.turn()  # sent, and not executed
     client.client_kill_filter(_type="normal", skipme=True)
     client.client_unpause()
     worker.connection.close()

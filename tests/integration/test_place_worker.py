@@ -107,7 +107,7 @@ def test_a_place_that_is_to_go_is_given_up_when_the_last_worker_is_gone_and_not_
 
 
 def test_an_earlier_worker_without_a_known_start_time_is_not_waited_for(place_worker: PlaceWorker) -> None:
-    """It had died before its start was written down, or there is no /proc."""
+    """It had died before its start was recorded, or there is no /proc."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     place_worker.wait_for_last(last_worker(gone.pid, ""))

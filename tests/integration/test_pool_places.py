@@ -1,4 +1,5 @@
-"""Places of pools in the ledger: two supervisors never hold the same one, whatever is lost, repeated or forgotten."""
+"""Places of pools in the ledger: two supervisors never hold the same one, also after lost replies, repeated calls and
+lost data."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ class Site:
         return machine
 
     def passes(self, ms: int) -> None:
-        """This much time passes by the ledger clock."""
+        """This much time passes on the ledger clock."""
         self.redis.hincrby(key_of(PREFIX, "ledger"), "clock", ms)
 
 
@@ -206,7 +207,7 @@ class TestLeases:
         ]
 
     def test_supervisors_alone_let_the_clock_run(self, site: Site):
-        """When every worker died with its machine, nobody else does."""
+        """If every worker died with its machine, only supervisors advance the clock."""
         a = site.machine("a")
         before = int(site.redis.hget(key_of(PREFIX, "ledger"), "clock"))
         site.redis.hincrby(key_of(PREFIX, "ledger"), "swept", -4000)
@@ -316,7 +317,7 @@ def test_whatever_happens_no_place_has_two_holders(site: Site):
             site.redis.flushall()
             machine.renew()
             machine.scale(None, 4)
-        # What the ledger says is what counts: each place has one holder there. Whoever believes otherwise is told so at
+        # Only the ledger counts: each place has one holder there. A machine that believes otherwise learns the truth at
         # its next renewal.
         before = machine.held()
         assert len(before) <= 4

@@ -1,4 +1,4 @@
-"""Looking costs little: few round trips, and nothing that grows with the number of waiting runs."""
+"""Questions are cheap: they need few round trips, and their cost does not grow with the number of waiting runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYED = "crowd.keyed"
 
 
 class Crowd:
-    """A ledger with jobs of which each runs once, and a worker that never does anything."""
+    """A ledger with jobs that each run once at a time, and a worker that executes nothing."""
 
     def __init__(self, server: RedisServer) -> None:
         self.redis = server.client()
@@ -55,7 +55,7 @@ class Crowd:
         assert self.ledger.install_policies(live, merged.cap, merged.jobs)
 
     def arrive(self, count: int) -> None:
-        """So many runs of each job."""
+        """This many runs of each job arrive."""
         for _ in range(count):
             self.turns += 1
             arrivals = [self._arrival(name) for name in (*JOBS, KEYED)]
@@ -96,7 +96,7 @@ def client(crowd: Crowd) -> Iterator[Orchestration]:
 
 
 def commands(crowd: Crowd, look: Callable[[], Any]) -> tuple[list[str], list[str]]:
-    """What Redis is asked meanwhile: by clients, and by scripts."""
+    """The commands that Redis gets meanwhile: from clients, and from scripts."""
     seen: list[dict[str, Any]] = []
     with crowd.redis.monitor() as monitor:
 
@@ -119,7 +119,7 @@ def commands(crowd: Crowd, look: Callable[[], Any]) -> tuple[list[str], list[str
 
 
 def shape(command: str) -> str:
-    """Without ids of runs and numbers of any kind."""
+    """Without ids of runs and without numbers."""
     return re.sub(r"run-\d+|job\d+|key\d+|\d+", "…", command)
 
 

@@ -239,7 +239,7 @@ def test_a_broken_record_can_be_removed_and_nothing_else(diary, broken, source):
     assert diary.adopt(source=source).problem.startswith("corrupt")
     assert diary.people("remove") == "ok"
     if source == "code":
-        assert diary.adopt(source=source).problem == ""  # it is back, and whole
+        assert diary.adopt(source=source).problem == ""  # it is back, and intact
     else:
         assert diary.people("add") == "ok"
 
@@ -361,7 +361,7 @@ def client(app: Celery) -> Iterator[Orchestration]:
 
 @pytest.fixture
 def shop(redis_server: RedisServer, app: Celery) -> Diary:
-    """The ledger of the app, as a scheduler has it."""
+    """The ledger of the app, after a scheduler has adopted its entries."""
     diary = Diary(redis_server)
     diary.install({"shop.fetch": {}, "shop.poll": {}})
     diary.lead()
@@ -642,7 +642,7 @@ def test_an_entry_that_nothing_would_fire_is_not_added(client, app):
         False,
         "this app's beat is celery.beat:PersistentScheduler: the ledger does not know whether it is alive",
     )
-    # One of ours may have been started with -S.
+    # A scheduler of ours may have been started with -S.
     client._ledger.lead("s1", "s1@host", 60_000, "")
     assert client.schedule.add("x", "shop.fetch", 5).name == "x"
     assert client.health(scheduler=True).ok

@@ -1,4 +1,4 @@
-"""What ``up`` runs besides workers ends with it, whatever it does."""
+"""The processes of ``up`` besides workers end with it, whatever they do."""
 
 from __future__ import annotations
 

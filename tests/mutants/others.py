@@ -1,4 +1,4 @@
-"""Mutants of what decides outside of the ledger and the worker.
+"""Mutants of the code outside of the ledger and the worker.
 
 This file is long because it is a list: each mutant stands alone.
 """

@@ -1,4 +1,4 @@
-"""Mutants of the worker: the parts of its gate, its heartbeat, how it fetches.
+"""Mutants of the worker: the parts of its gate, its heartbeat, and its fetching.
 
 This file is long because it is a list: each mutant stands alone.
 """

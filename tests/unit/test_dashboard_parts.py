@@ -222,7 +222,7 @@ def a_status(*jobs: JobStatus, **values: Any) -> Status:
 
 
 def a_graph(*pairs: tuple[str, str]) -> DependencyGraph:
-    """Each: a job, and the one that it needs."""
+    """Pairs of a job and the job that it needs."""
     needs = [Needs(job=one, needs=other, on="success") for one, other in pairs]
     return DependencyGraph(namespace="shop", at=NOW, jobs=[], dependencies=needs, conflicts=[], groups=[], cycles=[])
 

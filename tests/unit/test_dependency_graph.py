@@ -1,5 +1,4 @@
-"""The graph of jobs: every job and every relation is in it once, whatever the names are and however they hang
-together."""
+"""The graph of jobs: every job and every relation is in it once, whatever the names are and whatever the relations."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ NOW_MS = round(NOW.timestamp() * 1000)
 
 
 def told(name: str, deps: Any = (), conf: Any = (), **more: Any) -> dict[str, Any]:
-    """A job as the ledger tells it. Lua's empty tables come as {}."""
+    """A job as the ledger returns it. Lua's empty tables come as {}."""
     dependencies = [{"job": encode_job(dep), "on": "success", "fresh": False} for dep in deps]
     conflicts = [encode_job(one) for one in conf]
     common = {"disabled": False, "running": 0, "waiting": 0, "failed": False}
@@ -51,7 +50,7 @@ def drawn_from(*jobs: dict[str, Any], policies: dict[str, Policy] | None = None)
 
 
 def of(edges: dict[str, list[str]], blocks: Any = (), **states: Any) -> DependencyGraph:
-    """Jobs, each with what it depends on."""
+    """Jobs, each with its dependencies."""
     names = sorted({*edges, *(name for deps in edges.values() for name in deps), *(n for pair in blocks for n in pair)})
     conf = {name: [b for a, b in map(sorted, blocks) if a == name] for name in names}
     return drawn_from(*(told(n, edges.get(n, ()), conf[n], **states.get(n, {})) for n in names))
@@ -63,7 +62,7 @@ NAMES = NAMES.filter(lambda name: not any("\ud800" <= char <= "\udfff" for char 
 
 @st.composite
 def dependency_graph(draw: Any) -> DependencyGraph:
-    """Any graph at all: cycles, jobs that depend on themselves, several conditions of one pair."""
+    """Any graph: cycles, jobs that depend on themselves, several conditions of one pair."""
     names = draw(st.lists(NAMES, min_size=1, max_size=10, unique=True))
     name = st.sampled_from(names)
     states = st.sampled_from(["idle", "running", "waiting", "disabled", "unknown"])
@@ -80,7 +79,7 @@ def dependency_graph(draw: Any) -> DependencyGraph:
     members = st.sets(name, min_size=2) if len(names) > 1 else st.nothing()
     groups = draw(st.lists(st.builds(Exclusive, name=st.none() | NAMES, jobs=members.map(sorted)), max_size=2))
     jobs = sorted(names)
-    # As build_graph makes it: from its own function, so that order and cycles are those of a real one.
+    # Built with build_graph, so that order and cycles are those of a real graph.
     whole = drawn_from(*(told(n, [d.needs for d in dependencies if d.job == n]) for n in jobs))
     return whole.model_copy(
         update={

@@ -1,4 +1,4 @@
-"""Each check by itself, from facts: what does harm is a problem with a line that fixes it, and nothing else is.
+"""Each check by itself, with given facts: every problem has a command that fixes it, and nothing else is a problem.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -82,7 +82,7 @@ def facts(**more: Any) -> Facts:
 
 def one(check: Any, **more: Any) -> Check:
     [found] = check(facts(**more))
-    # What is said is one line, in words; and what is a problem can be fixed.
+    # Each result is one line, in words; and a problem has a fix.
     assert "\n" not in found.found + found.why + (found.fix or "")
     assert found.state != "problem" or found.fix
     assert found.why
@@ -179,7 +179,7 @@ def test_the_suggested_maxmemory_fits_the_machine(there, fix):
     ],
 )
 def test_suggested_commands_address_the_redis_in_question(address, where):
-    """And not for whichever happens to run where one types."""
+    """And not the Redis on the machine of the person who types them."""
     assert redis_cli(address, "PING") == f"redis-cli {where} PING"
     found = one(redis.eviction, address=address, info={**INFO, "maxmemory_policy": "allkeys-lru"})
     assert found.fix.startswith(f"redis-cli {where} CONFIG SET maxmemory-policy noeviction")
@@ -421,7 +421,7 @@ def test_entries_that_cannot_fire_are_named():
 
 
 def test_every_sentence_of_status_is_reported_once_by_a_check_with_a_fix():
-    """If the words of ``status`` change, the check that claims them has to."""
+    """If the words of ``status`` change, the check that claims them has to change, too."""
     bad = json.dumps({"at": MS, "why": "it is a string"})
     document = {
         **{

@@ -72,7 +72,7 @@ def test_progress_outside_of_a_worker_does_nothing(
 
 
 class Ledger:
-    """Answers as the test wants."""
+    """Answers as the test chooses."""
 
     def __init__(self, *answers: Exception | None) -> None:
         self.answers = list(answers)

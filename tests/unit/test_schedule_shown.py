@@ -1,4 +1,4 @@
-"""The schedule in a terminal: entries, who leads, and what came of fires. Of a terminal nothing but text is asked."""
+"""The schedule in a terminal: entries, leaders, and the results of fires. No control characters reach a terminal."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_hostile_name_of_a_leader_is_shown_harmlessly(shown):
 
 
 def record(entry: str | None = None, due: int | None = None, outcome: str = "succeeded", error: str = "") -> str:
-    """As the ledger keeps it."""
+    """A record as the ledger keeps it."""
     run = {"id": "the-id", "attempt": 0, "outcome": outcome, "arrived": NOW_MS - 5000, "started": NOW_MS - 1000}
     run |= {"ended": NOW_MS, "worker": "w1@host", "fence": "7", "recoveries": 0, "key": ""}
     fired = {"entry": entry, "due": due} if entry else {}

@@ -1,4 +1,4 @@
-"""A soak that cannot fail is worth nothing: every violation that is planted in a story is found, and no other."""
+"""The checks of the soak: every violation that is planted in a story is found, and no other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RULES = {
 
 
 class Tale:
-    """A story in the making; what is said first in it is how all goes well."""
+    """A story in the making, which begins as a good one."""
 
     def __init__(self, topology: str = "rabbitmq", max_running: int | None = None) -> None:
         self.plan = Plan("seed", 60.0, topology, (), max_running, (), (), ())

@@ -1,4 +1,4 @@
-"""The status on one screen: what needs attention first, whatever there is and however small the window.
+"""The status on one screen: urgent objects come first, however many there are and however small the window.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -278,7 +278,7 @@ def test_very_many_jobs_and_workers_fit_into_the_window(columns, height):
     lines = text_of(View(crowd(), height=height, live=True), columns).splitlines()
     assert height - 3 <= len(lines) <= height
     assert sum(line.startswith("… ") and line.endswith(" more") for line in lines) >= (2 if height == 24 else 4)
-    # Where one can scroll, nothing is left out for want of room.
+    # Where one can scroll, all rows are shown.
     assert "\nworkers: 150 idle" in text_of(View(crowd(), height=height), columns)
 
 

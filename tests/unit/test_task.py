@@ -1,4 +1,4 @@
-"""OrchestratedTask as people write it: the changes that binding makes to a task, and that it makes no others.
+"""OrchestratedTask as people write it: binding changes what the options say, and nothing else.
 
 This file is long because it is a list: each test stands alone.
 """

@@ -1,4 +1,5 @@
-"""What projects test their jobs with: the gate as a function, eager mode, mode "off". None of it needs a server."""
+"""The tools with which projects test their jobs: the gate as a function, eager mode, mode "off". None of it needs a
+server."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.testing import Decision, Ended, decide
 from support.workers import PROJECT
 
-#: Nobody listens there.
+#: Nothing listens there.
 NOBODY = "redis://127.0.0.1:1/0"
 
 

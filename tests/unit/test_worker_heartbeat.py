@@ -14,7 +14,7 @@ from celery_orchestration.worker.notices import Notices
 
 
 class Ledger:
-    """Notes which verbs were called."""
+    """Records the verbs that were called."""
 
     ahead = 0.0
 
@@ -75,7 +75,7 @@ class Worker:
         return found
 
     def round(self) -> list[str]:
-        """What one round of its thread calls."""
+        """The verbs that one round of its thread calls."""
         self.ledger.called.clear()
         self.heartbeat._round()
         return self.ledger.called
@@ -150,7 +150,7 @@ def test_a_sweep_whose_reply_was_lost_is_made_again_under_its_number(worker: Wor
 
 
 def revoke_while_the_first_call_fails(worker: Worker) -> list[tuple[int, list[str]]]:
-    """Revokes x, whose cancelling fails, and then y. Returns the calls to the ledger, as they come: number and ids."""
+    """Revokes x, whose cancelling fails, and then y. Returns the calls to the ledger in order: number and ids."""
     calls: list[tuple[int, list[str]]] = []
 
     def cancel(worker: str, number: int, why: str, ids: list[str]) -> Any:
