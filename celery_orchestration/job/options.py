@@ -92,7 +92,7 @@ def _blocks(value: Any) -> list[Any]:
 def _exclusive(value: Any) -> str | None:
     if value is None or (isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()):
         return value
-    raise ValueError(f"should be the name of a group of jobs of which one runs at a time, not {show(value)}")
+    raise ValueError(f"should be the name of a group of jobs that run one at a time, not {show(value)}")
 
 
 def job_name(job: Any) -> str:

@@ -95,7 +95,7 @@ class Arrival:
     eta_ms: int | None = None
     #: The call that it comes from; '' for a fire. See ``lua/lib/identity.lua``.
     publication: str = ""
-    #: It was delivered before, and does not say of which publication it is.
+    #: It was delivered before, and does not say which publication it belongs to.
     anonymous: bool = False
     #: How long it was in its queue; None if it does not say when it was sent.
     queued_ms: int | None = None

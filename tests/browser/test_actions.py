@@ -45,7 +45,7 @@ def test_someone_new_finds_out_why_process_data_does_not_run_and_fixes_it(living
     expect(page.locator(".findings li.wrong", has_text="disabled")).to_have_count(0, timeout=2000)
     shop.client.trigger(shop.name("fetch_data"))
     until(lambda: shop.job("process_data").last_outcome == "succeeded", message="it has run")
-    expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Everything is all right")
 
 
 def test_disable_with_a_reason_and_enable(living: Shop, page: Page) -> None:

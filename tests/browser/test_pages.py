@@ -83,7 +83,7 @@ def test_a_system_without_problems_is_announced_in_large_type(living: Shop, page
     until(lambda: shop.job("fetch_data").last_outcome == "succeeded", message="it has succeeded")
     opened(page, f"{shop.address}/")
     headline = page.get_by_role("heading", level=1)
-    expect(headline).to_have_text("All is well")
+    expect(headline).to_have_text("Everything is all right")
     assert headline.evaluate("(one) => parseFloat(getComputedStyle(one).fontSize)") >= 30
 
 

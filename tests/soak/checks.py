@@ -354,7 +354,7 @@ def workers(story: Story) -> Iterator[Violation]:
     for entry in story.kinds["ended_by_itself"]:
         yield Violation("I4", f"worker {entry['worker']} ended by itself: {entry['code']}", entry["at"])
     for entry in story.kinds["did_not_end"]:
-        yield Violation("I4", f"worker {entry['worker']} was told to end and did not", entry["at"])
+        yield Violation("I4", f"worker {entry['worker']} was asked to end and did not", entry["at"])
 
 
 CHECKS: tuple[Check, ...] = (

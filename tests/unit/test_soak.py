@@ -336,7 +336,7 @@ def test_leftovers_in_the_ledger_are_found(tale):
 def test_workers_that_end_by_themselves_or_do_not_end_are_found(tale):
     tale.note("ended_by_itself", 3, worker="w1", code=1)
     tale.note("did_not_end", 9, worker="w2")
-    tale.finds("I4 worker w1 ended by itself: 1", "I4 worker w2 was told to end and did not")
+    tale.finds("I4 worker w1 ended by itself: 1", "I4 worker w2 was asked to end and did not")
 
 
 # -- the plan

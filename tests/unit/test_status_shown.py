@@ -287,7 +287,7 @@ def small() -> Status:
     jobs = [job("a", "waiting", overdue=True), job("b", "waiting"), job("c", "running")]
     waits = [run(one.name, "waiting", reason="the ledger may have forgotten something: " + "why " * 20) for one in jobs]
     queues = [QueueStatus(name=f"q{n}", depth=n, slots=2, under_way=0, waiting=0) for n in range(6)]
-    problems = ["the ledger was restarted or failed over: what it was told just before may be lost; nothing starts"]
+    problems = ["the ledger was restarted or failed over: its last writes may be lost; nothing starts"]
     leads = SchedulerStatus(leader="beat@host", since=NOW, entries=3)
     return status(
         jobs=jobs, runs=[run("c")], waits=waits, queues=queues, workers=[worker("w", "busy")], problems=problems,

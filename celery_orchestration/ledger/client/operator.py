@@ -93,7 +93,7 @@ class OperatorVerbs(Connection):
 
     def find_ids(self, word: str, dead: bool, least: int, most_running: int, most: int) -> list[str]:
         """The ids of runs or of dead letters that `word` may mean: this id, or those that begin with it, if it has at
-        `least` so many characters."""
+        least `least` characters."""
         return [text(one) for one in self._call("find_ids", (word, int(dead), least, most_running, most))]
 
     def read_graph(self) -> dict[str, Any]:

@@ -223,7 +223,7 @@ class WorkerVerbs(Connection):
         return [(text(one[0]), one[1]) if one else None for one in found]
 
     def pending_end(self, id: str) -> tuple[str, int, bytes] | None:
-        """Why a run ends, its attempt and its message; None if Celery was told already."""
+        """Why a run ends, its attempt and its message; None if Celery knows already."""
         found = self._call("pending_end", (id,))
         return (text(found[0]), int(found[1]), found[2]) if found else None
 
@@ -253,7 +253,7 @@ def _turn_args(
 
 
 def _turn(reply: Any) -> Turn:
-    waiting, more, outcomes, answers, grants, starts, disabled, endings, due, told = reply
+    waiting, more, outcomes, answers, grants, starts, disabled, endings, due, traces = reply
     return Turn(
         waiting,
         more == 1,
@@ -264,7 +264,7 @@ def _turn(reply: Any) -> Turn:
         disabled_of(disabled),
         endings_of(endings),
         due_of(due),
-        {text(id): text(waits) for id, waits in told},
+        {text(id): text(waits) for id, waits in traces},
     )
 
 

@@ -15,7 +15,7 @@ KEY = {
   -- jobs
   jobs = 'set', -- names of all jobs
   installed = 'hash', -- job -> hash of its policy
-  groups = 'hash', -- group of jobs of which no two run together -> how many jobs it has
+  groups = 'hash', -- group of jobs that run one at a time -> how many jobs it has
   disabled_jobs = 'set', -- jobs that are disabled
   timers = 'zset', -- <rule>:<job>, by time (ms): that rule may let the job's waiting runs start then
   waiting_jobs = 'set', -- jobs with runs in their lanes
@@ -109,8 +109,8 @@ KEYS_OF = {
 }
 
 -- States of a run: later (not due yet), waiting, granted (holds room, to be published), queued (published), running,
--- retrying (its next attempt is under way), ending (somebody has to tell Celery how it ended), early (a next_attempt
--- record), released (somebody is publishing it past the gate).
+-- retrying (its next attempt is under way), ending (a worker has to report its end to Celery), early (a next_attempt
+-- record), released (a person publishes it past the gate).
 --
 -- A run is stored as a table of these fields, by name. Fields that this version does not know are kept as they are.
 RUN = {
@@ -178,7 +178,7 @@ function JOB.policy()
     hash = 'of all these',
     keyed = 'max_running counts by room key',
     conflicts = 'jobs that it conflicts with, without those in its groups',
-    groups = 'groups of jobs of which no two run together',
+    groups = 'groups of jobs that run one at a time',
     dependents = 'jobs that depend on it',
   }
 end

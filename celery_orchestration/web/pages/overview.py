@@ -66,7 +66,7 @@ def headline(status: Status, causes: Findings) -> str:
     count = len(causes.wrong)
     if count:
         return "One problem needs you" if count == 1 else f"{count} problems need you"
-    return "All is well"
+    return "Everything is all right"
 
 
 def job_rows(look: Look, jobs: Sequence[JobStatus]) -> list[JobRow]:

@@ -39,7 +39,7 @@ def _slow_start(**_: Any) -> None:
 
 
 def beat(self: Task, name: str, clings: float = 0) -> str:
-    """Runs until a file of this name exists, and records regularly that it lives. When it is told to end, it continues
+    """Runs until a file of this name exists, and records regularly that it lives. When it is asked to end, it continues
     for `clings` seconds."""
     with recorded(self, note=name), scratch(f"life-{self.request.id}").open("a", buffering=1) as life:
         told = None

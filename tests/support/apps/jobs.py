@@ -47,7 +47,7 @@ def plain(self: Task, seconds: float = 0, note: Any = None) -> Any:
 
 @job()
 def free(self: Task, seconds: float = 0, note: Any = None) -> Any:
-    """A job of which nothing was written."""
+    """A job without any written option."""
     return work(self, seconds, note)
 
 
@@ -152,7 +152,7 @@ def overlong(self: Task, seconds: float = 30) -> Any:
 
 @job(max_running=1, time_limit=1)
 def stubborn(self: Task, seconds: float = 30) -> Any:
-    """Holds on to life when told to end."""
+    """Takes almost a second to end after it is interrupted."""
     with recorded(self):
         try:
             time.sleep(seconds)

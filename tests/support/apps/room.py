@@ -1,4 +1,4 @@
-"""Jobs whose code continues after it is told to end, in addition to those of ``faults``. Each records how long it
+"""Jobs whose code continues after it is asked to end, in addition to those of ``faults``. Each records how long it
 lived."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def living() -> Iterator[Life]:
 
 
 def endure(self: Task, seconds: float) -> str:
-    """Runs until it is told to end, in any way, and then for this many seconds."""
+    """Runs until it is asked to end, in any way, and then for this many seconds."""
     with living() as life, recorded(self):
         told = None
         while told is None or time.monotonic() < told + seconds:
