@@ -133,12 +133,12 @@ class Backlog(threading.Thread):
         self.problem = "the broker was not asked yet"
 
     def run(self) -> None:
-        self.look()
+        self._read()
         while not self._over.wait(self._interval):
-            self.look()
+            self._read()
         self._broker.close()
 
-    def look(self) -> None:
+    def _read(self) -> None:
         try:
             self.reading = Reading(self._broker.read(self._queues()), monotonic())
             self.problem = ""

@@ -36,7 +36,7 @@ def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
     return stage_on(redis_broker, APP, env={"TEST_POLICIES": json.dumps(POLICIES)})
 
 
-def look(stage: Stage, *arguments: str, columns: int = 100) -> CompletedProcess[str]:
+def ask(stage: Stage, *arguments: str, columns: int = 100) -> CompletedProcess[str]:
     env = {**stage.env, "COLUMNS": str(columns)}
     return run_celery(APP, "orchestration", *arguments, broker=stage.broker, env=env)
 
@@ -58,44 +58,44 @@ def test_jobs_are_looked_at_from_all_sides(stage):
     stage.wait_waiting(1)
 
     # Everything is all right; only a part of it is asked for.
-    whole = look(stage, "status")
+    whole = ask(stage, "status")
     assert (whole.returncode, whole.stderr) == (0, "")
     assert whole.stdout.startswith("releases: 1 running, 1 waiting; everything is all right\n")
-    narrow = look(stage, "status", "--job", "shop.f*", "--json")
-    assert narrow.returncode == 0
-    found = Status.model_validate_json(narrow.stdout)
+    filtered = ask(stage, "status", "--job", "shop.f*", "--json")
+    assert filtered.returncode == 0
+    found = Status.model_validate_json(filtered.stdout)
     assert ([one.name for one in found.jobs], found.running, found.waiting) == (["shop.fetch"], 1, 0)
     assert ([one.id for one in found.runs], found.waits) == ([fetching.id], [])
-    waiting = look(stage, "status", "--state", "waiting", "--state", "disabled").stdout
+    waiting = ask(stage, "status", "--state", "waiting", "--state", "disabled").stdout
     assert "shop.process" in waiting
     assert "\nshop.fetch" not in waiting
-    pool = Status.model_validate_json(look(stage, "status", "--pool", "images", "--json").stdout)
+    pool = Status.model_validate_json(ask(stage, "status", "--pool", "images", "--json").stdout)
     assert [one.name for one in pool.jobs] == ["shop.images"]
     assert [one.name for one in pool.queues] == ["images.granted", "images.normal"]
 
     # The graph.
-    text = look(stage, "graph")
+    text = ask(stage, "graph")
     assert (text.returncode, text.stderr) == (0, "")
     assert harmless(text.stdout)
     assert "\nshop.fetch  running  ✕ evil" in text.stdout
     assert "\n└─ shop.process  waiting  ✕ shop.cleanup\n   └─ shop.report\n" in text.stdout
-    relations = DependencyGraph.model_validate_json(look(stage, "graph", "shop.report", "--json").stdout)
+    relations = DependencyGraph.model_validate_json(ask(stage, "graph", "shop.report", "--json").stdout)
     assert [one.name for one in relations.jobs] == ["shop.fetch", "shop.process", "shop.report"]
     for form, head in (("mermaid", "flowchart TD\n"), ("dot", 'digraph "releases" {\n')):
-        done = look(stage, "graph", "--format", form)
+        done = ask(stage, "graph", "--format", form)
         assert (done.returncode, done.stdout[: len(head)]) == (0, head)
         assert harmless(done.stdout)
 
     # The history.
     stage.release("go")
     stage.all_well()
-    runs = look(stage, "history", "shop.process")
+    runs = ask(stage, "history", "shop.process")
     assert runs.returncode == 0
     assert f"{stage.sent[1].id}  " in runs.stdout
     assert "for shop.fetch" in runs.stdout
-    ended = [Ended(**one) for one in json.loads(look(stage, "history", "shop.fetch", "--json").stdout)]
+    ended = [Ended(**one) for one in json.loads(ask(stage, "history", "shop.fetch", "--json").stdout)]
     assert [(one.id, one.outcome) for one in ended] == [(fetching.id, "succeeded")]
-    assert look(stage, "history", "shop.fetch", "--outcome", "failed").stdout == "no such run has ended yet\n"
+    assert ask(stage, "history", "shop.fetch", "--outcome", "failed").stdout == "no such run has ended yet\n"
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_jobs_are_looked_at_from_all_sides(stage):
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_wrong_word_is_reported_and_exits_with_2(stage, arguments, words):
-    done = look(stage, *arguments)
+    done = ask(stage, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_jobs_of_the_code_are_in_the_graph_before_a_worker_has_registered_them(stage):
-    found = look(stage, "graph", "shop.report")
+    found = ask(stage, "graph", "shop.report")
     assert found.returncode == 0
     assert found.stdout.count("unknown to the ledger") == 3
 
@@ -189,11 +189,11 @@ def test_in_a_dumb_terminal_the_status_is_printed_too(stage):
 
 
 def test_without_a_terminal_the_status_is_printed_again_and_again(stage):
-    done = look(stage, "watch", "--count", "2", "--interval", "0.2")
+    done = ask(stage, "watch", "--count", "2", "--interval", "0.2")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("releases: 0 running, 0 waiting\n! no worker is alive\n") == 2
     assert "\x1b" not in done.stdout
-    done = look(stage, "watch", "--count", "2", "--interval", "0.2", "--json")
+    done = ask(stage, "watch", "--count", "2", "--interval", "0.2", "--json")
     found = [Status.model_validate_json(line) for line in done.stdout.splitlines()]
     assert found[0].at < found[1].at
 

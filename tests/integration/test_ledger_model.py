@@ -62,7 +62,7 @@ HISTORY = ("done", "history", "dead_letter", "job_dead_letters", "task_runs", "t
 FAR, FORCED = 10**14, 4
 #: Milliseconds: no end is half as old as that, however slow the machine is, unless the test moves time.
 OLD = 7_200_000
-LOOK = """
+READ_STATE = """
 local found = { runs = {}, jobs = {}, total = G.total }
 for _, key in ipairs(call('KEYS', K.run('*'))) do
   local r = load_run(string.sub(key, #K.run('') + 1))
@@ -171,7 +171,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.redis: redis.Redis = _server[0].client()
         self.redis.flushall()
         self.ledger = Ledger(redis.ConnectionPool.from_url(_server[0].url()), PREFIX)
-        self.look, self.pass_time = self.registered(LOOK), self.registered(PASS)
+        self.read_state, self.pass_time = self.registered(READ_STATE), self.registered(PASS)
         self.numbers = 0
         #: Jobs by run, and the task id and publication of each run.
         self.sent: dict[str, str] = {}
@@ -612,7 +612,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def both_agree(self) -> None:
         if not hasattr(self, "model"):
             return
-        found = json.loads(self.look(keys=[PREFIX], args=["", ""]))
+        found = json.loads(self.read_state(keys=[PREFIX], args=["", ""]))
         runs = {run["id"]: run for run in found["runs"] or ()}
         assert runs.keys() == self.model.runs.keys()
         for id, run in self.model.runs.items():

@@ -186,7 +186,7 @@ class Crew:
 
     # -- looking after them
 
-    def look(self) -> None:
+    def check(self) -> None:
         now = time.monotonic()
         for place, worker in enumerate(self.workers):
             if not worker.running:

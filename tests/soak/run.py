@@ -179,7 +179,7 @@ class Soak:
         self._crew.befall(fault)
 
     def _look(self) -> None:
-        self._crew.look()
+        self._crew.check()
         self._progress(self._line())
 
     def _line(self) -> str:

@@ -18,7 +18,7 @@ from celery_orchestration.operate.pools.serve import address_of, answer
 from celery_orchestration.pools import child
 from celery_orchestration.pools.machine import Machine, machine
 from celery_orchestration.pools.places import identity
-from celery_orchestration.pools.pool_look import Waits
+from celery_orchestration.pools.pool_snapshot import Waits
 from celery_orchestration.pools.table import arguments_of, differences, queues_of, shared, strictest
 from celery_orchestration.worker import supervised
 
@@ -186,5 +186,5 @@ class TestServe:
 
         figures = Served(Client())  # type: ignore[arg-type]
         assert answer(figures, "/")[0] == 503
-        figures.look()
+        figures.read()
         assert answer(figures, "/health") == (503, {"problem": "the ledger does not answer"})

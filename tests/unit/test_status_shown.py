@@ -32,7 +32,7 @@ from celery_orchestration.operate import (
     WorkerStatus,
 )
 from celery_orchestration.operate.models import OUTCOMES
-from celery_orchestration.operate.status.filter import STATES, narrowed
+from celery_orchestration.operate.status.filter import STATES, filtered
 from celery_orchestration.operate.status.urgency import by_urgency, problems_of
 from support.hostile import TEXTS
 
@@ -360,7 +360,7 @@ def test_hostile_names_keep_to_the_window(name, columns, height):
         assert [line for line in lines if cell_len(line) > columns] == []
 
 
-# -- narrowed
+# -- filtered
 
 
 def mixed() -> Status:
@@ -420,26 +420,26 @@ def kept(found: Status) -> Any:
         ({"states": ["idle"], "jobs": ["images"]}, ([], [], [], [])),
     ],
 )
-def test_a_status_is_narrowed_to_what_concerns_some_jobs(asked, expected):
-    found = narrowed(mixed(), **asked)
+def test_a_status_is_filtered_by_jobs_states_and_pools(asked, expected):
+    found = filtered(mixed(), **asked)
     assert kept(found) == expected
     assert (found.problems, found.namespace) == (["a problem"], "shop")
 
 
-def test_a_narrowed_status_counts_only_its_jobs():
-    found = narrowed(mixed(), jobs=["shop"])
+def test_a_filtered_status_counts_only_its_jobs():
+    found = filtered(mixed(), jobs=["shop"])
     assert (found.running, found.waiting, found.later, found.dead_letters) == (2, 2, 1, 1)
-    whole = narrowed(mixed())
+    whole = filtered(mixed())
     assert (whole.running, whole.waiting, whole.later, whole.dead_letters) == (3, 9, 4, 5)
 
 
 def test_the_queues_that_jobs_are_sent_to_are_kept_though_nothing_is_there():
-    found = narrowed(mixed(), jobs=["late"], sent={"bank": ["bank.late"], "celery": ["shop.fetch"]})
+    found = filtered(mixed(), jobs=["late"], sent={"bank": ["bank.late"], "celery": ["shop.fetch"]})
     assert kept(found) == (["bank.late"], [], ["bank"], ["w3@host"])
 
 
 def test_a_name_that_looks_like_a_pattern_is_found():
-    assert [one.name for one in narrowed(status(jobs=[job("a*?[b]"), job("ab")]), jobs=["*?["]).jobs] == ["a*?[b]"]
+    assert [one.name for one in filtered(status(jobs=[job("a*?[b]"), job("ab")]), jobs=["*?["]).jobs] == ["a*?[b]"]
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_a_name_that_looks_like_a_pattern_is_found():
 )
 def test_a_pattern_that_matches_nothing_says_so(asked, error, words):
     with pytest.raises(error) as caught:
-        narrowed(mixed(), **asked)
+        filtered(mixed(), **asked)
     assert words in str(caught.value)
 
 
