@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, Protocol
 
+from celery_orchestration.job.options import LEDGER_OPTIONS
 from celery_orchestration.job.policy import Policy
 
 #: The rules that ``testing.decide`` can answer with. Only a ledger that may have lost data closes the gate ("epoch").
@@ -32,7 +33,7 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The options of a job that the gate looks at."""
+    """The options of a job that the gate looks at. A field with the name of an option has its value."""
 
     max_running: int | None = None
     dependencies: Sequence[Dependency] = ()
@@ -43,9 +44,9 @@ class Job:
 
     @classmethod
     def of(cls, policy: Policy, never_beside: Collection[str]) -> Job:
-        written = policy.document()["depends_on"]
-        needs = [Dependency(**one) for one in written]
-        return cls(policy.max_running, needs, never_beside)
+        options = {one.name: getattr(policy, one.name) for one in fields(cls) if one.name in LEDGER_OPTIONS}
+        needs = [Dependency(**one) for one in policy.document()["depends_on"]]
+        return cls(dependencies=needs, never_beside=never_beside, **options)
 
 
 class RunAtGate(Protocol):

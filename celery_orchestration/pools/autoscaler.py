@@ -3,7 +3,7 @@
 Set ``app.conf.worker_autoscaler = "celery_orchestration:QueueAutoscaler"``. Celery's own autoscaler looks at the
 messages that the worker has fetched, and grows to the maximum whenever there are some. This one uses the same function
 as pools (``decide``), with processes instead of workers: runs that the gate holds back need no process, and short runs
-need few. Each worker that serves the queues counts its share of their messages.
+need few, also while such runs are executed. Each worker that serves the queues counts its share of their messages.
 
 A thread reads broker and ledger. The execution pool is resized in the event loop, where Celery does it. While broker or
 ledger do not answer, only the messages that the worker has fetched count.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import ceil
 from time import monotonic
@@ -86,42 +86,47 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
         return True
 
     def _figures(self, now: float, processes: int) -> Figures:
-        bounds = {
-            "min": max(0, self.min_concurrency),
-            "max": max(1, self.max_concurrency),
-        }  # remote control may change them
-        fetched = len(state.reserved_requests)
+        # Remote control may change these.
+        bounds = {"min": max(0, self.min_concurrency), "max": max(1, self.max_concurrency)}
+        pool = self._pool_options.model_copy(update=bounds)
         seen = self._watch.latest(now) if self._watch is not None else None
         ready = _shared(seen) if seen is not None else []
+        active = set(state.active_requests)
         return Figures(
-            pool=self._pool_options.model_copy(update=bounds),
+            pool=pool,
             now=now,
             wanted=processes,
-            ready=[*ready, *self._waiting_here(processes, seen)],
+            ready=[*ready, *self._runs(set(state.reserved_requests) - active, seen)],
+            room=seen.figures.room if seen is not None else None,
             oldest_wait_seconds=seen.figures.oldest_wait_seconds if seen is not None else 0.0,
-            busy_slots=min(fetched, processes),
+            busy_slots=min(len(active), processes),
+            soon_free_slots=_soon_free(self._runs(active, seen), pool.target_wait_seconds),
             workers=processes,
             needed_at=self._needed_at,
             changed_at=self._changed_at,
             paused=seen is not None and seen.figures.paused,
-            closed=seen is not None and seen.figures.closed,
+            in_new_epoch=seen is not None and seen.figures.in_new_epoch,
         )
 
-    def _waiting_here(self, processes: int, seen: PoolSnapshot | None) -> list[Ready]:
-        """Fetched messages without a process yet, with the typical duration of each task, here or elsewhere."""
-        tasks = Counter(str(request.name) for request in list(state.reserved_requests))
-        share = max(0, tasks.total() - processes) / max(1, tasks.total())
+    def _runs(self, requests: Iterable[Any], seen: PoolSnapshot | None) -> list[Ready]:
+        """These requests by task, with its typical duration here or elsewhere."""
         demand = self._runtime.demand if self._runtime is not None else None
         found = []
-        for task, count in tasks.items() if share else ():
+        for task, count in Counter(str(request.name) for request in requests).items():
             seconds = demand.typical(task) if demand is not None else None
             if seconds is None and seen is not None:
                 seconds = seen.durations.get(encoded(task))
-            found.append(Ready(task, ceil(count * share), seconds))
+            found.append(Ready(task, count, seconds))
         return found
 
     def info(self) -> dict[str, Any]:
         return {**super().info(), "reason": self.reason}
+
+
+def _soon_free(executed: Sequence[Ready], target_seconds: float) -> float:
+    """How many of the slots that execute these runs are free within the target, in sum."""
+    known = ((job.runs, job.seconds) for job in executed if job.seconds is not None)
+    return sum(runs * max(0.0, 1 - seconds / target_seconds) for runs, seconds in known)
 
 
 def _shared(seen: PoolSnapshot) -> list[Ready]:

@@ -4,8 +4,9 @@ The measure is how long runs that *may start* have to wait, not the length of a 
 
     wanted slots = slots at work + ready runs * typical duration / target_wait_seconds
 
-One run never needs more than one slot, and the runs of a job never more than its ``max_running`` allows. An unknown
-duration counts as :data:`UNKNOWN_SECONDS`: that is scaling by queue depth. With ``scale_up_at`` only the depth counts.
+One run never needs more than one slot, the runs of a job never more than its ``max_running`` allows, and all runs never
+more than ``orchestration_max_running`` does. An unknown duration counts as :data:`UNKNOWN_SECONDS`: that is scaling by
+queue depth. With ``scale_up_at`` only the depth counts.
 
 Scaling up happens at once, to the number that the figures ask for. Scaling down happens one worker at a time, and only
 after the last worker was not needed for ``quiet_seconds``. So a steady load does not start and stop workers in turn,
@@ -53,17 +54,22 @@ class Figures:
     #: The number of workers by the last decision. None: there was none yet.
     wanted: int | None = None
     ready: Sequence[Ready] = ()
+    #: How many of these may start by the cap over all jobs (``orchestration_max_running``). None: all.
+    room: int | None = None
     #: How long the oldest ready run has waited, as far as is known.
     oldest_wait_seconds: float = 0.0
     #: Busy slots, and workers. Draining workers do not count: they take nothing new.
     busy_slots: int = 0
+    #: How many of the busy slots are free within the target, in sum, because their runs are known to be short. Only the
+    #: autoscaler of one worker knows what is executed in them.
+    soon_free_slots: float = 0.0
     workers: int = 0
     #: When all wanted workers were last needed, and when a decision last changed their number.
     needed_at: float | None = None
     changed_at: float | None = None
     paused: bool = False
-    #: A new epoch has begun: the ledger starts nothing for one lease.
-    closed: bool = False
+    #: The ledger may have lost data: it starts nothing for one lease.
+    in_new_epoch: bool = False
     #: Why the queues are unknown; '' if they are known.
     unknown: str = ""
 
@@ -90,8 +96,8 @@ def decide(figures: Figures) -> Decision:
         current, why = _between(pool, figures.workers), "the pool begins"
     else:
         current, why = _between(pool, figures.wanted), f"it has to be within {pool.min} and {pool.max}"
-    held_back = "everything is paused" if figures.paused else "a new epoch has not opened" if figures.closed else ""
-    held_back = held_back or figures.unknown
+    closed = "a new epoch has not opened" if figures.in_new_epoch else ""
+    held_back = ("everything is paused" if figures.paused else closed) or figures.unknown
     if held_back:
         return Decision(current, held_back if current == figures.wanted else why, now, current)
     needed, reason = _needed(figures, current)
@@ -126,6 +132,8 @@ def _needed(figures: Figures, current: int) -> tuple[int, str]:
             f"the oldest of {_runs(ready)} waits for {figures.oldest_wait_seconds:.0f} s, more than "
             f"{pool.target_wait_seconds:g} s, and no slot is free"
         )
+    if figures.room is not None and (most := ceil((figures.busy_slots + figures.room) / pool.slots)) < workers:
+        workers, reason = most, f"{reason}, and orchestration_max_running lets {figures.room} of them start"
     bounded = _between(pool, max(workers, 1 if ready else 0))
     if bounded < workers:
         reason += f": {_workers(workers)}, and max is {pool.max}"
@@ -146,7 +154,8 @@ def _by_depth(figures: Figures) -> tuple[int, str]:
 def _by_duration(figures: Figures) -> tuple[int, str]:
     pool, ready = figures.pool, figures.ready_runs
     more = sum(job.slots(pool.target_wait_seconds) for job in figures.ready)
-    workers = ceil((figures.busy_slots + more) / pool.slots - 1e-9)
+    slots = max(0.0, figures.busy_slots - figures.soon_free_slots) + more
+    workers = ceil(slots / pool.slots - 1e-9)
     if not ready:
         return workers, f"{_slots(figures.busy_slots)} at work, no run waits"
     known = [job for job in figures.ready if job.seconds is not None]
@@ -159,7 +168,7 @@ def _by_duration(figures: Figures) -> tuple[int, str]:
         parts.append(f"{_runs(ready - runs)} of unknown duration")
     reason = (
         f"{_slots(figures.busy_slots)} at work and {' and '.join(parts)} within {pool.target_wait_seconds:g} s "
-        f"need {_slots(ceil(figures.busy_slots + more))}"
+        f"need {_slots(ceil(slots - 1e-9))}"
     )
     return workers, reason
 

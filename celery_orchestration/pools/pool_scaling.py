@@ -85,7 +85,7 @@ class PoolScaling:
         snapshot = self.snapshot
         assert snapshot is not None
         missing = self.wanted - len([place for place in snapshot.places if not place.leaving])
-        if missing <= 0 or snapshot.figures.closed:
+        if missing <= 0 or snapshot.figures.in_new_epoch:
             self._short_since, self.lacks = None, ""
             return 0
         self._short_since = now if self._short_since is None else self._short_since

@@ -185,13 +185,14 @@ class PoolReader:
             now=now / 1000,
             wanted=record.get("wanted"),
             ready=ready,
+            room=None if (room := found.get("room")) is None else room + _handed(record),
             oldest_wait_seconds=oldest,
             busy_slots=sum(worker.running for worker in at_work),
             workers=len(at_work),
             needed_at=_seconds(record.get("needed")),
             changed_at=_seconds(record.get("changed")),
             paused=found["paused"],
-            closed=found["epoch"] > 0,
+            in_new_epoch=found["epoch"] > 0,
             unknown=problem if queued is None else "",
         )
         return PoolSnapshot(
@@ -250,6 +251,11 @@ class PoolReader:
         since = [one["since"] for one in record.get("handed") or ()]
         by_ledger = (now - min(since)) / 1000 if since else 0.0
         return max(0.0, by_broker, by_ledger)
+
+
+def _handed(record: Mapping[str, Any]) -> int:
+    """Runs that hold room and are on their way to a worker."""
+    return sum(one["runs"] for one in record.get("handed") or ())
 
 
 def _reported_wait(record: Mapping[str, Any], now: int) -> float:

@@ -100,7 +100,7 @@ class Stalls:
         watch = self._watched.get(key)
         has_work = any(length > 0 for length in snapshot.queued.values())
         is_full = worker is not None and worker.running >= worker.slots
-        held_back = snapshot.figures.paused or snapshot.figures.closed or bool(snapshot.figures.unknown)
+        held_back = snapshot.figures.paused or snapshot.figures.in_new_epoch or bool(snapshot.figures.unknown)
         starting = worker is None and place_worker.worker.age < stall_seconds
         has_changed = watch is None or watch.signature != signature or watch.pid != pid
         if watch is None or has_changed or not has_work or is_full or held_back or starting:

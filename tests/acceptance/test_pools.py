@@ -564,7 +564,7 @@ class TestSeeing:
 
 def test_a_worker_with_autoscale_grows_and_shrinks_by_what_there_is_to_do(pools: Make):
     env = {"TEST_AUTOSCALER": "celery_orchestration:QueueAutoscaler"}
-    stage = pools(images={"target_wait_seconds": 1, "quiet_seconds": 2}, env=env)
+    stage = pools(images={"target_wait_seconds": 3, "quiet_seconds": 2}, env=env)
     queues = [f"images.{one}" for one in ("critical", "high", "normal", "low")]
     process = stage.worker(queues=queues, concurrency=3, options=["--autoscale", "3,1"])
     assert len(process.children()) == 1
@@ -574,7 +574,7 @@ def test_a_worker_with_autoscale_grows_and_shrinks_by_what_there_is_to_do(pools:
     for result in stage.sent:
         result.get(timeout=20)
     assert len(process.children()) == 1
-    long = [stage.send(stage.jobs.resize, 0.5) for _ in range(20)]
+    long = [stage.send(stage.jobs.resize, 0.7) for _ in range(20)]
     until(lambda: len(process.children()) == 3, 20, "three processes")
     for result in long:
         result.get(timeout=30)

@@ -338,6 +338,24 @@ class TestFigures:
         assert found["jobs"]["one"]["room"] == 0
         assert found["workers"][0]["running"] == 1
 
+    def test_the_room_that_all_jobs_have_left_is_told(self, redis_server: RedisServer):
+        shop = Shop(redis_server)
+        shop.install({"a": {}}, cap=2)
+        assert shop.ledger.read_pools({"images": ["q"]})["room"] == 2
+        for number in range(20):
+            shop.come(f"run {number}", "a")
+        assert shop.ledger.read_pools({"images": ["q"]})["room"] == 0
+        shop.install({"a": {}})
+        assert "room" not in shop.ledger.read_pools({"images": ["q"]})
+
+    def test_workers_in_observe_mode_have_no_limits(self, redis_server: RedisServer):
+        shop = Shop(redis_server)
+        shop.install({"one": {"max_running": 1}}, cap=2)
+        shop.redis.hset(key_of(PREFIX, "worker", "w1"), "mode", "observe")
+        found = shop.ledger.read_pools({"images": ["q"]}, ["one"])
+        assert "room" not in found
+        assert "room" not in found["jobs"]["one"]
+
     def test_runs_that_only_wait_for_a_slot_ask_for_a_worker(self, redis_server: RedisServer):
         shop = Shop(redis_server)
         shop.install({"one": {"max_running": 2}})

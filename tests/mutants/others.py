@@ -121,6 +121,22 @@ MUTANTS = [
         (DECIDE,),
     ),
     Mutant(
+        "pool-ignores-the-cap-over-all-jobs",
+        "pools/decide.py",
+        "if figures.room is not None and (",
+        "if False and (",
+        "Runs that orchestration_max_running holds back ask for workers.",
+        (DECIDE,),
+    ),
+    Mutant(
+        "short-runs-ask-for-processes",
+        "pools/decide.py",
+        "max(0.0, figures.busy_slots - figures.soon_free_slots)",
+        "figures.busy_slots",
+        "A worker with an autoscaler starts processes for runs that end at once.",
+        (DECIDE,),
+    ),
+    Mutant(
         "pool-scales-in-a-pause",
         "pools/decide.py",
         '"everything is paused" if figures.paused else',
@@ -147,8 +163,8 @@ MUTANTS = [
     Mutant(
         "pool-shrinks-while-nothing-is-known",
         "pools/decide.py",
-        "held_back = held_back or figures.unknown",
-        "pass",
+        "if figures.paused else closed) or figures.unknown",
+        "if figures.paused else closed)",
         "While the broker is silent, a pool loses its workers.",
         (DECIDE,),
     ),

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from celery_orchestration.job.rules import RULES
+
 PROJECT = Path(__file__).parents[2]
 PACKAGE = PROJECT / "celery_orchestration"
 PAGE = (PROJECT / "docs" / "design.md").read_text()
@@ -43,6 +45,11 @@ def test_every_fault_names_a_test_or_says_that_it_is_not_tested():
     rows = [line for line in faults.splitlines() if line.startswith("|") and not line.startswith(("|---", "| fault"))]
     assert len(rows) > 40
     assert [row for row in rows if "`test_" not in row and "Not tested" not in row] == []
+
+
+def test_the_page_lists_the_rules_in_the_order_in_which_they_are_tried():
+    listed = re.findall(r"^\| \d+ \| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert listed == [rule.__name__.removesuffix("_room") for rule in RULES]
 
 
 # -- names of files in docstrings and comments

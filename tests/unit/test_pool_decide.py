@@ -48,8 +48,13 @@ figures = st.builds(
     needed_at=times,
     changed_at=times,
     paused=st.booleans(),
-    closed=st.booleans(),
+    room=st.none() | st.integers(0, 500),
+    in_new_epoch=st.booleans(),
 )
+
+
+#: Nothing may start, or it is unknown what may.
+HELD_BACK = [{"paused": True}, {"in_new_epoch": True}, {"unknown": "the broker is silent"}]
 
 
 class Run:
@@ -100,7 +105,7 @@ class TestAlways:
 
     @given(figures)
     def test_nothing_changes_while_everything_is_paused_or_a_new_epoch_is_closed(self, given):
-        for held in (replace(given, paused=True), replace(given, closed=True)):
+        for held in (replace(given, paused=True), replace(given, in_new_epoch=True)):
             if held.wanted is not None and held.pool.min <= held.wanted <= held.pool.max:
                 assert decide(held).wanted == held.wanted
 
@@ -149,12 +154,12 @@ class TestWhatOthersGetWrong:
     def test_runs_that_take_no_time_get_a_worker_too(self):
         assert decide(Figures(Pool(min=0, max=4), 0.0, wanted=0, ready=[Ready("quick", 1, 0.0)])).wanted == 1
 
-    @pytest.mark.parametrize("held_back", [{"paused": True}, {"closed": True}, {"unknown": "the broker is silent"}])
+    @pytest.mark.parametrize("held_back", HELD_BACK)
     def test_a_pool_does_not_grow_for_work_that_cannot_start(self, held_back):
         waits = Figures(self.pool, 0.0, wanted=2, ready=[Ready("a", 1000, 10.0)])
         assert (decide(waits).wanted, decide(replace(waits, **held_back)).wanted) == (8, 2)
 
-    @pytest.mark.parametrize("held_back", [{"paused": True}, {"closed": True}, {"unknown": "the broker is silent"}])
+    @pytest.mark.parametrize("held_back", HELD_BACK)
     def test_a_pool_does_not_shrink_while_its_work_is_unknown(self, held_back):
         idle = Figures(self.pool, 1e6, wanted=2, needed_at=0.0, changed_at=0.0)
         assert (decide(idle).wanted, decide(replace(idle, **held_back)).wanted) == (1, 2)
@@ -166,6 +171,13 @@ class TestWhatOthersGetWrong:
         ]
         assert wanted == [1, 1, 3, 8]
 
+    def test_slots_that_execute_short_runs_take_on_the_next_ones(self):
+        alone = Pool(min=1, max=8, target_wait_seconds=1)
+        short = Figures(alone, 0.0, wanted=1, busy_slots=1, ready=[Ready("quick", 7, 0.007)])
+        assert decide(short).wanted == 2  # the run at work may be long
+        assert decide(replace(short, soon_free_slots=0.99)).wanted == 1
+        assert "need 1 slot" in decide(replace(short, soon_free_slots=0.99)).reason
+
     def test_a_new_pool_starts_at_min(self):
         assert decide(Figures(self.pool, 0.0)).wanted == 1
 
@@ -174,6 +186,18 @@ class TestWhatOthersGetWrong:
         assert decide(Figures(self.pool, 0.0, wanted=1, ready=[long])).wanted == 1
         limited = Ready("one_at_a_time", 10_000, 60.0, room=1)
         assert decide(Figures(self.pool, 0.0, wanted=1, ready=[limited])).wanted == 1
+
+    def test_runs_that_the_cap_over_all_jobs_holds_back_ask_for_no_worker(self):
+        many = Figures(self.pool, 0.0, wanted=1, busy_slots=2, ready=[Ready("a", 1000, 60.0)])
+        assert decide(many).wanted == 8
+        found = decide(replace(many, room=3))
+        assert (found.wanted, "orchestration_max_running lets 3 of them start" in found.reason) == (3, True)
+        assert decide(replace(many, room=0, oldest_wait_seconds=100.0)).wanted == 1
+
+    def test_a_pool_without_workers_gets_one_although_the_cap_over_all_jobs_is_reached(self):
+        """Runs are handed over only where workers are: else it would never be its turn."""
+        found = decide(Figures(Pool(min=0, max=4), 0.0, wanted=0, room=0, ready=[Ready("a", 9, 60.0)]))
+        assert found.wanted == 1
 
     def test_long_jobs_do_not_prevent_scale_down(self):
         run = Run(self.pool, wanted=4).seconds(120, busy_slots=4)  # one in each worker

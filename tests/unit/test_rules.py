@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+from celery_orchestration.job import rules
 from celery_orchestration.job.rules import Dependency, Job, Last, Run, Situation, behind, reason_to_wait
+from celery_orchestration.ledger.scripts import library_text
 
 NORMAL = 1
 
@@ -42,3 +46,16 @@ def test_runs_of_different_keys_do_not_wait_for_each_other_unless_the_job_has_no
 
 def test_a_job_of_another_service_has_no_rules_here():
     assert reason_to_wait(Situation({}), Run("elsewhere", NORMAL)) is None
+
+
+#: The name of a rule in Lua, and its kind.
+LUA_RULES = re.findall(r"\{ RULE\.(\w+), '(\w+)' \}", library_text("rules"))
+
+
+def test_the_ledger_tries_the_same_rules_in_the_same_order():
+    tried = [re.sub("_(own|others)$", "", name) for name, _ in LUA_RULES]
+    assert list(dict.fromkeys(tried)) == [rule.__name__.removesuffix("_room") for rule in rules.RULES]
+
+
+def test_the_same_rules_do_not_bar_others_in_the_ledger():
+    assert {name for name, kind in LUA_RULES if kind == "its_job"} == {rule.__name__ for rule in rules.NOT_BARRING}

@@ -6,12 +6,13 @@
 --
 -- ARGV  JSON: pools {pool: [its queues]}, jobs [names of jobs whose duration is asked for], changes (how many of the last
 --       changes of each pool are returned)
--- Returns  JSON: now, paused, epoch (ms until the gate opens), supervisors[] {name, host, pid, since, left, tables, report},
+-- Returns  JSON: now, paused, epoch (ms until the gate opens), room (how many more runs of all jobs may run, if that is
+--            limited), supervisors[] {name, host, pid, since, left, tables, report},
 --          workers[] {name, host, pid, slots, running, done, failed, draining, since, queues, left, silent, lease},
 --          jobs {job: {took: typical duration (ms) if one is known, room: how many more may run, if that is limited}},
 --          pools {pool: wanted, needed, changed, seen, oldest, why, places[], changes[] (JSON each),
---            handed[] {job, queue, runs, since}: runs on their way to a worker; open[] {job, runs}: runs that wait for nothing
---            but a slot}
+--            handed[] {job, queue, runs, since}: runs on their way to a worker, which hold room; open[] {job, runs}: runs that
+--            wait for nothing but a slot, or room of all jobs}
 -- Errors   none
 -- Called again: the same, unless something changed.
 
@@ -21,6 +22,20 @@ local MOST_HANDED, MOST_OPEN, MOST_PAST = 200, 100, 9
 
 local function list(found)
   return #found > 0 and found or nil
+end
+
+-- Workers in observe mode start runs whatever the limits are.
+local workers, observed = {}, false
+for _, node in ipairs(nodes()) do
+  local id = node[1]
+  local w = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'queues', 'since', 'heartbeat', 'lease', 'done', 'failed',
+    'state', 'kind', 'mode')
+  if w.kind ~= 'beat' then
+    observed = observed or w.mode == 'observe'
+    w.silent, w.left, w.running = NOW - (w.heartbeat or 0), node[2] - G.clock, call('SCARD', K.worker_runs(id))
+    w.mode, w.draining, w.done, w.failed = nil, w.state ~= nil, w.done or 0, w.failed or 0
+    workers[#workers + 1] = w
+  end
 end
 
 local function typical(name, j)
@@ -47,7 +62,7 @@ local function add_job(name)
   local j = not seen[name] and job(name)
   seen[name] = true
   if j then
-    local capped = j.policy.max_running and not j.policy.keyed
+    local capped = j.policy.max_running and not j.policy.keyed and not observed
     jobs[name] = { took = typical(name, j), room = capped and math.max(0, j.policy.max_running - j.running) or nil }
   end
 end
@@ -107,18 +122,6 @@ for pool in pairs(asked.pools) do
   pools[pool] = state
 end
 
-local workers = {}
-for _, node in ipairs(nodes()) do
-  local id = node[1]
-  local w = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'queues', 'since', 'heartbeat', 'lease', 'done', 'failed',
-    'state', 'kind')
-  if w.kind ~= 'beat' then
-    w.silent, w.left, w.running = NOW - (w.heartbeat or 0), node[2] - G.clock, call('SCARD', K.worker_runs(id))
-    w.draining, w.done, w.failed = w.state ~= nil, w.done or 0, w.failed or 0
-    workers[#workers + 1] = w
-  end
-end
-
 local described = {}
 for _, one in ipairs(supervisors()) do
   described[#described + 1] = { name = one.name, host = one.host, pid = one.pid, since = one.since,
@@ -126,5 +129,6 @@ for _, one in ipairs(supervisors()) do
 end
 
 return cjson.encode({ now = NOW, paused = G.paused, epoch = G.epoch and math.max(0, G.opens - G.clock) or 0,
+  room = G.max_running and not observed and math.max(0, G.max_running - G.total) or nil,
   supervisors = list(described),
   workers = list(workers), jobs = next(jobs) and jobs or nil, pools = next(pools) and pools or nil })
