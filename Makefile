@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait more than they work: four at a time, on two cores too. PYTEST_ARGS= for one by one.
+# Tests mostly wait, so four run at a time, even on two cores. PYTEST_ARGS= runs one at a time.
 PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
 # The tests of one file share their project's worker.
 ADOPTION_ARGS ?= --numprocesses 4 --dist loadfile
-# They share one shop, and its state.
+# The tests of one file share a shop, and its state.
 BROWSER_ARGS ?= --numprocesses 2 --dist loadfile
 
 COMPAT_TESTS := $(addprefix tests/,unit/test_fetch_amount.py unit/test_limits.py unit/test_deadline.py unit/test_loop.py \
@@ -23,7 +23,7 @@ help:  ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; \
 		do printf '%-16s %s\n' "$$target" "$$text"; done
 
-test: $(VENV)/.with-test  ## Run all tests but those of the next targets
+test: $(VENV)/.with-test  ## Run all tests except those of the next targets
 	$(BIN)/python -m pytest -m "not promises" $(PYTEST_ARGS)
 
 promises: $(VENV)/.with-test  ## Run the tests that take the real time of the default settings

@@ -11,13 +11,13 @@ from typing import Any
 
 from bench import (
     PROJECT,
+    commands,
     dashboard,
     exclusive,
     figures,
     idle,
     kills,
     ledger,
-    look,
     plugin,
     pools,
     report,
@@ -28,16 +28,17 @@ from bench import (
 )
 from bench.stage import FULL, QUICK, Size, Stage, machine, stage
 
-#: Modules by the letter of their part: ``measure(stage)`` gives the results, under the module's name.
+#: The modules by the letters of their parts. ``measure(stage)`` returns the results; they are stored under the module's
+#: name.
 PARTS = {
-    **{"a": throughput, "b": exclusive, "c": ledger, "d": times, "e": schedule, "f": plugin, "g": look},
+    **{"a": throughput, "b": exclusive, "c": ledger, "d": times, "e": schedule, "f": plugin, "g": commands},
     **{"h": pools, "i": idle, "j": scale, "k": kills, "l": dashboard},
 }
 
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
-    # A terminated run ends its processes as an interrupted one does.
+    # SIGTERM ends the processes of a run, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with stage(size_of(arguments)) as where:
         results = run(where, arguments)
@@ -45,7 +46,7 @@ def main() -> None:
     scratch = PROJECT / ".bench"
     scratch.mkdir(exist_ok=True)
     (scratch / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    # Only a whole run replaces the figures that the README shows.
+    # Only a complete run replaces the figures that the README shows.
     whole = not (arguments.quick or arguments.variants) and set(arguments.only) == set(PARTS)
     page = PROJECT / "bench" / "RESULTS.md" if whole else scratch / "RESULTS.md"
     page.write_text(report.markdown(results))

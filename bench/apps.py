@@ -1,9 +1,9 @@
-"""The tasks that are measured. BENCH_APP names the app, so that none carries anything of another.
+"""The tasks that are measured. BENCH_APP names the app; each app has only the tasks of its kind.
 
 ``plain``, ``singleton``, ``job``: one empty task. ``beside``: the plain one in an app that also has jobs.
-``exclusive``: a job that runs alone. ``recipes``: the same by hand, with a Redis lock. ``later``: a job with a time, as
-``plain`` has a task. ``killed``: a job among plain tasks, for workers that are killed. ``fires``: a job that a schedule
-fires; BENCH_SCHEDULE says how the entries of any app are due.
+``exclusive``: a job with max_running=1. ``recipes``: the same with a Redis lock by hand. ``later``: a job with a start
+time; ``plain`` has such a task. ``killed``: a job and plain tasks, for workers that are killed. ``fires``: a job that a
+schedule fires; BENCH_SCHEDULE has the entries of the schedule, for any app.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from celery import Celery, Task
 
 KIND = os.environ.get("BENCH_APP", "plain")
 BROKER = os.environ.get("BENCH_BROKER", "memory://")
-#: Pairs of how many entries and every how many seconds each, as JSON.
+#: Pairs as JSON: the number of entries, and the seconds between two fires of each.
 SCHEDULE = json.loads(os.environ.get("BENCH_SCHEDULE", "[]"))
-#: Where runs of ``exclusive`` and ``recipes`` write down when they ran.
+#: The file in which runs of ``exclusive`` and ``recipes`` record when they ran.
 TRACE = os.environ.get("BENCH_TRACE", os.devnull)
 
 EMPTY = "bench.empty"
@@ -35,7 +35,7 @@ _trace: int | None = None
 
 
 def note(*parts: object) -> None:
-    """One line of the trace, by one write that cannot mix with another process's."""
+    """Appends one line to the trace in a single write, so that lines of several processes do not mix."""
     global _trace  # noqa: PLW0603
     if _trace is None:
         _trace = os.open(TRACE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -57,7 +57,7 @@ elif KIND == "job":
 
 @app.task(name=EMPTY, base=base)
 def empty(index: int, payload: str = "") -> None:
-    """Every call has an index of its own, or celery-singleton would take it for a duplicate."""
+    """Every call has an index of its own. Otherwise celery-singleton would treat calls as duplicates."""
 
 
 @app.task(name=PROBE)
@@ -81,7 +81,7 @@ if KIND in ("plain", "later"):
 
     @app.task(name="bench.retried", base=base, bind=True)
     def retried(self: Any, batch: str, sent: int, index: int) -> None:
-        """Comes again in a second."""
+        """Retries once, after a second."""
         if not self.request.retries:
             raise self.retry((batch, time.monotonic_ns(), index), countdown=1)
         note(batch, sent, time.monotonic_ns(), index)
@@ -115,7 +115,7 @@ if KIND in ("beside", "exclusive"):
 
 
 if KIND == "beside":
-    # Jobs of several kinds that are never sent: what is measured is their being there.
+    # Jobs of several kinds that are never sent: the measurement shows whether their presence costs anything.
     def other() -> None:
         pass
 
@@ -136,7 +136,7 @@ if KIND == "recipes":
 
     @app.task(name="bench.retrying", bind=True, max_retries=None)
     def retrying(self: Any, batch: str, index: int) -> None:
-        """Whoever does not get the lock comes again in a second."""
+        """A run that does not get the lock is retried after a second."""
         lock = client.lock("alone", timeout=60)
         if not lock.acquire(blocking=False):
             raise self.retry(countdown=1)
@@ -147,7 +147,7 @@ if KIND == "recipes":
 
     @app.task(name="bench.blocking")
     def blocking(batch: str, index: int) -> None:
-        """Whoever does not get the lock waits for it where he is."""
+        """A run that does not get the lock blocks in its slot until it does."""
         with client.lock("alone", timeout=60):
             run_alone(batch, index)
 
@@ -156,7 +156,7 @@ def fired(entry: str) -> None: ...
 
 
 def add_fired(app: Celery, base: type[Task]) -> None:
-    """What schedules fire; with its entry's name."""
+    """The task that schedules fire; its argument is the name of the entry."""
     app.task(name=FIRED, base=base, overlap="allow", shared=False)(fired)
 
 

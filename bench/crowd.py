@@ -1,4 +1,5 @@
-"""The jobs of (c) and (g): 1,000 in one ring of blocks. An app of its own, that (g) gives to Celery's commands."""
+"""The jobs of (c) and (g): 1,000 jobs, each of which blocks its two neighbours in a ring. They have an app of their
+own, which (g) passes to Celery's commands."""
 
 from __future__ import annotations
 

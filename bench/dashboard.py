@@ -1,7 +1,8 @@
 """(l) The dashboard: 1,000 jobs, 200 workers and many waiting runs, in real Chromium.
 
-How long the first page takes, what an update takes of the browser, what the server takes of a core with nobody and with
-ten pages open, how long a timeline of 10,000 runs and ``/metrics`` take, and how long any of it keeps Redis busy.
+Measured are the time until the first page is shown, the browser time of an update, the share of a core that the server
+takes with no open page and with ten, the time for a timeline of 10,000 runs and for ``/metrics``, and the longest time
+for which any of this keeps Redis busy.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 
 import psutil
 
+from bench.commands import APP, QUEUES, WORKERS, _env
 from bench.crowd import ring
 from bench.ledger import PAIRS, Book
-from bench.look import APP, QUEUES, WORKERS, _env
 from bench.stage import Stage
 from celery_orchestration.job.task import jobs_of
 from celery_orchestration.ledger import Arrival, Outcome
@@ -29,7 +30,7 @@ from support.processes import free_port
 from support.servers import RedisServer
 from support.workers import CeleryProcess, celery_command
 
-#: The timeline: so many jobs with so many ended runs each.
+#: The timeline: this many jobs, each with this many ended runs.
 LANES, RUNS = 50, 200
 PAGES, SECONDS = 10, 10
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -42,7 +43,7 @@ def measure(stage: Stage) -> dict[str, Any]:
 
     waiting = stage.size.waiting[-1]
     with stage.redis() as server:
-        stage.say(f"dashboard: bringing in {WORKERS} workers and {waiting} waiting runs")
+        stage.say(f"dashboard: adding {WORKERS} workers and {waiting} waiting runs")
         book = Book.open(server, 0, jobs_of(app))
         for number in range(WORKERS - 1):
             name = f"worker-{number:03}"
@@ -73,7 +74,7 @@ def measure(stage: Stage) -> dict[str, Any]:
             found["idle_share"] = _share(process.pid, SECONDS)
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
-                found |= _look(browser, address, process.pid, stage, lambda: _change(book))
+                found |= _commands(browser, address, process.pid, stage, lambda: _change(book))
                 browser.close()
         finally:
             process.cleanup()
@@ -82,8 +83,8 @@ def measure(stage: Stage) -> dict[str, Any]:
 
 
 def _reads(address: str, client: Any) -> dict[str, Any]:
-    """The longest script of all pages, while no browser keeps the machine busy: Redis counts what it waits for a core,
-    too."""
+    """The longest script of all pages, measured while no browser keeps the machine busy: Redis also counts the time for
+    which it waits for a core."""
     client.slowlog_reset()
     for path in ("", "jobs", "timeline", "graph", "runs", "schedule", "letters", "workers", "audit"):
         with urllib.request.urlopen(f"{address}/{path}") as answer:
@@ -95,9 +96,10 @@ def _reads(address: str, client: Any) -> dict[str, Any]:
 
 
 def _end_runs(book: Book, server: RedisServer) -> None:
-    """Runs that have ended within the last hour: one of each job by the ledger's verbs, which the others are like."""
+    """Runs that ended within the last hour: one of each job, recorded by the ledger's verbs, and copies of it."""
     client, now = server.client(), int(time.time() * 1000)
-    shown = sorted(ring(3 * pair + side) for side in (0, 1) for pair in range(PAIRS))  # the first ones have lanes
+    # The first jobs have lanes in the timeline.
+    shown = sorted(ring(3 * pair + side) for side in (0, 1) for pair in range(PAIRS))
     for lane in range(LANES):
         job = shown[lane]
         run = Arrival(**{**_fields(book), "id": f"ended-{lane}", "job": encode_job(job)})
@@ -120,13 +122,13 @@ def _fields(book: Book) -> dict[str, Any]:
 
 
 def _change(book: Book) -> None:
-    """One run ends, another one starts."""
+    """One run ends, and another one starts."""
     pair, run = next(iter(book.running.items()))
     del book.running[pair]
     book.turn(0, [Outcome(run.id, run.fence, "succeeded", "", "", 10)], [])
 
 
-def _look(browser: Any, address: str, pid: int, stage: Stage, change: Callable[[], None]) -> dict[str, Any]:
+def _commands(browser: Any, address: str, pid: int, stage: Stage, change: Callable[[], None]) -> dict[str, Any]:
     firsts, updates = [], []
     for _ in range(3):
         page = browser.new_page()
@@ -169,7 +171,7 @@ def _fetched(address: str, stage: Stage) -> float:
 
 
 def _share(pid: int, seconds: float) -> float:
-    """Of a core, over some time."""
+    """The share of a core that the process takes, measured over some time."""
     process = psutil.Process(pid)
     before = sum(process.cpu_times()[:2])
     time.sleep(seconds)

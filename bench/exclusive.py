@@ -1,11 +1,9 @@
-"""(b) Runs of 10 ms that must not overlap, over two workers with two slots each.
+"""(b) Runs of 10 ms that must not overlap, on two workers with two slots each.
 
-Each run writes down when it began and ended, by the machine's monotonic clock and inside the protected section; the
-figure is the time from the first beginning to the last end, divided by the runs. The floor is 10 ms. All messages get
-into the queue at once, while both workers stand ready and warm.
-
-In a pass of its own plain tasks are sent all the while: how long they take to begin shows whether slots are held by
-runs that only wait.
+Each run records when it began and ended, by the machine's monotonic clock and inside the protected section. The figure
+is the time from the first begin to the last end, divided by the number of runs; the floor is 10 ms. All messages are
+put into the queue at once, while both workers are ready and warm. In a separate pass plain tasks are sent at the same
+time: the time until they begin shows whether waiting runs occupy slots.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from bench.apps import PROBE, RUN_SECONDS
 from bench.stage import PATIENCE, Depth, Others, Stage, client
 from support.servers import RedisServer
 
-#: Seconds between two plain tasks.
+#: Seconds between two plain tasks that are sent.
 IDLE_PROBES = 100
 PROBE_EVERY = 0.05
 STAGING_DB = 15
@@ -49,7 +47,7 @@ VARIANTS = (
 
 @dataclass
 class Site:
-    """Two workers of one app, and what they write down."""
+    """Two workers of one app, and the file that their runs write."""
 
     app: str
     db: int
@@ -59,7 +57,7 @@ class Site:
     hosts: list[str]
 
     def lines(self, batch: str) -> list[tuple[int, ...]]:
-        """Beginning, end and index of the runs; of probes when they were sent and when they began."""
+        """Begin, end and index of each run; for probes, when each was sent and when it began."""
         if not self.trace.exists():
             return []
         found = (line.split() for line in self.trace.read_text().splitlines())
@@ -149,7 +147,7 @@ def _one(
 
 
 def _send(server: RedisServer, staging: Celery, site: Site, variant: Variant, batch: str, count: int) -> None:
-    """All at once: made where nobody looks, then pushed by one command."""
+    """All messages at once: they are made in another database, and then pushed by one command."""
     with (
         redis.Redis.from_url(server.url(STAGING_DB)) as made,
         redis.Redis.from_url(site.url) as queue,
@@ -162,7 +160,7 @@ def _send(server: RedisServer, staging: Celery, site: Site, variant: Variant, ba
 
 
 def _wait_quiet(site: Site) -> None:
-    """Nothing is under way any more, not even what should not be."""
+    """No run is under way any more, not even a run that should not exist."""
     while site.depth.read():
         time.sleep(0.02)
     time.sleep(10 * RUN_SECONDS)

@@ -1,5 +1,5 @@
-"""``python -m bench.fill COUNT BYTES``: queues that many empty tasks, by the app that BENCH_APP names, and prints how
-many of them in a second."""
+"""``python -m bench.fill COUNT BYTES``: queues this many empty tasks of the app that BENCH_APP names, and prints how
+many of them it queued per second."""
 
 from __future__ import annotations
 

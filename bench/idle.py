@@ -1,9 +1,9 @@
-"""(i) What idle workers cost Redis.
+"""(i) How much of Redis idle workers take: 100 of them, simulated by their consuming connections.
 
-A hundred of them, by their consuming connections alone: kombu's connection, channel and event loop as a worker has
-them, twenty-five to a process, with one queue. First nothing is sent, and Redis's commands are counted: where it tells
-them of messages they only look every few seconds. Then 50 messages a second come, each for whoever is first, and
-Redis's processor time is taken. The same with kombu's own transport.
+Each has kombu's connection, channel and event loop as in a worker; 25 share a process, and all consume from one queue.
+At first nothing is sent, and Redis's commands are counted: workers that Redis notifies of messages look only every few
+seconds. Then 50 messages a second are sent, each for the first worker that takes it, and Redis's processor time is
+measured. The same is measured with kombu's own transport.
 
 ``python -m bench.idle URL COUNT KIND`` is one of the processes.
 """
@@ -34,7 +34,7 @@ PREFETCH = 4
 
 
 def connection_of(url: str, kind: str, number: int) -> Connection:
-    """As a worker's for consuming, before it connects."""
+    """Prepares the connection as a worker prepares its consuming connection."""
     connection = Connection(url)
     if kind == "reliable":
         fetcher = Fetcher(f"idle-{number}", f"idle-{number}@localhost", Names.of("idle"), 1.0, lambda: PREFETCH)
@@ -44,7 +44,7 @@ def connection_of(url: str, kind: str, number: int) -> Connection:
 
 
 def consume(connection: Connection, hub: Hub, got: Any = lambda: None) -> None:
-    """From now on, when the hub runs."""
+    """Consumes from now on, while the hub runs."""
 
     def callback(body: Any, message: Any) -> None:
         message.ack()
@@ -103,7 +103,7 @@ def _measure(stage: Stage, kind: str) -> dict[str, Any]:
 
 
 def _commands(server: RedisServer) -> int:
-    """How many Redis has carried out, those of scripts and of housekeeping connections included."""
+    """The number of commands that Redis has executed, including those of scripts and of housekeeping connections."""
     return int(server.client(0).info("stats")["total_commands_processed"])
 
 

@@ -1,14 +1,15 @@
 """(k) What is lost when workers are killed.
 
-There is always something to fetch while workers are started and, a random moment later, killed (SIGKILL, all their
-processes), several at a time; two workers are left alone. Prefork, threads and solo, everything at its default: a lease
-of 30 s, a sweep every 5 s, a ``visibility_timeout`` of an hour. With this package every second message is a job's, the
-others are plain tasks'; next to it plain tasks on stock Celery. All acknowledge late, as at-least-once needs it.
+The queue is never empty, while workers are started and, after a random time, killed (SIGKILL, all their processes),
+several at a time; two workers are left alone. Prefork, threads and solo are measured at default settings: a lease of 30
+s, a sweep every 5 s, a ``visibility_timeout`` of an hour. With this package every second message is a job's, and the
+others are plain tasks'; stock Celery gets plain tasks only. All tasks acknowledge late, which at-least-once delivery
+needs.
 
-Lost: had not run to its end when nothing had happened for a while; with this package for longer than a message takes to
-come back. Of stock Celery's these are told apart by whether they are at least written down, to come back after the
-``visibility_timeout``. Late: began more than a lease, a sweep and a second after it was sent, or after the last kill of
-a worker that had it (in its store, or as a run in the ledger).
+Lost: the task had not run to its end when nothing had happened for a while; with this package, that while is longer
+than a message takes to come back. Stuck (stock Celery): lost, but recorded in Redis, so that it comes back after the
+``visibility_timeout``. Late: the task began more than a lease, a sweep and a second after it was sent, or after the
+last kill of a worker that had it (in its store, or as a run in the ledger).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from support.workers import WorkerProcess
 
 VARIANTS = (("plain", "plain Celery"), ("killed", "with this package"))
 POOLS = ("prefork", "threads", "solo")
-#: Messages in the queue, workers that are killed side by side, and workers that are not, with their slots.
+#: Messages in the queue, workers that are killed at a time, and workers that are left alone, with their slots.
 BACKLOG, AT_ONCE, SPARED = 20, 3, (2, 2)
-#: Where the stores are: the namespace is the app's name.
+#: The prefix of the stores: the namespace is the app's name.
 NAMES = Names.of("bench")
-#: Most seconds that a worker lives after it is ready.
+#: The longest life of a worker after it is ready, in seconds.
 LIFE = 1.5
 
 
@@ -90,7 +91,7 @@ def _kill(stage: Stage, name: str, pool: str) -> dict[str, Any]:
 
 
 def back_after() -> float:
-    """Within so many seconds after a kill everything is back."""
+    """Within this many seconds after a kill, every message is back."""
     settings = Settings()
     return settings.lease_seconds + settings.sweep_seconds + 1
 
@@ -125,7 +126,7 @@ def _one_life(stage: Stage, name: str, server: RedisServer, trace: Path, pool: s
 
 
 def _held_by(looking: redis.Redis, hostname: str) -> list[str]:
-    """Task ids of the messages and runs that a dead worker still has; none with stock Celery."""
+    """The task ids of the messages and runs that a dead worker still has; empty for stock Celery."""
     stores = Stores(looking, NAMES)
     messages = [
         message for store in stores.all() if store.name == hostname for message in looking.hvals(NAMES.store(store.id))
@@ -136,7 +137,7 @@ def _held_by(looking: redis.Redis, hostname: str) -> list[str]:
 
 
 def _send_meanwhile(app: Celery, looking: redis.Redis, name: str, life: Any, kills: int) -> dict[str, float]:
-    """Sends until all kills are done. Returns when each message was sent, by its task id, in the order of indices."""
+    """Sends messages until all kills are done. Returns when each was sent, by its task id, in the order of indices."""
     tasks = ("bench.late", "bench.late_job") if name == "killed" else ("bench.late",)
     sent: dict[str, float] = {}
     with ThreadPoolExecutor(AT_ONCE) as lives, app.producer_or_acquire() as producer:
@@ -153,7 +154,7 @@ def _send_meanwhile(app: Celery, looking: redis.Redis, name: str, life: Any, kil
 
 
 def _wait(trace: Path, looking: redis.Redis, count: int, quiet: float) -> None:
-    """Until all have run, or nothing has happened for so many seconds."""
+    """Waits until all have run, or until nothing has happened for this many seconds."""
     ended, since = -1, time.monotonic()
     while time.monotonic() - since < quiet and ended < count:
         found = sum(message.ended > 0 for message in _read(trace, []).values())
@@ -195,6 +196,6 @@ def _summary(
 
 
 def _wait_of(message: Message) -> float:
-    """Until it began for the last time: since it was sent, or since the last worker that had it was killed."""
+    """The time until its last begin, since it was sent or since the last kill of a worker that had it."""
     began = message.begun[-1]
     return began - max([message.sent, *(at for at in message.killed if at < began)])

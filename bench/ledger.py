@@ -1,13 +1,14 @@
-"""(c) What the ledger's scripts take of Redis, with few and with many waiting runs, and what a run takes of memory.
+"""(c) How long the ledger's scripts keep Redis busy, with few and with many waiting runs, and how much memory a run
+takes.
 
-1,000 jobs in one ring of blocks, one run each at a time. Of every three neighbours two have waiting runs: they block
-each other, so of each such pair one run is at work. A turn tells the end of that run and asks for a new one of the same
-job: it settles, hands over (one run starts), and admits a run that has to wait. So each turn has the same picks, the
-same conflicts and, afterwards, the same number of waiting runs, whether there is one pair with ten of them or 333 with
-100,000.
+There are 1,000 jobs, each of which blocks its two neighbours in a ring and may run once at a time. Of every three
+neighbours, two have waiting runs. These two block each other, so one run of each pair executes. A turn reports the end
+of that run and asks for a new run of the same job: it settles, hands over (one run starts), and admits a run that has
+to wait. So every turn has the same decisions, the same conflicts and, afterwards, the same number of waiting runs,
+whether there is one pair with ten waiting runs or 333 pairs with 100,000.
 
-Script time is Redis's own account (INFO commandstats), so the client does not count; its time is given beside it.
-Sizes take turns; each has a database of its own.
+Script time is Redis's own account (INFO commandstats), without the client; the client's time is reported beside it.
+Measurements of the sizes alternate; each size has a database of its own.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ PAIRS = JOBS // 3
 FREE = "bench.free"
 WORKER = "bench"
 QUEUE = "celery"
-#: Turns before the clock runs, and while it runs: sizes take turns often, so that what else the machine does meets all.
+#: Turns before the measurement, and during it. Sizes alternate often, so that other load on the machine affects all of
+#: them.
 WARM, SLICE = 20, 100
-#: Arrivals of one call while the waiting runs are brought in.
+#: Arrivals in one call while the waiting runs are added.
 AT_ONCE = 50
 MESSAGE = json.dumps({"message": "x" * 485}).encode()
 
@@ -69,12 +71,12 @@ class Run:
 
 @dataclass
 class Book:
-    """A ledger with one worker, which never runs anything."""
+    """A ledger with one worker, which executes nothing."""
 
     ledger: Ledger
     jobs: Any
     number: int = 0
-    #: The run at work of each pair.
+    #: The running run of each pair.
     running: dict[int, Run] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
     free_run: Run | None = None
@@ -123,7 +125,7 @@ class Book:
         return self.ledger.turn(WORKER, self.number, "enforce", free, outcomes, arrivals)
 
     def fill(self, waiting: int, pairs: int) -> None:
-        """Brings in runs until that many wait, the same number for each job of the pairs."""
+        """Adds runs until this many wait, the same number for each job of the pairs."""
         places = [(pair, side) for side in (0, 1) for pair in range(pairs)]
         at = len(self.waiting) + len(self.running)
         while (missing := waiting - len(self.waiting) + pairs - len(self.running)) > 0:
@@ -140,7 +142,8 @@ class Book:
                     raise RuntimeError(f"an arrival was answered with {answer}")
 
     def exchange(self, pair: int) -> None:
-        """The run at work of a pair ends, another one of its job arrives: the longest waiting of the pair starts."""
+        """The running run of a pair ends, and another run of its job arrives. The run of the pair that has waited
+        longest starts."""
         ended = self.running[pair]
         arrival = _arrival(ended.job)
         turn = self.turn(1, [Outcome(ended.id, ended.fence, "succeeded")], [arrival])
@@ -197,7 +200,7 @@ def measure(stage: Stage) -> dict[str, Any]:
     with stage.redis() as server:
         sizes = []
         for db, waiting in enumerate(stage.size.waiting):
-            stage.say(f"ledger: bringing in {waiting} waiting runs")
+            stage.say(f"ledger: adding {waiting} waiting runs")
             one = Case(db, waiting, max(1, min(PAIRS, waiting // 10)), Book.open(server, db, jobs), server.client(db))
             one.book.fill(waiting, one.pairs)
             sizes.append(one)
@@ -241,7 +244,7 @@ def _slice(one: Case, choice: random.Random) -> None:
 
 
 def _timed(client: redis.Redis, turns: int, calls: Iterable[Callable[[], None]]) -> tuple[float, float]:
-    """Microseconds per call: of the script by Redis's account, and by ours."""
+    """Microseconds for each call: of the script by Redis's account, and by our clock."""
     client.config_resetstat()
     begun = time.perf_counter()
     for call in calls:

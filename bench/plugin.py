@@ -1,10 +1,10 @@
-"""(f) What the plugin adds to every ``celery`` command.
+"""(f) How much time the plugin adds to every ``celery`` command. Celery loads the entry points of its group with any
+command.
 
-Celery loads the entry points of its group with any command. Without the plugin is the same environment in which the
-entry point is not found: a directory before all others on the path has the metadata of the same distribution, without
-it. With the plugin there is such a directory, too, with the entry point: both look through the same paths. Commands
-alternate; the figure is the difference between the two of a round, median of all rounds: in time, and in processor
-time, which says more where other programs are at work.
+"Without" is the same environment, except that the entry point is not found: the first directory on the path has
+metadata of the same distribution without it. "With" also has such a directory, with the entry point, so that both
+search the same paths. Commands alternate. The figure is the median over all rounds of the difference within a round: in
+time, and in processor time, which is less affected by other programs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def measure(stage: Stage) -> dict[str, Any]:
     for command in COMMANDS:
         others, rounds = Others(), []
         for number in range(stage.size.plugin_rounds):
-            # Who comes first changes with every round.
+            # The order alternates between rounds.
             order = (True, False) if number % 2 else (False, True)
             rounds.append({plugin: _taken(command, with_it if plugin else without) for plugin in order})
         (ms, cpu), (without_ms, without_cpu) = (_columns(rounds, plugin) for plugin in (True, False))
@@ -57,7 +57,7 @@ def _columns(rounds: list[dict[bool, tuple[float, float]]], plugin: bool) -> tup
 
 
 def _environment(directory: Path, with_plugin: bool) -> dict[str, str]:
-    """Where the entry point is found, or not."""
+    """The directory with the metadata, in which the entry point is found, or not."""
     ours = distribution("celery_orchestration")
     metadata = directory / f"celery_orchestration-{ours.version}.dist-info"
     metadata.mkdir(parents=True)

@@ -1,6 +1,7 @@
-"""The tasks of part (h). BENCH_POOLS is the table of pools as JSON; without it, tasks are Celery's own.
+"""The tasks of part (h). BENCH_POOLS is the table of pools as JSON; without it, tasks are plain Celery tasks.
 
-``short`` takes 5 ms of time, ``heavy`` 20 ms of the processor, ``quick`` nothing. All write down when they ran.
+``short`` sleeps for 5 ms, ``heavy`` keeps the processor busy for 20 ms, ``quick`` does nothing. All record when they
+ran.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TABLE:
 
 
 def job(name: str, pool: str) -> Any:
-    """A job of a pool, if the table has it; else a plain task."""
+    """A job of a pool, if the table has that pool; else a plain task."""
     options = {"pool": pool, "on_crash": "requeue"} if pool in TABLE else {}
     return app.task(name=name, base=base, **options)
 

@@ -1,10 +1,10 @@
-"""(h) Pools: scaling, isolation, deaths of workers and supervisors, and what an idle supervisor costs.
+"""(h) Pools: scaling, isolation, deaths of workers and supervisors, and the cost of an idle supervisor.
 
-- **scale**: jobs of 5 ms arrive all at once at a pool of min 1, max 4; next to it, in the same run, at four workers
-  that were there before. Measured from their arrival until the last one is done.
+- **scale**: jobs of 5 ms arrive all at once at a pool of min 1, max 4; and, in the same run, at four workers that were
+  started before. The figure is the time from their arrival until the last one is done.
 - **apart**: quick jobs in a pool of their own, first alone, then while another pool has a backlog of jobs that keep all
-  processors busy; next to it the same on one shared worker of stock Celery.
-- **kills**: two supervisors under load; a worker is killed every 3 s and a supervisor every 20 s (and started again).
+  processors busy; and the same on one shared worker of stock Celery.
+- **kills**: two supervisors under load. A worker is killed every 3 s and a supervisor every 20 s (and started again).
   At the end one supervisor is killed for good, and the other one takes its places.
 - **idle**: a supervisor with ten pools of one worker each and nothing to do.
 
@@ -38,7 +38,7 @@ from support.workers import CeleryProcess, celery_command
 
 APP = "bench.pool_apps"
 MOST, SLOTS = 4, 2
-#: Messages that a killed worker may have to begin with, and seconds between kills.
+#: Messages that a killed worker may have fetched, and seconds between kills.
 BACKLOG, WORKER_EVERY, SUPERVISOR_EVERY, GONE = 2000, 3.0, 20.0, 2.0
 QUICK_EVERY = 0.03
 IDLE_POOLS = 10
@@ -50,7 +50,7 @@ def measure(stage: Stage) -> dict[str, Any]:
 
 
 class Site:
-    """A Redis, the table of pools of its app, supervisors and workers; all of them end with the block."""
+    """A Redis, the table of pools of its app, supervisors and workers. All of them end with the block."""
 
     def __init__(self, stage: Stage, server: RedisServer, name: str, table: dict[str, Any]) -> None:
         self.stage, self.server, self.name = stage, server, name
@@ -89,7 +89,7 @@ class Site:
         return self._app
 
     def live(self, orchestration: Orchestration, pool: str = "") -> int:
-        """Workers of a pool, or of all, that take runs."""
+        """The workers of a pool, or of all pools, that take runs."""
         workers = orchestration.status(depths=False).workers
         prefix = f"{pool}-" if pool else ""
         return sum(one.name.startswith(prefix) and one.state in ("idle", "busy") for one in workers)
@@ -122,7 +122,7 @@ def site(stage: Stage, name: str, table: dict[str, Any]) -> Iterator[Site]:
 
 
 def _workers_of(url: str) -> list[psutil.Process]:
-    """Main processes of workers on places: a supervisor's are in process groups of their own."""
+    """The main processes of workers on places: a supervisor's workers are in process groups of their own."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -178,7 +178,7 @@ def _scale(stage: Stage) -> dict[str, Any]:
 
 
 def _arrive(where: Site, queue: str) -> None:
-    """All at once, as they were written down in another database."""
+    """Queues all messages at once: they were made in another database."""
     with redis.Redis.from_url(where.server.url(1)) as source:
         source.copy(queue, queue, destination_db=0)
 
@@ -209,11 +209,11 @@ def _scaled(where: Site, jobs: int, queue: str) -> dict[str, float]:
     _until("one worker is there", lambda: where.live(orchestration, "short") == 1)
     times: dict[str, float] = {}
 
-    def look() -> None:
+    def wait_for_max() -> None:
         times["at_max"] = _until("it is at max", lambda: where.live(orchestration, "short") == MOST, every=0.1)
 
     _arrive(where, queue)
-    watcher = threading.Thread(target=look, daemon=True)
+    watcher = threading.Thread(target=wait_for_max, daemon=True)
     watcher.start()
     seconds = _drained(where, jobs, queue)
     watcher.join(1)
@@ -266,7 +266,7 @@ def _send_heavy(where: Site, queue: str) -> None:
 
 
 def _waits(where: Site, batch: str, queue: str) -> dict[str, Any]:
-    """How long quick jobs wait, in ms. One that has not begun within some seconds counts as that long."""
+    """How long quick jobs wait, in ms. A job that has not begun after the time limit counts as that long."""
     count, patience = where.stage.size.pool_quick, where.stage.size.pool_patience
     with client(where.server.url(0)) as app, app.producer_or_acquire() as producer:
         for _ in range(count):
@@ -300,9 +300,9 @@ def _kills(stage: Stage) -> dict[str, Any]:
         _until("full strength", lambda: where.live(orchestration, "short") == MOST)
         ended, sent, twice_held = threading.Event(), [0], [0]
         sender = threading.Thread(target=_keep_sending, args=(where, ended, sent), daemon=True)
-        looker = threading.Thread(target=_look_for_twice, args=(where, ended, twice_held), daemon=True)
+        watcher = threading.Thread(target=_look_for_twice, args=(where, ended, twice_held), daemon=True)
         sender.start()
-        looker.start()
+        watcher.start()
         _break(where, supervisors, seconds, killed)
         again = _until("full strength", lambda: _is_full(where, orchestration), lease + PATIENCE)
         held = Counter(process.ppid() for process in _workers_of(where.server.url(0)))
@@ -312,7 +312,7 @@ def _kills(stage: Stage) -> dict[str, Any]:
         over += _until("the other one has all places", lambda: _is_full(where, orchestration), lease + PATIENCE)
         ended.set()
         sender.join()
-        looker.join()
+        watcher.join()
         _until("all jobs are done", lambda: len(where.counts()) >= sent[0], lease + PATIENCE, 1.0)
         ran = where.counts()
         dead = len(orchestration.dead_letters())
@@ -351,8 +351,8 @@ def _keep_sending(where: Site, ended: threading.Event, sent: list[int]) -> None:
 
 
 def _look_for_twice(where: Site, ended: threading.Event, found: list[int]) -> None:
-    """Places that the ledger has given to two, as the environments of their workers tell: the fence differs, and both
-    are there for longer than a worker takes to drain."""
+    """Places that the ledger has given to two workers, by the environments of the workers: the fences differ, and both
+    workers are there for longer than a worker takes to drain."""
     seen: dict[str, float] = {}
     while not ended.wait(0.5):
         places = Counter()

@@ -1,4 +1,4 @@
-"""The figures as tables: for a terminal, and as Markdown for the README."""
+"""The figures as tables: for a terminal, and as Markdown for ``RESULTS.md``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sheets(results: dict[str, Any]) -> list[Sheet]:
         "times": lambda part: [_times(part)],
         "schedule": _schedule,
         "plugin": lambda part: [_plugin(part, size)],
-        "look": lambda part: [_look(part, size)],
+        "commands": lambda part: [_commands(part, size)],
         "pools": lambda part: [_pools(part)],
         "dashboard": lambda part: [_dashboard(part)],
         "idle": lambda part: [_idle(part)],
@@ -60,7 +60,7 @@ def _throughput(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
         f"(a) Throughput: prefork, 2 slots, {size['tasks']} tasks, medians of {size['rounds']} alternating rounds",
         columns,
         rows,
-        ("Of plain: tasks per second against plain Celery of the same round, median (lowest to highest).",),
+        ("Of plain: tasks per second divided by those of plain Celery in the same round; median (lowest to highest).",),
     )
 
 
@@ -81,7 +81,10 @@ def _exclusive(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
         f"medians of {size['rounds']} rounds",
         ("", "ms a run", "of the floor", "of blocking", "overlaps", "plain tasks begin after, ms"),
         rows,
-        ("Plain tasks sent meanwhile to the same queue: median time until they begin, and on idle workers.",),
+        (
+            "Plain tasks that were sent to the same queue: the median time until they began; "
+            "and the same on idle workers.",
+        ),
     )
 
 
@@ -111,7 +114,7 @@ def _ledger(part: dict[str, Any]) -> Sheet:
             "round trip us",
         ),
         rows,
-        ("Script: Redis's own account. Round trip: seen by the client, its own work included.",),
+        ("Script: Redis's own account. Round trip: measured by the client, including its own work.",),
     )
 
 
@@ -119,7 +122,7 @@ def _memory(part: dict[str, Any]) -> Sheet:
     rows = [
         ("waiting run", f"{part['waiting_bytes']:.0f}"),
         ("running run", f"{part['running_bytes']:.0f}"),
-        ("ended run (its mark goes after 2 h)", f"{part['ended_bytes']:.0f}"),
+        ("ended run (its done-marker expires after 2 h)", f"{part['ended_bytes']:.0f}"),
     ]
     return Sheet(f"Memory of Redis, message of {part['message_bytes']} B", ("", "bytes"), rows)
 
@@ -132,7 +135,12 @@ def _times(part: dict[str, Any]) -> Sheet:
         rows.append((one["title"], *late, f"{memory['grown_bytes'] / 1e6:.1f}"))
     columns = ("", "countdown=1 starts after s (worst)", "retry after 1 s (worst)", "worker grows, MB")
     runs = next(iter(part.values()))["memory"]["runs"]
-    return Sheet("(d) Runs with a time", columns, rows, (f"Grows: by {runs:,} calls that are not due yet.",))
+    return Sheet(
+        "(d) Runs with a start time",
+        columns,
+        rows,
+        (f"Worker grows: when it has received {runs:,} calls that are not due yet.",),
+    )
 
 
 def _schedule(part: dict[str, Any]) -> list[Sheet]:
@@ -154,8 +162,9 @@ def _schedule(part: dict[str, Any]) -> list[Sheet]:
                 for one in fires["cases"].values()
             ],
             (
-                "Those every 10 s are due all at once: fires/s is how fast they go out then. Else it is what comes out "
-                f"in a second. Ours: {rounds} rounds; the others, here and below: one.",
+                "Entries with an interval of 10 s are all due at once: fires/s is the rate of sending then. "
+                "Otherwise it is the number of fires that are sent in a second. "
+                f"Ours: {rounds} rounds; the others, here and below: one.",
             ),
         ),
         Sheet(
@@ -176,8 +185,9 @@ def _schedule(part: dict[str, Any]) -> list[Sheet]:
                 )
             ],
             (
-                "Of the others it cannot be told when a fire was due: they count each interval from when they sent the "
-                "last one. Theirs is how much later than that each comes, and adds up.",
+                "The due times of the other schedulers are not known: they count each interval from the time at which "
+                "they sent the last message. Their figure is how much later than that a message comes; these delays "
+                "add up.",
             ),
         ),
         Sheet(
@@ -193,9 +203,10 @@ def _schedule(part: dict[str, Any]) -> list[Sheet]:
                 if isinstance(one, dict)
             ],
             (
-                "Passed over: due times of entries with an interval shorter than the takeover, of which a later one "
-                'had come when there was a leader again: catch_up="latest" makes one run of them, as the history says. '
-                f"celery-redbeat's lock stays for {locked:.0f} s by its defaults; PersistentScheduler has no standby.",
+                "Passed over: due times of entries with an interval shorter than the takeover, after which another due "
+                'time had come when a scheduler led again: catch_up="latest" makes one run of them, as the history '
+                f"says. celery-redbeat's lock stays for {locked:.0f} s at default settings; PersistentScheduler has no "
+                "standby.",
             ),
         ),
     ]
@@ -216,21 +227,24 @@ def _plugin(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
         f"(f) The plugin, ms: medians of {size['plugin_rounds']} alternating rounds",
         ("command", "without", "with", "added", "CPU added"),
         rows,
-        ("Added: with the entry point less without it, of the same round, median (lowest to highest).",),
+        (
+            "Added: the difference between with and without the entry point in the same round, "
+            "median (lowest to highest).",
+        ),
     )
 
 
-def _look(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
+def _commands(part: dict[str, Any], size: dict[str, Any]) -> Sheet:
     rows = [
         (one["title"], f"{one['seconds']:.2f} ({one['best']:.2f} to {one['worst']:.2f})", f"{one['cpu']:.2f}")
         for one in part["commands"].values()
     ]
     return Sheet(
         f"(g) Commands on {part['jobs']:,} jobs, {part['workers']} workers and {part['waiting']:,} waiting runs, "
-        f"medians of {size['looks']}",
+        f"medians of {size['command_rounds']}",
         ("whole process", "s", "CPU s"),
         rows,
-        ("Celery loads no app for --help; inspect ping waits for a second whether others answer, too.",),
+        ("Celery loads no app for --help; inspect ping waits a second for more answers.",),
     )
 
 
@@ -240,11 +254,11 @@ def _dashboard(part: dict[str, Any]) -> Sheet:
         ("figure", ""),
         [
             ("first page, median of 3, ms", f"{part['first_ms']:.0f}"),
-            ("an update, of the browser's time, longest of 9, ms", f"{part['update_ms']:.1f}"),
+            ("browser time of an update, longest of 9, ms", f"{part['update_ms']:.1f}"),
             (f"timeline of {part['runs']:,} runs, first load, ms", f"{part['timeline_ms']:.0f}"),
             ("/metrics, median of 5, ms", f"{part['metrics_ms']:.0f}"),
-            ("of a core, nobody watching", f"{part['idle_share']:.1%}"),
-            ("of a core, ten pages open", f"{part['ten_share']:.1%}"),
+            ("share of a core with no open page", f"{part['idle_share']:.1%}"),
+            ("share of a core with ten open pages", f"{part['ten_share']:.1%}"),
             (f"longest read of Redis ({part['redis_verb']}), ms", f"{part['redis_ms']:.1f}"),
         ],
     )
@@ -287,7 +301,8 @@ def _pools(part: dict[str, Any]) -> Sheet:
             ("wait of a quick job alone, ms: median, 99 %", waits[0]),
             (f"beside {apart['heavy']:,} heavy jobs in another pool", waits[1]),
             (
-                f"beside them on one shared worker of stock Celery; {unfinished} had not begun when we looked away",
+                "beside them on one shared worker of stock Celery; "
+                f"{unfinished} had not begun when the measurement ended",
                 waits[2],
             ),
             (
@@ -325,8 +340,8 @@ def _kills(part: dict[str, Any]) -> Sheet:
         ("", "kills", "messages", "have not run", "of these stuck for an hour", "late", "longest wait, s"),
         rows,
         (
-            f"Late: later than {kills.back_after():g} s (lease, sweep and a second). Stuck: written down, "
-            "and back after visibility_timeout; the others that have not run are gone for good.",
+            f"Late: later than {kills.back_after():g} s (lease, sweep and a second). Stuck: recorded in Redis, "
+            "and back after visibility_timeout; all others that have not run are lost for good.",
         ),
     )
 
@@ -351,7 +366,7 @@ def _warnings(results: dict[str, Any]) -> list[str]:
         found.append("A quick run: these figures are rough.")
     others = figures.busiest(results)
     if others > figures.QUIET:
-        found.append(f"The machine was not quiet, so times say little: other programs took {others:.0%} of a core.")
+        found.append(f"The machine was busy, so times mean little: other programs took {others:.0%} of a core.")
     return found + [f"Problem: {text}" for text in results["problems"]]
 
 

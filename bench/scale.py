@@ -1,9 +1,9 @@
-"""(j) A large installation, simulated: how long each verb keeps Redis busy, how a mass death is recovered from, and how
-many runs one Redis core carries.
+"""(j) A large installation, simulated: how long each verb keeps Redis busy, how long it takes to recover the runs of
+many dead workers, and how many runs one Redis core carries.
 
-The ledger is filled by its own verbs: workers that run nothing, jobs of which some wait on queues that nobody serves,
-and many waiting runs. Then all workers but one die at once. Times of verbs are those of Redis's own account of one
-script. Runs a second of one core count all processor time of Redis.
+The ledger is filled by its own verbs: workers that execute nothing, jobs, some of which wait on queues that nobody
+serves, and many waiting runs. Then all workers but one die at once. Times of verbs are Redis's own account of one
+script. The number of runs a second counts all processor time of Redis.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from celery_orchestration.ledger import Arrival, Ledger, Outcome, Presence, Turn
 from celery_orchestration.ledger.keys import prefix
 from celery_orchestration.node import releases
 
-#: Milliseconds. Those that die have the short one.
+#: Milliseconds. Workers that will die have the short lease.
 LEASE, SHORT_LEASE, SWEEP = 3_600_000, 2_000, 5_000
 MESSAGE = b"x" * 500
 SURVIVOR = "survivor"
 HUB = "hub"
-#: Runs of which each ceiling is measured.
+#: The number of runs with which each ceiling is measured.
 RUNS = 5000
 
 
@@ -49,7 +49,7 @@ class Simulation:
     def __init__(self, ledger: Ledger, client: redis.Redis, crowd: Crowd) -> None:
         self.ledger, self.client, self.crowd = ledger, client, crowd
         self.numbers: dict[str, int] = {}
-        #: Longest script of each verb, ms.
+        #: The longest script of each verb, in ms.
         self.longest: dict[str, float] = {}
         jobs = {f"job{n}": _document(1 if n % 2 else None) for n in range(crowd.jobs)}
         jobs[HUB] = _document(1)
@@ -103,7 +103,7 @@ class Simulation:
     def build(self) -> None:
         merged = releases.merged([self.document])
         found = self.timed("register", lambda: self.ledger.register(self.presence(SURVIVOR, LEASE)))
-        self.timed("install", lambda: self.ledger.install_policies(found.live, merged.cap, merged.jobs))
+        self.timed("install_policies", lambda: self.ledger.install_policies(found.live, merged.cap, merged.jobs))
         for n in range(self.crowd.workers):
             self.ledger.register(self.presence(f"w{n}", LEASE))
         for n in range(self.crowd.workers):
@@ -126,13 +126,13 @@ class Simulation:
         for n in range(crowd.dependents):
             yield _arrival(f"dependent{n}", f"dependent{n}")
 
-    def look_at_verbs(self) -> None:
+    def time_verbs(self) -> None:
         for again in range(3):
             new = f"new{again}"
             self.timed("register", lambda new=new: self.ledger.register(self.presence(new, LEASE)))
-            self.timed("beat", lambda new=new: self.ledger.heartbeat(new, LEASE, []))
-            self.timed("health", lambda: self.ledger.read_health("bench", "w1@host"))
-            self.timed("status", lambda: self.ledger.read_status(100, 100))
+            self.timed("heartbeat", lambda new=new: self.ledger.heartbeat(new, LEASE, []))
+            self.timed("read_health", lambda: self.ledger.read_health("bench", "w1@host"))
+            self.timed("read_status", lambda: self.ledger.read_status(100, 100))
             self.sweep()
             run = _arrival(f"free{again}", "job0")
             fence = self.timed("turn", lambda run=run: self.turn(SURVIVOR, 1, [], [run])).answers[0].fence
@@ -171,7 +171,7 @@ def measure(stage: Stage) -> dict[str, Any]:
         server.client().config_set("slowlog-max-len", 1000)
         stage.say(f"scale: {crowd.workers} workers, {crowd.jobs} jobs, {crowd.waiting} waiting runs")
         simulation.build()
-        simulation.look_at_verbs()
+        simulation.time_verbs()
         death = simulation.mass_death()
         stage.say(f"scale: {death}, longest script, ms: {_round(simulation.longest)}")
         simulation.ledger.close()
@@ -206,7 +206,7 @@ def _small(server: Any, jobs: dict[str, Any]) -> Simulation:
 
 
 def _cpu_seconds(simulation: Simulation) -> float:
-    """Of Redis, for the scripts and for all that it does around them."""
+    """Redis's processor time, for the scripts and everything around them."""
     used = simulation.client.info("cpu")
     return float(used["used_cpu_user"] + used["used_cpu_sys"])
 
@@ -232,7 +232,7 @@ def _ceiling(server: Any, name: str, jobs: dict[str, Any], choose: Callable[[int
 
 
 def _exclusive_ceiling(server: Any) -> int:
-    """There is always one that waits: it starts in the slot of the one that ended."""
+    """One run always waits: it starts in the slot of the run that ended."""
     simulation = _small(server, {"a": _document(1)})
     first = simulation.turn(SURVIVOR, 0, [], [_arrival("x0", "a"), _arrival("x1", "a")])
     running = _ended("x0", first.answers[0].fence)

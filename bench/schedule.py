@@ -1,15 +1,16 @@
-"""(e) The scheduler, next to Celery's own (PersistentScheduler) and celery-redbeat.
+"""(e) The scheduler, compared with Celery's own (PersistentScheduler) and celery-redbeat.
 
-Fires: as many entries as are due 1,000 times a second, or at 0.8 of what a plain ``apply_async`` loop does here, each
-every ten seconds. Entries that came together are due together, so that each ten seconds begin with all of them at once;
-what was sent when they are over counts. Twice: without a worker, where a fire goes into the ledger and waits; and with
-a worker that has slots for everything and runs nothing, where each is handed over to the broker too. The others get
-one-second entries: what comes out in a second counts.
+Fires: entries with an interval of ten seconds, as many as make 1,000 fires a second, or 0.8 of the rate of a plain
+``apply_async`` loop here. Entries that were added together are due together, so each period of ten seconds begins with
+all of them at once; the fires that were sent by its end are counted. This is measured twice: without a worker, where a
+fire goes into the ledger and waits; and with a worker that has slots for everything and executes nothing, where each
+run is also handed over to the broker. The other schedulers get one-second entries, and the fires of each second are
+counted.
 
-Processor time: the kernel's account of the scheduler's process, while ten entries fire every second beside few or many
-that are not due. Lateness: when a message can be taken from the broker, less when its fire was due; and when its run
-came into the ledger. Takeover: a leader is terminated or killed just before something is due, while another one stands
-by, and what became of every due time is looked up in the ledger.
+Processor time: the kernel's account of the scheduler's process, while ten entries fire every second, with few or many
+other entries that are not due. Lateness: the time from the due time until the message can be taken from the broker, and
+until the run is in the ledger. Takeover: a leader is terminated or killed just before an entry is due, while another
+one stands by; the ledger then says what became of every due time.
 
 This file is long because three schedulers are measured side by side, in the same way.
 """
@@ -49,21 +50,21 @@ STOCK = "celery.beat:PersistentScheduler"
 REDBEAT = "redbeat.RedBeatScheduler"
 TITLES = {OURS: "ours", STOCK: "PersistentScheduler", REDBEAT: "celery-redbeat"}
 P = keys.prefix("bench")
-#: Where messages are: of plain tasks, and of runs that are handed over.
+#: The queues of messages: of plain tasks, and of runs that are handed over.
 QUEUES = ("celery", "default.granted")
 
-#: Most fires a second that are asked for, of those that a plain loop sends; every so many seconds each.
+#: The most fires a second, the share of the loop's rate, and the seconds between two fires of an entry.
 MOST_RATE, OF_LOOP, EVERY = 1000, 0.8, 10
-#: Messages of that loop.
+#: The number of messages of that loop.
 LOOP = 3000
-#: Entries that are due every second, and how many others there are beside them.
+#: The number of entries that are due every second, and of others, few or many.
 BUSY_ENTRIES, FEW, MANY = 10, 90, 9990
-#: Seconds until a scheduler has come to rest, or fires that began together come one by one.
+#: Seconds until a scheduler has settled, and until entries that began together fire one by one.
 SETTLE = 6.0
 HUNDRED_AT_ONCE = [(100, 1.0)]
 HUNDRED_ONE_BY_ONE = [(1, (900 + 2 * number) / 1000) for number in range(100)]
-#: Entries of the takeovers: one that tells when it goes on, and those whose due times are looked up. A takeover may
-#: take longer than the shorter interval, not than the longer one.
+#: Entries of the takeovers: one whose fires show that the schedule continues, and those whose due times are looked up.
+#: A takeover may take longer than the shorter interval, but not than the longer one.
 PULSE, SHORT, LONG = (1, 0.2), (10, 5.0), (10, 15.0)
 
 Schedule = Iterable[tuple[int, float]]
@@ -83,7 +84,7 @@ def measure(stage: Stage) -> dict[str, Any]:
 
 @dataclass
 class Site:
-    """A Redis, and what schedulers do there."""
+    """A Redis, and the schedulers that use it."""
 
     stage: Stage
     server: RedisServer
@@ -104,7 +105,7 @@ class Site:
             yield process
 
     def begun(self, scheduler: str, schedule: Schedule) -> int:
-        """Waits until it has all its entries; returns when they began (ms), of ours."""
+        """Waits until the scheduler has all its entries. For our scheduler, returns when they began (ms)."""
         names = [entry_name(every, number) for count, every in schedule for number in range(count)]
         key = {OURS: key_of(P, "entry", names[-1]), REDBEAT: f"redbeat:{names[-1]}"}.get(scheduler)
         self.wait(lambda: self.redis.exists(key) if key else self.depth(), f"{scheduler} has its entries")
@@ -117,7 +118,7 @@ class Site:
         deadline = time.monotonic() + PATIENCE
         while not condition():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"waited in vain: {what}")
+                raise RuntimeError(f"not within {PATIENCE:.0f} s: {what}")
             time.sleep(0.01)
 
     def now(self) -> float:
@@ -129,11 +130,11 @@ class Site:
         return sum(self.redis.llen(queue) for queue in QUEUES)
 
     def sent(self) -> int:
-        """Fires whose messages are in the broker now, each once: what was handed over again counts no more."""
+        """The number of fires whose messages are in the broker now. A run that was handed over again counts once."""
         return len({_headers(text)["id"] for queue in QUEUES for text in self.redis.lrange(queue, 0, -1)})
 
     def due_times(self, entries: Iterable[str]) -> dict[str, int]:
-        """Of runs of ours: when each was due (ms), for all that can have been fired so far."""
+        """For runs of our scheduler: when each was due (ms), for all that can have been fired so far."""
         found = {}
         for name in entries:
             entry = Entry(name, Call(FIRED, (), {}, {}), "", None)
@@ -151,7 +152,7 @@ def _headers(text: bytes) -> dict[str, Any]:
 
 
 class PretendedWorker(Node):
-    """Has slots for everything, and runs nothing."""
+    """A node that has slots for everything, and executes nothing."""
 
     def presence(self) -> Presence:
         present = self.as_present("pretended@localhost", "prefork", 10_000_000, QUEUES)
@@ -206,7 +207,7 @@ def _fires(stage: Stage) -> dict[str, Any]:
     )
     rounds: dict[str, list[dict[str, Any]]] = {case.name: [] for case in (*ours, *others)}
     for number in range(stage.size.schedule.rounds):
-        # The others are behind by factors: one round of them says it.
+        # The others are slower by factors: one round is enough.
         for case in (*ours, *others) if number == 0 else reversed(ours):
             found = _periods(stage, case) if case.every == EVERY else _steady(stage, case)
             rounds[case.name].append(found)
@@ -230,7 +231,7 @@ def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plain_loop(stage: Stage) -> float:
-    """Messages a second of a loop that does nothing but ``apply_async``."""
+    """The messages a second of a loop that only calls ``apply_async``."""
     with stage.redis() as server:
         command = [sys.executable, "-m", "bench.fill", str(LOOP), "0"]
         env = {**environment(), "BENCH_APP": "plain", "BENCH_BROKER": server.url()}
@@ -239,7 +240,7 @@ def _plain_loop(stage: Stage) -> float:
 
 
 def _periods(stage: Stage, case: Case) -> dict[str, Any]:
-    """All entries are due at once, every ten seconds: how many were sent when the last period is over."""
+    """All entries are due at once, every ten seconds. Counts the fires that were sent by the end of the last period."""
     with Site.open(stage, case.worker) as site, site.beat(case.scheduler, case.schedule) as process:
         begun = site.begun(case.scheduler, case.schedule)
         others, took = Others(), []
@@ -263,7 +264,7 @@ def _periods(stage: Stage, case: Case) -> dict[str, Any]:
 
 
 def _steady(stage: Stage, case: Case) -> dict[str, Any]:
-    """How many come out in a while, from two seconds after the first."""
+    """Counts the fires of some seconds, beginning two seconds after the first fire."""
     with Site.open(stage, case.worker) as site, site.beat(case.scheduler, case.schedule) as process:
         site.begun(case.scheduler, case.schedule)
         site.wait(lambda: site.depth() or not process.running, "something is fired")
@@ -324,7 +325,7 @@ def _busy(stage: Stage, scheduler: str, idle: int) -> dict[str, float]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """In nanoseconds where the kernel keeps them, thread by thread; else in hundredths of a second."""
+    """In nanoseconds where the kernel keeps them for each thread; else in hundredths of a second."""
     try:
         spent = [task.joinpath("schedstat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
@@ -380,7 +381,8 @@ def _lateness(stage: Stage, scheduler: str, schedule: Schedule) -> dict[str, Any
 
 
 def _taken(site: Site, seconds: float) -> list[tuple[float, dict[str, Any]]]:
-    """What is taken from the queues within this time, as a worker does: when (ms), and its headers."""
+    """The messages that come within this time, taken from the queues as a worker takes them: when (ms), and their
+    headers."""
     for queue in QUEUES:
         site.redis.delete(queue)
     found, until = [], time.monotonic() + seconds
@@ -392,12 +394,13 @@ def _taken(site: Site, seconds: float) -> list[tuple[float, dict[str, Any]]]:
 
 
 def _entry_of(headers: dict[str, Any]) -> str:
-    """The only argument of the call."""
+    """The name of the entry: the only argument of the call."""
     return str(headers["argsrepr"]).strip("([,'])")
 
 
 def _against_the_fire_before(messages: list[tuple[float, dict[str, Any]]]) -> list[float]:
-    """These count each interval from when they sent the last one: how much later than that a message comes."""
+    """How much later than its interval after the message before it each message comes: these schedulers count each
+    interval from the time at which they sent the last message."""
     last: dict[str, float] = {}
     found = []
     for at, headers in messages:
@@ -410,11 +413,10 @@ def _against_the_fire_before(messages: list[tuple[float, dict[str, Any]]]) -> li
 
 def _arrivals_in_ledger(site: Site, due: dict[str, int], ids: list[str]) -> list[float]:
     script = site.redis.register_script(
-        "local found = {} for i, id in ipairs(ARGV) do "
-        "local s = redis.call('HGET', KEYS[1] .. 'r:' .. id, 's') "
-        "found[i] = s and string.format('%.0f', ({cmsgpack.unpack(s)})[17]) or '' end return found"
+        "local found = {} for i, key in ipairs(KEYS) do local record = redis.call('HGET', key, 'record') "
+        "found[i] = record and string.format('%.0f', cmsgpack.unpack(record).arrived) or '' end return found"
     )
-    found = zip(ids, script(keys=[P], args=ids), strict=True)
+    found = zip(ids, script(keys=[key_of(P, "run", id) for id in ids]), strict=True)
     return [float(arrived) - due[id] for id, arrived in found if arrived]
 
 
@@ -444,7 +446,7 @@ def _takeover(stage: Stage) -> dict[str, Any]:
 
 
 def _redbeat_lock(stage: Stage) -> float:
-    """Seconds that its lock stays when its holder dies, by its defaults: nobody takes over before that."""
+    """Seconds for which the lock of a dead holder stays at default settings: nobody takes over before that."""
     with Site.open(stage) as site, site.beat(REDBEAT, [PULSE]):
         site.wait(lambda: site.redis.exists("redbeat::lock"), "celery-redbeat has its lock")
         return float(site.redis.pttl("redbeat::lock")) / 1000
@@ -462,7 +464,7 @@ def _change_leaders(stage: Stage, number: signal.Signals, times: int) -> dict[st
         for _ in range(times):
             site.wait(lambda: all(_is_member(site, one) for one in (first, second)), "both schedulers are there")
             leader, standby = (first, second) if _name(first) == _leader(site) else (second, first)
-            # Something is due while nobody leads.
+            # An entry is due while nobody leads.
             due = begun + ((site.now() - begun) // 5000 + 1) * 5000
             site.wait(lambda: site.now() > due - 50, "it is about to be due")  # noqa: B023
             leader.signal(number)
@@ -491,14 +493,14 @@ def _is_member(site: Site, process: CeleryProcess) -> bool:
 
 
 def _wait_fire(site: Site) -> None:
-    """Until the entry that is due all the time fires once more."""
+    """Waits until the entry that is due all the time fires once more."""
     key = key_of(P, "entry", entry_name(PULSE[1], 0))
     last = site.redis.hget(key, "last")
     site.wait(lambda: site.redis.hget(key, "last") != last, "it fires")
 
 
 def _accounted(site: Site, begun: int) -> dict[str, int]:
-    """What became of the due times of the entries that are due every few seconds, since they began."""
+    """What became of the due times since the beginning, of the entries that are due every few seconds."""
     total = Counter(due=0, lost=0, passed=0, twice=0)
     runs = {id.decode() for id in site.redis.zrange(key_of(P, "waiting"), 0, -1)}
     now = site.now()

@@ -1,4 +1,4 @@
-"""What the parts share: how much to measure, progress, and private servers and workers that always end."""
+"""Shared by all parts: how much to measure, progress, and private servers and workers that always end."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from celery import Celery
 from support.servers import RedisServer
 from support.workers import CeleryProcess, WorkerProcess, celery_command
 
-#: Most seconds for anything to make progress at all.
+#: The longest time without any progress, in seconds.
 PATIENCE = 120.0
-#: Words that have no place in the log of a worker under measurement.
+#: Words that must not be in the log of a measured worker.
 TROUBLE = ("ERROR", "CRITICAL", "Traceback")
 
 
 @dataclass(frozen=True)
 class ScheduleSize:
-    """Of (e): periods of ten seconds whose fires are counted, seconds that anything else is looked at, and how often a
-    leader is terminated and killed."""
+    """Sizes of (e): the number of periods of ten seconds in which fires are counted, the seconds of other measurements,
+    and how often a leader is terminated and killed."""
 
     rounds: int
     periods: int
@@ -51,21 +51,22 @@ class Size:
     waiting: tuple[int, ...]
     turns: int
     memory_runs: int
-    #: (d): runs that wait beside, runs whose lateness is measured, and runs put off, by how many seconds.
+    #: (d): the number of other waiting runs, of runs whose lateness is measured, and of delayed runs, with their delay
+    #: in seconds.
     held_runs: int
     late_runs: int
     put_off_runs: int
     put_off_seconds: int
     #: (g): how often each command is run.
-    looks: int
+    command_rounds: int
     schedule: ScheduleSize
-    #: (f): of each command.
+    #: (f): how often each command is run.
     plugin_rounds: int
-    #: (k): workers that are killed, of each execution pool. (i): seconds.
+    #: (k): the number of workers that are killed, for each execution pool. (i): seconds.
     kills: int
     idle_seconds: int
-    #: (h): jobs that arrive at once and quiet_seconds of their pool; heavy jobs, quick ones beside them and how long
-    #: these are waited for; seconds of kills.
+    #: (h): the number of jobs that arrive at once, and quiet_seconds of their pool; the number of heavy jobs and of
+    #: quick ones, and how long to wait for the latter; seconds of kills.
     pool_jobs: int
     pool_quiet_seconds: int
     pool_heavy: int
@@ -128,7 +129,7 @@ QUICK = Size(
 class Stage:
     size: Size
     directory: Path
-    #: What went wrong beside the figures: tasks that got lost, errors in logs.
+    #: What went wrong besides missed goals: lost tasks, errors in logs.
     problems: list[str] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
 
@@ -149,7 +150,8 @@ class Stage:
 
     @contextlib.contextmanager
     def worker(self, app: str, broker_url: str, **env: str) -> Iterator[WorkerProcess]:
-        """A stock worker with two slots, as it comes but for its name. Killed at the end, its log looked through."""
+        """A stock worker with two slots and default options. It is killed at the end, and its log is searched for
+        errors."""
         worker = WorkerProcess(
             "bench.apps",
             broker_url=broker_url,
@@ -173,7 +175,7 @@ class Stage:
     def beat(
         self, app: str, broker_url: str, scheduler: str, schedule: Sequence[tuple[int, float]]
     ) -> Iterator[CeleryProcess]:
-        """A ``celery beat`` with so many entries every so many seconds each, killed at the end."""
+        """A ``celery beat`` with this many entries at these intervals. It is killed at the end."""
         name = f"beat-{uuid.uuid4().hex[:8]}"
         options = ("-S", scheduler, "-s", str(self.directory / f"{name}.db"), "-l", "WARNING")
         env = {"BENCH_APP": app, "BENCH_BROKER": broker_url, "BENCH_SCHEDULER": scheduler}
@@ -206,7 +208,7 @@ def stage(size: Size) -> Iterator[Stage]:
 
 @contextlib.contextmanager
 def client(broker_url: str) -> Iterator[Celery]:
-    """An app that can send and ask, and knows no task."""
+    """An app that can send tasks and ask for results, and has no tasks of its own."""
     app = Celery("client", broker=broker_url, set_as_current=False)
     try:
         yield app
@@ -215,10 +217,8 @@ def client(broker_url: str) -> Iterator[Celery]:
 
 
 class Depth:
-    """How many messages the broker holds, delivered ones that nobody acknowledged included.
-
-    Asked for on a bare socket, twenty microseconds each time: what is measured has the machine to itself.
-    """
+    """The number of messages in the broker, including those that were delivered and not acknowledged. The question is
+    asked on a plain socket and takes twenty microseconds, so that it disturbs the measurement little."""
 
     def __init__(self, port: int, db: int, queue: str = "celery") -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -238,7 +238,7 @@ class Depth:
 
 @dataclass(frozen=True)
 class Cpu:
-    """Processor seconds since the start of each, and of the whole machine."""
+    """Processor seconds of each process since its start, and of the whole machine."""
 
     main: float
     children: float
@@ -261,18 +261,19 @@ class Cpu:
 
     @property
     def others(self) -> float:
-        """What the rest of the machine used, ourselves included."""
+        """The processor time of the whole machine, the benchmark's own included."""
         return max(0.0, self.machine - self.main - self.children - self.redis)
 
 
 class Others:
-    """Share of a core that programs other than the benchmark's took, stolen time included, since this was made."""
+    """The share of a core that programs other than the benchmark's took since this object was made, stolen time
+    included."""
 
     def __init__(self) -> None:
         self._begun, self._used = time.monotonic(), self._read()
 
     def share(self) -> float:
-        """Processes of the benchmark that were there at the beginning must still be."""
+        """Checks that the processes of the benchmark that existed at the beginning still exist."""
         used = self._read()
         return max(0.0, used - self._used) / (time.monotonic() - self._begun)
 

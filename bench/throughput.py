@@ -1,12 +1,12 @@
-"""(a) How many empty tasks a stock worker with two prefork slots does in a second.
+"""(a) How many empty tasks a stock worker with two prefork slots executes in a second.
 
-All messages are in the queue before the worker starts, so nothing is measured but the worker. The clock runs while the
-share between the first and the last twentieth is consumed: the start is warm, and no slot runs dry. What is left is
-asked of the broker: the tasks have nothing to do with the measuring. Processor time is the kernel's account of the main
-process, its children and the redis-server over the same window: it is less disturbed by what else the machine does.
+All messages are in the queue before the worker starts, so that only the worker is measured. The measurement covers the
+messages between the first and the last twentieth, so that the worker is warm and no slot is idle. The broker is asked
+how many messages are left; the tasks have no part in the measurement. Processor time is the kernel's account of the
+main process, its children and redis-server over the same time: other load on the machine affects it less.
 
-Messages are made once for each variant and copied for each round. Variants take turns, there and back, and a ratio is
-the median of the ratios within rounds: a machine that gets slower meanwhile does not favour one.
+Messages are made once for each variant, and copied for each round. Variants alternate, forwards and backwards, and a
+ratio is the median of the ratios within rounds, so that a machine that becomes slower does not favour one of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from celery_orchestration.ledger.records import key_of
 from support.servers import RedisServer
 from support.workers import WorkerProcess, environment
 
-#: Seconds between looks at the queue.
+#: Seconds between two checks of the queue.
 POLL = 0.02
 RUN_DB = 0
 
@@ -54,11 +54,11 @@ VARIANTS = (
 @dataclass(frozen=True)
 class Sample:
     per_second: float
-    #: Processor microseconds per task.
+    #: Processor microseconds for each task.
     main_us: float
     children_us: float
     redis_us: float
-    #: Share of the machine that went elsewhere.
+    #: The share of the machine that other programs took.
     others: float
 
     @property
@@ -113,7 +113,7 @@ def _one(stage: Stage, server: RedisServer, db: int, variant: Variant) -> Sample
 
 
 def _copy(server: RedisServer, db: int) -> None:
-    """The messages, and celery-singleton's locks, as they were after sending."""
+    """Restores the messages, and celery-singleton's locks, as they were after sending."""
     with redis.Redis.from_url(server.url(RUN_DB)) as target, redis.Redis.from_url(server.url(db)) as source:
         target.flushdb()
         pipe = source.pipeline(transaction=False)
@@ -153,7 +153,7 @@ def _drain(depth: Depth, worker: WorkerProcess) -> None:
 
 
 def _check(stage: Stage, server: RedisServer, worker: WorkerProcess, variant: Variant, count: int) -> None:
-    """Every task was run once, and nothing is left over: neither a run in the ledger nor a lock."""
+    """Checks that every task was executed once, and that nothing is left: no run in the ledger, and no lock."""
     with client(server.url(RUN_DB)) as app:
         stats = app.control.inspect(destination=[worker.hostname], timeout=30).stats() or {}
     ran = stats.get(worker.hostname, {}).get("total", {}).get(EMPTY, 0)

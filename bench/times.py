@@ -1,10 +1,10 @@
-"""(d) Runs that are not to start at once: how late they start, and what they cost the worker meanwhile.
+"""(d) Runs with a start time: how late they start, and how much memory they cost the worker.
 
-Lateness: calls with ``countdown=1`` and runs that retry after one second, while 1,000 runs of another job wait; next to
-plain Celery's, whose timers are in the worker's memory. Each run writes down when it began.
+Lateness: calls with ``countdown=1`` and runs that retry after one second, while 1,000 runs of another job wait; and the
+same with plain Celery, whose timers are in the worker's memory. Each run records when it began.
 
-Memory: 10,000 calls with a countdown. How much the worker's main process has grown when all are put off; then it is
-killed, another one started, and everything has to run, once.
+Memory: 10,000 calls with a countdown. The figure is the growth of the worker's main process when it has received all of
+them. Then the worker is killed, another one is started, and every call has to run once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from support.workers import WorkerProcess
 
 VARIANTS = (("plain", "plain Celery"), ("later", "job"))
 DELAY = 1.0
-#: Seconds between two calls: they come due one after the other.
+#: Seconds between two calls, so that they are due one after the other.
 SPACING = 0.03
 
 
@@ -57,7 +57,7 @@ def measure(stage: Stage) -> dict[str, Any]:
 
 
 def _hold_others(app: Celery, server: RedisServer, count: int) -> None:
-    """So many runs of another job wait: the first of them runs on and on."""
+    """Makes this many runs of another job wait, behind one that runs until the end."""
     with app.producer_or_acquire() as producer:
         for _ in range(count + 1):
             app.send_task("bench.held", producer=producer, ignore_result=True)
@@ -70,7 +70,7 @@ def _hold_others(app: Celery, server: RedisServer, count: int) -> None:
 
 
 def _lateness(app: Celery, trace: Path, task: str, count: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Seconds from the call (or from the failure, for a retry) to the start of the run."""
+    """Seconds from the call (for a retry: from the failure) to the start of the run."""
     batch = f"{task}-{time.monotonic_ns()}"
     with app.producer_or_acquire() as producer:
         for index in range(count):
@@ -112,7 +112,7 @@ def _memory(stage: Stage, name: str) -> dict[str, Any]:
             grown = _rss(worker) - before
             worker.kill()
         lost = 0
-        if name == "later":  # of plain Celery's it is known: they come again after the visibility timeout of an hour
+        if name == "later":  # plain Celery's calls are known to come back after the visibility timeout of an hour
             with contextlib.ExitStack() as stack:
                 stack.enter_context(stage.worker(name, server.url(0), BENCH_TRACE=str(trace)))
                 _wait_for(trace, batch, count)
@@ -125,7 +125,7 @@ def _memory(stage: Stage, name: str) -> dict[str, Any]:
 
 
 def _wait_taken_in(looking: redis.Redis, name: str, count: int) -> None:
-    """By the worker, or by the ledger."""
+    """Waits until the worker, or the ledger, has taken all calls."""
     deadline = time.monotonic() + PATIENCE
     while (looking.zcard(key_of("{bench}:", "later")) if name == "later" else looking.hlen("unacked")) < count:
         if time.monotonic() > deadline:

@@ -15,8 +15,8 @@ order in which it meets them:
    acknowledged, and the run **waits**. ``worker.timers`` wakes the worker when a run is due.
 4. While it runs, it may report its progress (``job.progress``). ``job.limits`` and ``worker.limits`` enforce time
    limits where the execution pool cannot.
-5. The run ends. ``worker.request`` is told, ``worker.settlement`` keeps the outcome until a turn has reported it, and
-   the ledger gives the room to waiting runs that may start. They are **handed over**: they start in the slot that
+5. The run ends. ``worker.request`` learns of it, ``worker.settlement`` keeps the outcome until a turn has reported it,
+   and the ledger gives the room to waiting runs that may start. They are **handed over**: they start in the slot that
    became free, or ``node.publisher`` publishes them. ``worker.sharing`` shares those for which no slot is free.
 
 Beside this path:

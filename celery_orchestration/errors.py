@@ -22,7 +22,7 @@ class ConfigurationError(OrchestrationError, ImproperlyConfigured, click.ClickEx
 
 
 class UserError(OrchestrationError, click.ClickException):
-    """An error of which the user sees only the message, without a traceback."""
+    """An error that is shown to the user by its message alone, without a traceback."""
 
     def __init__(self, message: str) -> None:
         click.ClickException.__init__(self, message)

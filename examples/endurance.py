@@ -1,6 +1,6 @@
-"""``make endurance``: the pipeline by its schedule, under two schedulers of which either is killed at random.
+"""``make endurance``: the pipeline by its schedule, under two schedulers, each of which is killed at random times.
 
-Each scheduler lives for some seconds, is killed or told to stop, and is started again after some more; now and then
+Each scheduler lives for some seconds, is killed or asked to stop, and is started again after some more; now and then
 both are gone. At the end every due time of every entry has to be in the history once: as a run, or counted among those
 that were skipped or missed. No run may have been started twice, and none beside one that the gate forbids. Ends with 1
 if that did not hold.
@@ -58,15 +58,15 @@ class Endurance:
         wait_until("the entries are planned", self.stage.first_due, 20)
         self.first_due = self.stage.first_due()
         end = time.monotonic() + seconds
-        said = time.monotonic()
+        shown = time.monotonic()
         while time.monotonic() < end:
             self._see()
             for scheduler in self.stage.schedulers:
                 if time.monotonic() >= self._turns[scheduler.name]:
                     self._kill(scheduler) if scheduler.alive else self._start(scheduler)
-            if time.monotonic() > said + 30:
-                said = time.monotonic()
-                print(f"{end - said:5.0f} s to go, {self.deaths} deaths, {len(self.takeovers)} of a leader", flush=True)
+            if time.monotonic() > shown + 30:
+                shown = time.monotonic()
+                print(f"{end - shown:5.0f} s to go, {self.deaths} deaths, {len(self.takeovers)} as leader", flush=True)
             time.sleep(0.02)
         for scheduler in self.stage.schedulers:
             if not scheduler.alive:
@@ -77,7 +77,7 @@ class Endurance:
     def _see(self) -> bool:
         """The schedulers that lead now, according to their logs."""
         for scheduler in self.stage.schedulers:
-            scheduler.said()
+            scheduler.read_log()
         leader = self.stage.leader
         if leader and leader.leads and self.takeovers and self.takeovers[-1].seconds is None:
             self.takeovers[-1].seconds = leader.leads - self.takeovers[-1].at

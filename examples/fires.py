@@ -65,7 +65,7 @@ def account(first: int, last: int, every: int, records: Sequence[Record]) -> Acc
     """Accounts for an entry that was due every `every` ms from `first` to `last`. `records`: the latest first."""
     times = range(first, last + 1, every)
     found = Account(len(times))
-    told: Counter[int] = Counter()
+    counted: Counter[int] = Counter()
     missed = []
     for one in reversed(records):
         if one.due is None:
@@ -75,18 +75,18 @@ def account(first: int, last: int, every: int, records: Sequence[Record]) -> Acc
             missed.append(one)
         elif one.outcome == SKIPPED:
             found.skipped += one.count
-            told.update(one.due - every * number for number in range(one.count))
+            counted.update(one.due - every * number for number in range(one.count))
         else:
             found.ran += 1
             found.latest = max(found.latest, one.arrived - one.due)
-            told[one.due] += 1
-    found.problems += [f"due at {time}: {count} times in the history" for time, count in told.items() if count > 1]
-    found.problems += [f"due at {time}: it was not" for time in told if time not in times]
-    untold = [time for time in times if time not in told]
+            counted[one.due] += 1
+    found.problems += [f"due at {time}: {count} times in the history" for time, count in counted.items() if count > 1]
+    found.problems += [f"due at {time}: it was not" for time in counted if time not in times]
+    missing = [time for time in times if time not in counted]
     for one in missed:
-        passed = [time for time in untold if time <= (one.due or 0)]
-        untold = untold[len(passed) :]
+        passed = [time for time in missing if time <= (one.due or 0)]
+        missing = missing[len(passed) :]
         if len(passed) != one.count:
             found.problems.append(f"{one.count} were missed until {one.due}, and {len(passed)} are not in the history")
-    found.problems += [f"due at {time}: not in the history" for time in untold]
+    found.problems += [f"due at {time}: not in the history" for time in missing]
     return found

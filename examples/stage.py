@@ -105,9 +105,8 @@ class Scheduler(Service):
         self.leads, self.stands_by = None, False
         super().start()
 
-    def said(self) -> list[str]:
-        """The lines of its log since the last call, without times and levels."""
-        found = []
+    def read_log(self) -> None:
+        """Reads the lines of its log since the last call: they say whether it leads."""
         for line in self.new_lines():
             match = re.match(r"\[(\S+ \S+),(\d{3}): \w+/\S+\] (.*)", line)
             if match is None:
@@ -117,8 +116,6 @@ class Scheduler(Service):
                 self.leads, self.stands_by = datetime.fromisoformat(f"{at}.{ms}").timestamp(), False
             elif text.startswith(("Standing by", "This scheduler no longer leads")):
                 self.leads, self.stands_by = None, True
-            found.append(text)
-        return found
 
 
 class Timeline(threading.Thread):

@@ -1,4 +1,4 @@
-"""The fixtures of all tests. What they are made of is in ``support``."""
+"""The fixtures of all tests. Their parts are in ``support``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than a few seconds; left out by `make test-fast`")
     config.addinivalue_line("markers", "promises: real leases of 30 s; run by `make promises`, left out by `make test`")
     nodes.check_kind_of_nodes()
-    # A busy machine may take long for any example.
+    # On a busy machine any example may take long.
     hypothesis.settings.register_profile("project", deadline=None)
     hypothesis.settings.load_profile("project")
 
@@ -49,7 +49,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_left_over() -> Iterator[None]:
-    """After everything else: no process that the tests started is still there."""
+    """After everything else: no process that the tests started still exists."""
     yield
     left = processes.survivors()
     processes.close_guard()
@@ -58,14 +58,14 @@ def _nothing_left_over() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _celery_state() -> Iterator[None]:
-    """Tasks and apps that a test defines are not there for the next one."""
+    """Tasks and apps that a test defines do not exist for the next test."""
     with celery_state_of_its_own():
         yield
 
 
 @pytest.fixture
 def reported(request: pytest.FixtureRequest) -> Callable[[ManagedProcess], None]:
-    """Have the end of a process's log shown should the test fail."""
+    """Shows the end of a process's log if the test fails."""
     return request.node.stash.setdefault(_processes, []).append
 
 
@@ -104,7 +104,7 @@ def rabbit_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitSe
 
 @pytest.fixture
 def rabbit_vhost(rabbit_server: RabbitServer) -> Iterator[str]:
-    """A fresh virtual host; a server that the test killed is brought back afterwards."""
+    """A fresh virtual host. A server that the test killed is restarted afterwards."""
     with rabbit_server.fresh_vhost() as vhost:
         yield vhost
 
@@ -116,14 +116,14 @@ def rabbit_url(rabbit_server: RabbitServer, rabbit_vhost: str) -> str:
 
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[DroppingProxy]:
-    """Before this test's Redis; passes everything until told otherwise."""
+    """A proxy in front of this test's Redis. It passes everything until a test sets a fault."""
     with DroppingProxy(redis_server.port) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def redis_broker(redis_server: RedisServer) -> Broker:
-    """Redis for everything; the ledger is where the broker is."""
+    """Redis for messages, results and ledger."""
     return Broker(
         name="redis",
         broker_url=redis_server.url(0),
@@ -135,7 +135,7 @@ def redis_broker(redis_server: RedisServer) -> Broker:
 
 @pytest.fixture
 def rabbitmq_broker(redis_server: RedisServer, rabbit_server: RabbitServer, rabbit_url: str) -> Broker:
-    """RabbitMQ for the messages; the ledger is where the results are, in Redis."""
+    """RabbitMQ for the messages; results and ledger are in Redis."""
     return Broker(
         name="rabbitmq",
         broker_url=rabbit_url,
@@ -157,7 +157,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
 
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
-    """What this test's workers record; tasks that run in the test's own process (eager ones) do too."""
+    """The record of this test's workers, and of tasks that run in the test's own process (eager ones)."""
     history = History(tmp_path / "history.jsonl")
     for name, value in history.env().items():
         monkeypatch.setenv(name, value)
@@ -168,10 +168,8 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
 def worker(
     tmp_path: Path, history: History, reported: Callable[[ManagedProcess], None]
 ) -> Iterator[Callable[..., WorkerProcess]]:
-    """``worker(broker, app="support.apps.plain", pool="threads", concurrency=4, ...)``: started and ready.
-
-    With ``ready=False`` it is only started. Whatever becomes of the test, they are gone after it.
-    """
+    """``worker(broker, app="support.apps.plain", pool="threads", concurrency=4, ...)``: a worker that is started and
+    ready. With ``ready=False`` it is only started. All workers end with the test."""
     with contextlib.ExitStack() as cleanups:
 
         def start(
@@ -223,7 +221,7 @@ def stage_on(
 
 @pytest.fixture
 def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
-    """On Redis, where it does not matter which broker."""
+    """On Redis, for tests that do not depend on the broker."""
     return stage_on(redis_broker)
 
 
@@ -251,7 +249,7 @@ def schedule_on(
 
 @pytest.fixture
 def scheduled(schedule_on: Callable[..., ScheduleStage], redis_broker: Broker) -> Callable[..., ScheduleStage]:
-    """``scheduled(jobs={...})``: on Redis, where it does not matter which broker."""
+    """``scheduled(jobs={...})``: on Redis, for tests that do not depend on the broker."""
     return partial(schedule_on, redis_broker)
 
 
@@ -275,7 +273,7 @@ def default_rabbitmq_broker(rabbit_server: RabbitServer, rabbit_vhost: str) -> R
 
 @pytest.fixture(params=["celery_redis_broker", "celery_rabbitmq_broker"], ids=["redis", "rabbitmq"])
 def celery_broker(request: pytest.FixtureRequest) -> Any:
-    """pytest-celery's own is parametrised over a set: its order differs from run to run."""
+    """pytest-celery's own fixture is parametrised over a set, whose order differs between runs."""
     return request.getfixturevalue(request.param)
 
 
@@ -302,7 +300,7 @@ def new_worker_container(
     default_worker_initial_content: dict[str, bytes],
     tmp_path: Path,
 ) -> Callable[[], nodes.ProcessWorkerContainer]:
-    """Makes what pytest-celery would have Docker make."""
+    """Makes the containers that pytest-celery would get from Docker."""
     return partial(
         default_worker_container_cls.create,
         default_worker_command,
@@ -342,7 +340,7 @@ def default_worker_container(
 
 @pytest.fixture
 def celery_setup(celery_setup: CeleryTestSetup) -> Iterator[CeleryTestSetup]:
-    """Its app made the current one: pytest-celery makes others while it writes the worker's files."""
+    """Makes its app the current one: pytest-celery creates others while it writes the worker's files."""
     celery_setup.app.set_current()
     yield celery_setup
     close_app(celery_setup.app)
@@ -359,13 +357,14 @@ def _started_with(name: str, value: str) -> list[psutil.Process]:
 
 @pytest.fixture
 def started_with() -> Callable[[str, str], list[psutil.Process]]:
-    """Living processes that have this in their environment, or something below it."""
+    """Living processes that have this text in their environment, and their descendants."""
     return _started_with
 
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:
-    """Where an example keeps its files; by it all its processes are known, and ended should it not have done so."""
+    """The directory of an example's files. It identifies all processes of the example, which are ended after the
+    test."""
     yield tmp_path
     for process in _started_with("TMPDIR", str(tmp_path)):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -75,7 +75,7 @@ def cancel(
     assert run_id is not None
     found = client.cancel(client.find_run(run_id), terminate)
     left = f"is {found.state} and was not cancelled (--terminate ends a running one)"
-    text = "is cancelled" if found.cancelled else "was told to end" if found.terminated else left
+    text = "is cancelled" if found.cancelled else "is being ended" if found.terminated else left
     print_result(found, as_json, f"run {found.run_id} {text}")
     if not (found.cancelled or found.terminated):
         sys.exit(1)

@@ -94,13 +94,13 @@ def watch(
     """
     from celery_orchestration.cli.show.watch import follow, is_window, watch_live  # noqa: PLC0415
 
-    def look() -> Any:
+    def read() -> Any:
         return client.status(jobs=jobs, states=states, pools=pools)
 
     if is_window(sys.stdout) and not as_json:
-        watch_live(look, interval, count)
+        watch_live(read, interval, count)
     else:
-        follow(look, interval, count, as_json, everything, sys.stdout)
+        follow(read, interval, count, as_json, everything, sys.stdout)
 
 
 @command(orchestration)

@@ -220,8 +220,8 @@ def _ambiguous(policies: Mapping[str, Policy]) -> Iterator[str]:
             and (target.max_running is None or target.key is not None)
         ],
         lambda pair: (
-            f"job {show(pair[0])}: depends_on waits for the success of {show(pair[1])}, of which any "
-            "number may run at once: set max_running on that one (without key), "
+            f"job {show(pair[0])}: depends_on waits for the success of {show(pair[1])}, but any "
+            "number of its runs may overlap: set max_running on that job (without key), "
             "or depend on it with Dependency(..., on='finish') or on='idle'"
         ),
     )

@@ -30,7 +30,6 @@ from celery_orchestration.job.validation import (
     Seconds,
     configuration_error,
     error_lines,
-    not_available,
     pool_name,
 )
 
@@ -93,7 +92,7 @@ def _blocks(value: Any) -> list[Any]:
 def _exclusive(value: Any) -> str | None:
     if value is None or (isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()):
         return value
-    raise ValueError(f"should be the name of a group of jobs of which one runs at a time, not {show(value)}")
+    raise ValueError(f"should be the name of a group of jobs that run one at a time, not {show(value)}")
 
 
 def job_name(job: Any) -> str:
@@ -338,7 +337,7 @@ def read_options(name: str, attributes: Mapping[str, Any]) -> JobOptions:
         for option in OPTIONS
         if option in attributes and _is_option(option, attributes[option])
     }
-    problems = [*_misspelt(attributes), *not_available(written)]
+    problems = list(_misspelt(attributes))
     if written.get("timeout_seconds") is not None and (limits := time_limits(attributes)):
         problems.append(f"timeout_seconds and {' and '.join(limits)} exclude each other: drop one side")
     if problems:

@@ -21,7 +21,6 @@ from celery_orchestration.job.options import (
 )
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.job.validation import (
-    NOT_AVAILABLE,
     OnCrash,
     configuration_error,
     error_lines,
@@ -43,10 +42,7 @@ Source = Literal[
 
 
 class Policy(JobOptions):
-    """One job's options with every default filled in, and the source of each value.
-
-    ``sources`` leaves out options that are not available in this version: nothing uses their values.
-    """
+    """One job's options with every default filled in, and the source of each value."""
 
     name: str
     sources: dict[str, Source]
@@ -66,9 +62,7 @@ class Policy(JobOptions):
         implied: Source = "recurring default" if options.recurring else "exclusive"
         on_crash = _on_crash(options, written)
         sources: dict[str, Source] = {
-            option: "written" if option in ours else implied if option in defaults else "default"
-            for option in OPTIONS
-            if NOT_AVAILABLE.get(option) != ()
+            option: "written" if option in ours else implied if option in defaults else "default" for option in OPTIONS
         }
         if options.recurring:
             by_app = recurring.model_fields_set & defaults.keys() - ours.keys()

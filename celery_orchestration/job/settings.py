@@ -12,12 +12,10 @@ from celery_orchestration.job.pool import Pool, read_pools
 from celery_orchestration.job.text import show, suggest
 from celery_orchestration.job.validation import (
     LONGEST_SECONDS,
-    NOT_AVAILABLE,
     Count,
     OnCrash,
     Seconds,
     error_lines,
-    not_available,
 )
 
 
@@ -75,12 +73,7 @@ class Settings(BaseModel):
         """Read ``orchestration_*`` from an app's configuration; the environment overrides it."""
         written = {name: conf[name] for name in conf if name.startswith("orchestration_") and conf[name] is not None}
         known = [f"orchestration_{field}" for field in cls.model_fields]
-        problems = list(not_available(written))
-        problems += [
-            f"unknown setting {show(name)}{suggest(name, known)}"
-            for name in written
-            if name not in known and name not in NOT_AVAILABLE
-        ]
+        problems = [f"unknown setting {show(name)}{suggest(name, known)}" for name in written if name not in known]
         if problems:
             raise ConfigurationError("\n".join(problems))
         values = {name.removeprefix("orchestration_"): value for name, value in written.items()}

@@ -152,7 +152,7 @@ class OrchestratedTask(Task):  # type: ignore[misc]
             try:
                 cls._bind_job(app, {**written, **annotated} if annotated else written)
             except ConfigurationError as exc:
-                cls.mistake = exc  # raised when the job is used: during imports it would be buried in a traceback
+                cls.mistake = exc  # raised when the job is used: during imports it would be hidden in a traceback
         return bound
 
     @classmethod

@@ -1,7 +1,7 @@
 """Shared by the models of options, pools and settings: types of values, and error messages."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -10,8 +10,6 @@ from pydantic import BaseModel, Field, ValidationError
 from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.job.text import show, suggest
 
-#: Options that this version refuses, with the refused values; an empty tuple refuses all values.
-NOT_AVAILABLE: dict[str, tuple[object, ...]] = {}
 LONGEST_SECONDS = 10**9
 OnCrash = Literal["requeue", "fail"]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=LONGEST_SECONDS)]
@@ -22,17 +20,6 @@ def pool_name(value: Any) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,100}", value):
         return value
     raise ValueError(f"should be made of letters, digits, '-' and '_', not {show(value)}")
-
-
-def not_available(written: Mapping[str, Any]) -> Iterator[str]:
-    for option, value in written.items():
-        refused = NOT_AVAILABLE.get(option)
-        if value is None or refused is None:
-            continue
-        if not refused:
-            yield f"{option} is not available in this version"
-        elif any(value == one for one in refused):
-            yield f"{option}={show(value)} is not available in this version"
 
 
 def configuration_error(where: str, problems: Sequence[str]) -> ConfigurationError:

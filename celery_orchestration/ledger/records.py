@@ -95,7 +95,7 @@ class Arrival:
     eta_ms: int | None = None
     #: The call that it comes from; '' for a fire. See ``lua/lib/identity.lua``.
     publication: str = ""
-    #: It was delivered before, and does not say of which publication it is.
+    #: It was delivered before, and does not say which publication it belongs to.
     anonymous: bool = False
     #: How long it was in its queue; None if it does not say when it was sent.
     queued_ms: int | None = None
@@ -148,8 +148,8 @@ class Presence:
     jobs: tuple[str, ...] = field(repr=False, metadata=_sent_as("jobs", json.dumps))
     #: How many ended runs and dead letters are kept for each job, and for how long the dead letters.
     history: int = 100
-    letters: int = 1000
-    letters_ms: int = 14 * 86_400_000
+    dead_letters: int = 1000
+    dead_letter_ms: int = 14 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ ARGUMENTS: dict[str, type] = {
 #: Records that are plain tuples here.
 TUPLES: dict[str, tuple[str, ...]] = {
     "claim": ("fence", "task_id"), "end_of_run": ("id", "attempt"), "held_run": ("id", "fence"),
-    "said": ("id", "fence", "text"), "next_due": ("entry", "due_ms"),
+    "progress": ("id", "fence", "text"), "next_due": ("entry", "due_ms"),
 }  # fmt: skip
 
 

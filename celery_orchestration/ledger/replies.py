@@ -72,7 +72,7 @@ class Disabled:
 
 @dataclass(slots=True)
 class Ending:
-    """A run that ends without having run: somebody has to tell Celery."""
+    """A run that ends without having run: a worker has to report that to Celery."""
 
     id: str
     why: str

@@ -86,8 +86,8 @@ class Node(ABC):
             owner=owner_of(self.app),
             done_ms=int(max(2 * visibility, 3600) * 1000),
             history=self.settings.history,
-            letters=self.settings.dead_letters,
-            letters_ms=int(self.settings.dead_letter_seconds * 1000),
+            dead_letters=self.settings.dead_letters,
+            dead_letter_ms=int(self.settings.dead_letter_seconds * 1000),
             policies=self.release.document,
             jobs=tuple(self.encoded.values()),
         )

@@ -1,4 +1,4 @@
-"""The publisher: sends handed-over runs to the broker, and tells Celery about runs that ended before they started.
+"""The publisher: sends handed-over runs to the broker, and reports runs that ended before they started to Celery.
 
 It has a thread and a broker connection of its own, so that a slow broker or result backend never blocks the worker's
 event loop. If it ends before its errands are done, the next sweep gives them to another node. Methods
@@ -38,7 +38,7 @@ logger = get_logger(__name__)
 UNREACHABLE = (LedgerError, OSError, KombuError, RedisError, AMQPError)
 #: How often an errand is tried if it fails for another reason.
 MOST_TRIES = 3
-#: How many runs are published before the ledger is told.
+#: How many runs are published before the ledger hears of it.
 MOST_AT_ONCE = 64
 #: With more errands than these, it is behind.
 MANY_ERRANDS = 256
@@ -124,8 +124,8 @@ class Publisher(threading.Thread):
         self._stopped.set()
 
     def _add_errand(self, rank: int, errand: Errand | None) -> None:
-        """The lowest rank goes first. Runs that may start come before endings: telling Celery takes longer, and no run
-        waits for it."""
+        """The lowest rank goes first. Runs that may start come before endings: reporting to Celery takes longer, and
+        no run waits for it."""
         self._errands.put((rank, next(self._numbers), errand))
 
     # -- the thread ---------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class Publisher(threading.Thread):
         if not isinstance(errand, Ending):
             logger.error("%s cannot be published, and is left to the next sweep: %r", errand, exc, exc_info=exc)
             return False
-        logger.error("Run %s ended (%s), but Celery could not be told: %r", errand.id, errand.why, exc, exc_info=exc)
+        logger.error("Run %s ended (%s), but Celery was not notified: %r", errand.id, errand.why, exc, exc_info=exc)
         try:
             found = self._ledger.pending_end(errand.id)
             if found is not None:
@@ -215,7 +215,7 @@ class Publisher(threading.Thread):
 
     def _try(self, errand: Errand) -> bool:
         if isinstance(errand, Ending):
-            return self._tell_celery(errand)
+            return self._report_to_celery(errand)
         if isinstance(errand, Copy):
             return self._send(errand.envelope, errand.queue, errand.grant)
         if isinstance(errand, LostRetry):
@@ -265,7 +265,7 @@ class Publisher(threading.Thread):
             self._ledger.confirm_published(published)
         except LedgerError as exc:
             logger.warning(
-                "%d runs were published, but the ledger could not be told; a sweep may publish them again: %s",
+                "%d runs were published, but the ledger could not be notified; a sweep may publish them again: %s",
                 len(published),
                 exc,
             )
@@ -280,7 +280,7 @@ class Publisher(threading.Thread):
 
     # -- runs that end without having run -----------------------------------------------------------
 
-    def _tell_celery(self, ending: Ending) -> bool:
+    def _report_to_celery(self, ending: Ending) -> bool:
         """Does what Celery does when a task ends: result, callbacks, chord, signals, events."""
         found = self._ledger.pending_end(ending.id)
         if found is None:

@@ -35,7 +35,7 @@ class Change(Model):
 class Cancelled(Model):
     run_id: str = Field(description="the run")
     cancelled: bool = Field(description="it had not started, and ends as revoked")
-    terminated: bool = Field(description="it was running, and its worker was told to end it")
+    terminated: bool = Field(description="it was running, and its worker was asked to end it")
     state: RunState | Literal["fetched"] = Field(
         description="its state before; fetched: it waited for a slot in the worker that had fetched it"
     )

@@ -28,7 +28,7 @@ from celery_orchestration.job import queues
 from celery_orchestration.job.pool import Pool
 from celery_orchestration.pools.backlog import Broker
 from celery_orchestration.pools.decide import Figures, Ready, decide
-from celery_orchestration.pools.pool_look import Looker, PoolLook, encoded
+from celery_orchestration.pools.pool_snapshot import PoolReader, PoolSnapshot, encoded
 
 logger = get_logger(__name__)
 
@@ -108,7 +108,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
             in_new_epoch=seen is not None and seen.figures.in_new_epoch,
         )
 
-    def _runs(self, requests: Iterable[Any], seen: PoolLook | None) -> list[Ready]:
+    def _runs(self, requests: Iterable[Any], seen: PoolSnapshot | None) -> list[Ready]:
         """These requests by task, with its typical duration here or elsewhere."""
         demand = self._runtime.demand if self._runtime is not None else None
         found = []
@@ -129,7 +129,7 @@ def _soon_free(executed: Sequence[Ready], target_seconds: float) -> float:
     return sum(runs * max(0.0, 1 - seconds / target_seconds) for runs, seconds in known)
 
 
-def _shared(seen: PoolLook) -> list[Ready]:
+def _shared(seen: PoolSnapshot) -> list[Ready]:
     """The share of one worker among all that serve the queues."""
     alive = len([worker for worker in seen.workers if not worker.draining and not worker.dead])
     share = max(1, alive)
@@ -143,9 +143,9 @@ class _Watch:
     def __init__(self, runtime: Any, options: Pool) -> None:
         self._runtime, self._pool_options = runtime, options
         self._thread: threading.Thread | None = None
-        self._seen: tuple[float, PoolLook] | None = None
+        self._seen: tuple[float, PoolSnapshot] | None = None
 
-    def latest(self, now: float) -> PoolLook | None:
+    def latest(self, now: float) -> PoolSnapshot | None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="orchestration-autoscaler", daemon=True)
             self._thread.start()
@@ -155,13 +155,13 @@ class _Watch:
     def _run(self) -> None:
         runtime, over = self._runtime, threading.Event()
         ledger, broker = runtime.ledger.new_connection(), Broker(runtime.app)
-        looker = Looker(ledger, {})
+        reader = PoolReader(ledger, {})
         while not runtime.stopping:
             served = list(runtime.queues.served)
-            looker.queues = {"": served}
+            reader.queues = {"": served}
             try:
-                look = looker.look({"": self._pool_options}, broker.read(served), tasks=list(state.total_count))[""]
-                self._seen = monotonic(), look
+                snapshot = reader.read({"": self._pool_options}, broker.read(served), tasks=list(state.total_count))[""]
+                self._seen = monotonic(), snapshot
             except LedgerError as exc:
                 logger.debug("The autoscaler cannot read the ledger: %s", exc)
             except Exception as exc:

@@ -41,8 +41,6 @@ class Queued:
     length: int
     #: Tasks of the next messages, if the broker can tell.
     tasks: Counter[str] = field(default_factory=Counter)
-    #: The id of the next message; '' if the broker cannot tell.
-    next_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +111,9 @@ def passive_count(connection: Any, queue: str) -> int | None:
 
 
 def _together(lists: list[list[Any]]) -> Queued:
-    """kombu's Redis transport has a list for each message priority of a queue; the first list is served first."""
+    """kombu's Redis transport has a list for each message priority of a queue."""
     length = sum(max(0, one[0]) for one in lists)
-    tasks = Counter(_text(name) for one in lists for name in one[2:] if name)
-    next_ids = [_text(one[1]) for one in lists if one[1]]
-    return Queued(length, tasks, next_ids[0] if next_ids else "")
+    return Queued(length, Counter(_text(name) for one in lists for name in one[1:] if name))
 
 
 def _text(value: Any) -> str:
@@ -137,12 +133,12 @@ class Backlog(threading.Thread):
         self.problem = "the broker was not asked yet"
 
     def run(self) -> None:
-        self.look()
+        self._read()
         while not self._over.wait(self._interval):
-            self.look()
+            self._read()
         self._broker.close()
 
-    def look(self) -> None:
+    def _read(self) -> None:
         try:
             self.reading = Reading(self._broker.read(self._queues()), monotonic())
             self.problem = ""

@@ -31,7 +31,7 @@ from celery_orchestration.ledger.connect import find
 from celery_orchestration.pools import redis_keeper
 
 #: Timeouts in seconds: for the check whether something listens, and until Redis has loaded its file and answers.
-LOOK, STARTING = 1.0, 60.0
+CONNECTING, STARTING = 1.0, 60.0
 #: Redis creates this many databases, unless the URL asks for a higher number.
 DATABASES = 16
 #: The first release that keeps its append-only file as a directory of files; older ones cannot read that.
@@ -122,7 +122,7 @@ def is_redis(address: Address) -> bool:
 
 def _ask(address: Address) -> bytes:
     """Its answer to PING; empty if it wants TLS or is not a Redis."""
-    with socket.create_connection((address.host.strip("[]"), address.port), timeout=LOOK) as connection:
+    with socket.create_connection((address.host.strip("[]"), address.port), timeout=CONNECTING) as connection:
         if address.unsuitable:
             return b""
         try:

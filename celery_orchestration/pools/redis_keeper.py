@@ -33,7 +33,7 @@ LOCKED = 75
 #: Contents of the lock file.
 SERVES, ENDS = b"serves", b"ends"
 #: Seconds: between two checks; that Redis gets to save its file; without any client until Redis is stopped.
-LOOK, STOPPING, UNUSED = 0.2, 30.0, 1.0
+CHECK, STOPPING, UNUSED = 0.2, 30.0, 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -76,7 +76,7 @@ def _end_with(parent: int) -> None:
 
 def _owner_is_gone() -> bool:
     """Whether the pipe has ended, after a short wait."""
-    readable = select.select([0], [], [], LOOK)[0]
+    readable = select.select([0], [], [], CHECK)[0]
     return bool(readable) and not os.read(0, 1024)
 
 
@@ -88,7 +88,7 @@ def _wait_for_clients(redis: subprocess.Popen[bytes], options: dict[str, Any], s
             used = time.monotonic()
         elif time.monotonic() - used > UNUSED:
             return
-        time.sleep(LOOK)
+        time.sleep(CHECK)
 
 
 def _clients(options: dict[str, Any]) -> int | None:

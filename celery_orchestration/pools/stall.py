@@ -20,7 +20,7 @@ from celery import Celery
 from celery_orchestration import commands
 from celery_orchestration.job.pool import Pool
 from celery_orchestration.pools.place_worker import PlaceWorker
-from celery_orchestration.pools.pool_look import PoolLook, Worker
+from celery_orchestration.pools.pool_snapshot import PoolSnapshot, Worker
 
 #: Seconds to wait for a worker's answer.
 ANSWER_SECONDS = 3.0
@@ -71,10 +71,10 @@ class Stalls:
         self._app = app
         self._watched: dict[tuple[str, int], _Watch] = {}
 
-    def look(
+    def stalled(
         self,
         place_workers: Mapping[tuple[str, int], PlaceWorker],
-        looks: Mapping[str, PoolLook],
+        snapshots: Mapping[str, PoolSnapshot],
         table: Mapping[str, Pool],
         now: float,
     ) -> Iterator[tuple[tuple[str, int], str]]:
@@ -83,22 +83,24 @@ class Stalls:
             del self._watched[key]
         for key, place_worker in place_workers.items():
             pool = table.get(key[0])
-            if pool is None or key[0] not in looks:
+            if pool is None or key[0] not in snapshots:
                 continue
-            if why := self._look_at(key, place_worker, looks[key[0]], pool, now):
+            if why := self._symptom_of(key, place_worker, snapshots[key[0]], pool, now):
                 del self._watched[key]
                 yield key, why
 
-    def _look_at(self, key: tuple[str, int], place_worker: PlaceWorker, look: PoolLook, pool: Pool, now: float) -> str:
+    def _symptom_of(
+        self, key: tuple[str, int], place_worker: PlaceWorker, snapshot: PoolSnapshot, pool: Pool, now: float
+    ) -> str:
         assert place_worker.worker is not None
         stall_seconds = pool.stall_seconds
         pid = place_worker.worker.pid
-        worker = next((one for one in look.workers if _is_of(one, place_worker) and not one.dead), None)
+        worker = next((one for one in snapshot.workers if _is_of(one, place_worker) and not one.dead), None)
         signature = (worker.done, worker.failed, worker.running) if worker else (-1,)
         watch = self._watched.get(key)
-        has_work = any(length > 0 for length in look.queued.values())
+        has_work = any(length > 0 for length in snapshot.queued.values())
         is_full = worker is not None and worker.running >= worker.slots
-        held_back = look.figures.paused or look.figures.in_new_epoch or bool(look.figures.unknown)
+        held_back = snapshot.figures.paused or snapshot.figures.in_new_epoch or bool(snapshot.figures.unknown)
         starting = worker is None and place_worker.worker.age < stall_seconds
         has_changed = watch is None or watch.signature != signature or watch.pid != pid
         if watch is None or has_changed or not has_work or is_full or held_back or starting:
@@ -106,7 +108,7 @@ class Stalls:
             return ""
         quiet = now - watch.since
         name = next(
-            (one.name for one in look.workers if _is_of(one, place_worker)),
+            (one.name for one in snapshot.workers if _is_of(one, place_worker)),
             f"{place_worker.name}@{socket.gethostname()}",
         )
         if watch.first is None and quiet >= stall_seconds / 2:
@@ -115,15 +117,15 @@ class Stalls:
             watch.second = _Question(self._app, name).ask()
         if watch.first is None or watch.second is None or not watch.second.over.is_set():
             return ""
-        return self._verdict(watch, quiet, look, may_be_silent=pool.kind == "solo" and worker is not None)
+        return self._verdict(watch, quiet, snapshot, may_be_silent=pool.kind == "solo" and worker is not None)
 
     @staticmethod
-    def _verdict(watch: _Watch, quiet: float, look: PoolLook, may_be_silent: bool) -> str:
+    def _verdict(watch: _Watch, quiet: float, snapshot: PoolSnapshot, may_be_silent: bool) -> str:
         """`may_be_silent`: it is a solo worker that runs a task, and its lease holds."""
         first, second = watch.first, watch.second
         assert first is not None
         assert second is not None
-        waiting = sum(look.queued.values())
+        waiting = sum(snapshot.queued.values())
         if second.received is None and not may_be_silent:
             return f"it has taken no message for {quiet:.0f} s while {waiting} messages wait, and does not answer"
         if (

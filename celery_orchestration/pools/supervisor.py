@@ -28,15 +28,15 @@ from celery_orchestration.pools.command import worker_command, worker_environmen
 from celery_orchestration.pools.machine import Machine, machine
 from celery_orchestration.pools.place_worker import Launch, PlaceWorker
 from celery_orchestration.pools.places import Places, identity
-from celery_orchestration.pools.pool_look import Looker
 from celery_orchestration.pools.pool_scaling import PoolScaling
+from celery_orchestration.pools.pool_snapshot import PoolReader
 from celery_orchestration.pools.stall import Stalls
 from celery_orchestration.pools.table import Table, queues_of, shared
 from celery_orchestration.pools.worker_process import OnLine
 
 #: Seconds that workers get to drain, unless orchestration_drain_seconds is set.
 DRAIN_SECONDS = 30.0
-#: Seconds between two steps, and between two looks at the pools.
+#: Seconds between two steps, and between two reads of the pools.
 STEP_SECONDS, LOOK_SECONDS = 0.25, 1.0
 #: An older answer of the broker does not count.
 OLDEST_READING_SECONDS = 10.0
@@ -74,7 +74,7 @@ class Supervisor:
         self._ledger = Ledger.of(app, self._settings)
         self.places = Places(self._ledger, self._settings, self.identity.name)
         self._pools = {name: PoolScaling(name, pool) for name, pool in table.items()}
-        self._looker = Looker(self._ledger, self._queues())
+        self._reader = PoolReader(self._ledger, self._queues())
         self._backlog = Backlog(app, self._all_queues, LOOK_SECONDS)
         self._stalls = Stalls(app)
         self.place_workers: dict[tuple[str, int], PlaceWorker] = {}
@@ -158,7 +158,7 @@ class Supervisor:
         for name, pool in table.items():
             pools[name].pool = pool
         self._pools = pools
-        self._looker.queues = self._queues()
+        self._reader.queues = self._queues()
         for (name, _), place_worker in self.place_workers.items():
             if name not in pools:
                 place_worker.leave("its pool is no longer in the table", None)
@@ -257,12 +257,12 @@ class Supervisor:
         reading = self._backlog.reading
         is_fresh = reading is not None and now - reading.at < OLDEST_READING_SECONDS
         queued = reading.queues if reading is not None and is_fresh else None
-        looks = self._looker.look(self.table, queued, self._backlog.problem or "the broker does not answer")
-        for name, look in looks.items():
+        snapshots = self._reader.read(self.table, queued, self._backlog.problem or "the broker does not answer")
+        for name, snapshot in snapshots.items():
             scaling = self._pools[name]
-            for text in scaling.seen(look, self.identity.name):
+            for text in scaling.seen(snapshot, self.identity.name):
                 self.say(text)
-            alive = {(one.name.partition("@")[0], one.pid) for one in look.workers if not one.dead}
+            alive = {(one.name.partition("@")[0], one.pid) for one in snapshot.workers if not one.dead}
             for key, place_worker in self.place_workers.items():
                 if key[0] == name:
                     place_worker.note_alive(alive)
@@ -277,7 +277,7 @@ class Supervisor:
             self._claim(scaling, now)
         if not self.stopping:
             running = {key: place_worker for key, place_worker in self.place_workers.items() if place_worker.is_running}
-            for key, why in self._stalls.look(running, looks, self.table, now):
+            for key, why in self._stalls.stalled(running, snapshots, self.table, now):
                 self.say(f"Worker {self.place_workers[key].name} is stalled: {why}. It drains and is replaced")
                 self.place_workers[key].note_stall(why)
                 self.place_workers[key].replace("it was stalled", self.drain_seconds)
@@ -330,4 +330,4 @@ class Supervisor:
         return {name: queues_of(self._app, name) for name in self._pools}
 
     def _all_queues(self) -> list[str]:
-        return [queue for queues in list(self._looker.queues.values()) for queue in queues]
+        return [queue for queues in list(self._reader.queues.values()) for queue in queues]

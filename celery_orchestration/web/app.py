@@ -40,7 +40,7 @@ from celery_orchestration.web.client_pool import ClientPool
 from celery_orchestration.web.formatting import query, state_of
 from celery_orchestration.web.live import Live, Snapshot
 from celery_orchestration.web.login import Login
-from celery_orchestration.web.pages import Look, Page
+from celery_orchestration.web.pages import Page, PageData
 from celery_orchestration.web.pages.all import PAGES
 from celery_orchestration.web.redaction import function_of
 from celery_orchestration.web.rendering import Rendering
@@ -188,19 +188,19 @@ class Dashboard:
 
         def make(client: Orchestration) -> str:
             seen = self._view(page, client, snapshot, asked)
-            look = Look(client, snapshot, self.live.histories, self._redact)
-            return self._rendering.page(page, {**context, **shell, **seen, **page.extra(look, asked)})
+            data = PageData(client, snapshot, self.live.histories, self._redact)
+            return self._rendering.page(page, {**context, **shell, **seen, **page.extra(data, asked)})
 
         return HTMLResponse(await self._clients.ask(make))
 
     def _view(self, page: Page, client: Orchestration, snapshot: Snapshot, asked: Mapping[str, str]) -> dict[str, Any]:
-        look = Look(client, snapshot, self.live.histories, self._redact)
+        data = PageData(client, snapshot, self.live.histories, self._redact)
         return {
             "status": snapshot.status,
             "causes": snapshot.causes,
-            "prefix": look.prefix,
+            "prefix": data.prefix,
             "known": _states(snapshot),
-            **page.view(look, asked),
+            **page.view(data, asked),
         }
 
     async def _stream(self, request: Request, guest: Guest) -> Response:

@@ -63,14 +63,14 @@ class Snapshot:
     taken: float
 
 
-class Looker:
+class Reader:
     """Reads the ledger, and remembers what seldom changes. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._relations_read: tuple[float, frozenset[str], DependencyGraph] | None = None
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
 
-    def look(self, client: Orchestration) -> Snapshot:
+    def read(self, client: Orchestration) -> Snapshot:
         status = client.status()
         now = time.monotonic()
         relations = self._relations(client, status, now)
@@ -129,7 +129,7 @@ class Topic:
 class Live:
     def __init__(self, clients: ClientPool) -> None:
         self._clients = clients
-        self._looker, self._looking = Looker(), asyncio.Lock()
+        self._reader, self._reading = Reader(), asyncio.Lock()
         self.histories = Histories()
         self._topics: dict[Hashable, Topic] = {}
         self._latest: Snapshot | None = None
@@ -139,16 +139,16 @@ class Live:
         self._changed = False
         self._closing = False
         #: How often the ledger was read.
-        self.looks = 0
+        self.reads = 0
 
     async def snapshot(self, age: float = FRESH_SECONDS) -> Snapshot:
         """Raises the errors of the ledger."""
-        async with self._looking:
+        async with self._reading:
             latest = self._latest
             while latest is None or time.monotonic() - latest.taken > age:
                 self._changed, age = False, math.inf
-                self.looks += 1
-                latest = await self._clients.ask(self._looker.look)
+                self.reads += 1
+                latest = await self._clients.ask(self._reader.read)
                 if self._changed:  # the change came during the read, which may have missed it
                     latest = None
             self._latest = latest
@@ -205,9 +205,9 @@ class Live:
 
     def _run(self) -> None:
         if not self._closing and (self._loop is None or self._loop.done()):
-            self._loop = asyncio.create_task(self._keep_looking())
+            self._loop = asyncio.create_task(self._keep_reading())
 
-    async def _keep_looking(self) -> None:
+    async def _keep_reading(self) -> None:
         down = False
         while self._topics:
             self._wake.clear()

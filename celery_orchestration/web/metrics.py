@@ -242,7 +242,7 @@ def _job(page: _Page, job: Numbers, status: Numbers) -> None:
     page.add(f"{_OURS}_waiting", job["waiting"], name)
     page.add(f"{_OURS}_delayed", job["later"], name)
     page.add(f"{_OURS}_consecutive_failures", job.get("failures") or 0, name)
-    page.add(f"{_OURS}_dead_letters", job["letters"], name)
+    page.add(f"{_OURS}_dead_letters", job["dead_letters"], name)
     if off := job.get("disabled"):
         page.add(f"{_OURS}_disabled", 1, name, "failures" if json.loads(off)["by"] == "failures" else "people")
     if succeeded := job.get("succeeded_at"):

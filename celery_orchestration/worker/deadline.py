@@ -18,7 +18,7 @@ Why no second copy starts while the first one executes
    after Redis has taken the heartbeat.
 3. The deadline counts from the moment *before* the heartbeat was sent, and is earlier by a margin, a tenth of a lease.
    The margin covers the drift between two clocks within a lease, and the time that the kernel takes to end a process.
-4. The deadline goes by a clock that nobody can set (CLOCK_BOOTTIME, which also counts while the machine sleeps).
+4. The deadline uses a clock that nobody can set (CLOCK_BOOTTIME, which also counts while the machine sleeps).
 5. A run that begins after the deadline sets the timer into the past, and is killed before its code is called. The timer
    is cleared when Celery is done with the run in that process: result, callbacks and handlers are covered as well.
 

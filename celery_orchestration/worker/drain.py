@@ -1,15 +1,16 @@
 """The drain: a worker that stops lets its runs end, within `drain_seconds` if that is set.
 
 It begins with the signal, because Celery may close much later: a solo worker finishes its task first, and a soft
-shutdown sleeps. The ledger is told (it shows the worker as draining, and hands nothing more over to it), no more runs
-are admitted, and running ones may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold shutdown.
-A worker of a pool has no limit of its own while its supervisor lives: in a pool that shrinks it may finish its runs.
+shutdown sleeps. The ledger learns of it (it shows the worker as draining, and hands nothing more over to it), no more
+runs are admitted, and running ones may end. Without `drain_seconds` that is all: Celery waits, or kills in a cold
+shutdown. A worker of a pool has no limit of its own while its supervisor lives: in a pool that shrinks it may finish
+its runs.
 
-Runs that go on when the time is up are killed. Each waits again when its process is gone (unless the job's
-`on_crash` is "fail": then it has failed). The pool reports the death like any other, but the run is marked `drained`.
-If code cannot be killed alone (threads, gevent, solo), the whole process ends. It cannot tell the ledger afterwards, so
-it announces its end: it will be gone within two seconds. Until then the ledger keeps its runs; then another worker's
-sweep takes them. A cold shutdown of such a worker ends in the same way, at once.
+Runs that go on when the time is up are killed. Each waits again when its process is gone (unless the job's `on_crash`
+is "fail": then it has failed). The pool reports the death like any other, but the run is marked `drained`. If code
+cannot be killed alone (threads, gevent, solo), the whole process ends. It cannot report to the ledger afterwards, so it
+announces its end: it will be gone within two seconds. Until then the ledger keeps its runs; then another worker's sweep
+takes them. A cold shutdown of such a worker ends in the same way, at once.
 
 A thread does all that. :meth:`Drain.begin`, :meth:`Drain.hurry` and :meth:`Drain.over` may be called from any thread
 and from signal handlers.
@@ -91,7 +92,7 @@ class Drain(threading.Thread):
     # -- from any thread, and from signal handlers ----------------------------------------------------
 
     def begin(self) -> None:
-        """The worker was told to stop."""
+        """The worker was asked to stop."""
         self._events.put("begin")
 
     def hurry(self) -> None:

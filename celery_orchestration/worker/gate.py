@@ -196,7 +196,7 @@ class Gate:
     # -- the worker stops ---------------------------------------------------------------------------
 
     def begin_drain(self) -> None:
-        """The worker was told to stop."""
+        """The worker was asked to stop."""
         self.state.draining = True
         self._begin_drain()
 

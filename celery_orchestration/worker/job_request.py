@@ -45,7 +45,7 @@ class RequestGate:
 
     #: Whether the gate is closed: the ledger does not answer.
     is_closed: Callable[[], bool]
-    #: Whether the worker was told to stop.
+    #: Whether the worker was asked to stop.
     is_draining: Callable[[], bool]
     #: Celery wants the request executed.
     slot_given: Callable[[OrchestratedRequest], None]

@@ -178,7 +178,7 @@ class Prefetch:
 
     def _lost(self, exc: Exception) -> None:
         """The connection is lost. Celery notices that itself when it reads from it."""
-        logger.debug("The broker cannot be told how many messages to send: %r", exc)
+        logger.debug("The number of messages that the broker may send cannot be set: %r", exc)
 
     def _adjust(self) -> None:
         if not self.has_ended:

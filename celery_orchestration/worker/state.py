@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class GateState:
     #: The ledger does not answer, or does not know this worker yet: nothing is admitted.
     closed: bool = True
-    #: The worker was told to stop: nothing more is admitted.
+    #: The worker was asked to stop: nothing more is admitted.
     draining: bool = False
     #: The event loop is down for good: the parts of the gate are called from any thread now.
     stopping: bool = False

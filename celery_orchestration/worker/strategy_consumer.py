@@ -50,7 +50,7 @@ class StrategyConsumer:
         if request.gate is None:
             self._consumer.qos.increment_eventually()
             return self._consumer.timer.call_at(eta, function, args, **options)
-        seconds = eta - monotonic()  # kombu's timers go by the monotonic clock
+        seconds = eta - monotonic()  # kombu's timers use the monotonic clock
         if not request.grant and seconds > 0:
             request.gate.schedule(request, time.time() + seconds)
         elif bucket:

@@ -1,4 +1,4 @@
-"""What the broker tells operators: how much is in its queues, and which workers are on them that nobody knows."""
+"""Questions to the broker: how many messages its queues have, and which unknown workers serve them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_depths_of_all_queues(broker: Broker, app_of: Callable[..., Celery]) -> 
 def test_messages_of_every_priority_are_counted_under_the_prefix_of_the_team(
     redis_broker: Broker, app_of: Callable[..., Celery]
 ) -> None:
-    """If kombu changes how it names its lists, this fails."""
+    """Fails if kombu changes the names of its lists."""
     app = app_of(redis_broker.broker_url, broker_transport_options={"global_keyprefix": "team:"})
     for priority in range(10):
         send(app, "some", 2, priority=priority)
@@ -67,7 +67,7 @@ def test_messages_of_every_priority_are_counted_under_the_prefix_of_the_team(
 
 @pytest.mark.parametrize("scheme", ["redis", "amqp"])
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
-def test_a_broker_that_does_not_answer_is_said_in_time(
+def test_a_broker_that_does_not_answer_is_reported_in_time(
     app_of: Callable[..., Celery], scheme: str, silent: bool
 ) -> None:
     with socket.socket() as there:
@@ -90,7 +90,7 @@ def test_a_broker_that_does_not_answer_is_said_in_time(
 
 
 @pytest.mark.parametrize("url", ["nonsense://there", "redis://there:port/0"])
-def test_an_address_that_nobody_can_read_is_said(app_of: Callable[..., Celery], url: str) -> None:
+def test_an_unreadable_address_is_reported(app_of: Callable[..., Celery], url: str) -> None:
     app = app_of(url)
     assert ask.depths(app, ["some"]).messages == {"some": None}
     assert ask.depths(app, ["some"]).problem

@@ -1,4 +1,4 @@
-"""What is wrong is said once, in words, where it is started; what cannot be read is left to Celery."""
+"""Mistakes are reported once, in words, by the process that starts; messages that cannot be read are left to Celery."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ job = lambda **options: app.task(base=OrchestratedTask, **options)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``run(source, "worker")``: the command, to its end, on an app ``shop`` that is written like that."""
+    """``run(source, "worker")``: runs the command to its end, with an app ``shop`` that has this source."""
 
     def run_app(
         source: str,
@@ -59,7 +59,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def refusal(run: Callable[..., Any]) -> Callable[..., str]:
-    """How a worker refuses to start: the one message."""
+    """The only message of a worker that refuses to start."""
 
     def refused(source: str, *arguments: str, **options: Any) -> str:
         done = run(source, *(arguments or ("worker", "--without-mingle")), **options)
@@ -67,8 +67,8 @@ def refusal(run: Callable[..., Any]) -> Callable[..., str]:
         assert done.returncode != 0, output
         assert "Traceback" not in output, output
         assert "ready." not in output
-        [_, message] = output.split("Error: ")  # it is said once
-        assert message.count("\n") == len(message.strip().splitlines())  # and nothing comes after it
+        [_, message] = output.split("Error: ")  # it is reported once
+        assert message.count("\n") == len(message.strip().splitlines())  # and nothing follows
         return message.strip()
 
     return refused
@@ -269,7 +269,7 @@ def test_a_worker_waits_for_a_ledger_that_does_not_answer_yet(
 
 
 def ledger_of(broker: Broker) -> dict[str, Any]:
-    """Everything in the ledger but what a heartbeat or a sweep changes."""
+    """Everything in the ledger that no heartbeat and no sweep changes."""
     client = broker.redis.client(int(broker.ledger_url.rpartition("/")[2]), decode_responses=False)
     found = {}
     for key in client.keys("{configured}:*"):
@@ -282,7 +282,7 @@ def ledger_of(broker: Broker) -> dict[str, Any]:
     return found
 
 
-def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
+def test_messages_that_celery_cannot_read_reach_its_own_handlers_and_not_the_ledger(
     broker: Broker, worker: StartWorker, load_app: LoadApp
 ) -> None:
     process = worker(broker, APP)
@@ -303,9 +303,9 @@ def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
         put([[], {}, {}], serializer="json", headers={**headers, "expires": "never"})
         put([[], {}, {}], serializer="json", headers={**headers, "task": "no.such.task"})
     process.wait_for_log("Received unregistered task of type 'no.such.task'")
-    # The last of them was read, so all were; and the worker goes on.
+    # The last of them was read, so all were; and the worker continues.
     assert jobs.plain.delay(note=2).get(timeout=30) == 2
-    # What nobody knows is a dead letter.
+    # A message of an unknown job is a dead letter.
     client = Orchestration(jobs.app)
     assert [letter.job for letter in client.dead_letters()] == ["no.such.task"]
     client.purge(everything=True)
@@ -315,7 +315,7 @@ def test_what_celery_cannot_read_reaches_its_own_handlers_and_not_the_ledger(
 
 
 def _steady(broker: Broker) -> dict[str, Any] | None:
-    """What is in the ledger, once it knows that no run is left."""
+    """The content of the ledger when no run is left."""
     found = ledger_of(broker)
     return None if any(b":run:" in key for key in found) else found
 
@@ -339,7 +339,7 @@ def test_a_call_that_the_key_does_not_fit_is_a_failed_run_like_any_other(
     first = send(1)
     with pytest.raises(ValueError, match=r"key '\{key\}' does not fit the call"):
         first.get(timeout=30)
-    # One that has to wait before fails when it is handed over.
+    # A run that has to wait first fails when it is handed over.
     client.pause()
     second = send(2)
     until(lambda: client.status().waiting == 1, 30, "it waits")

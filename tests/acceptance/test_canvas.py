@@ -1,7 +1,7 @@
-"""Retries, replacements, rejections, chains, groups and chords of jobs come to what they come to with plain tasks.
+"""Retries, replacements, rejections, chains, groups and chords of jobs have the same results as with plain tasks.
 
-The same is done with two tasks of one function, a plain one and a job that may run once at a time, and compared. What
-waits in between must not show: a chord completes or fails, and nobody waits for ever.
+Each test runs the same canvas with two tasks of one function, a plain task and a job with max_running=1, and compares
+the results. Waits in between must not show: a chord completes or fails, and never hangs.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -28,7 +28,7 @@ CANVAS = "support.apps.canvas"
 KINDS = ("plain", "job")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-#: Slots where plain tasks die: with more, Celery's pool may run one of two that die together again by itself.
+#: Slots of the plain tasks that die: with more, Celery's pool may run one of two that die together again.
 ONE = 1
 
 Result = AsyncResult | GroupResult
@@ -45,18 +45,15 @@ def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
 
 
 def start(stage: Stage, slots: int = 3, plain_slots: int = 1, pool: str = "prefork") -> None:
-    """A worker for each kind.
-
-    That of the plain tasks has one slot: with more, the attempt that is retried may store its state after the next one
-    has ended, and it never ends. (With jobs it cannot.)
-    """
+    """A worker for each kind. The worker of the plain tasks has one slot: with more, an attempt that retries may store
+    its state after the next attempt has ended, and then the task never ends. (Jobs do not have this problem.)"""
     plain = stage.worker(concurrency=plain_slots, queues=["plain"], name="plain", ready=False)
     stage.worker(pool, concurrency=slots)
     plain.wait_ready()
 
 
 def outcome(result: Result) -> Any:
-    """State and value, of each member of a group and of all that went before; without what differs each time."""
+    """State and value of a result, of its children and of its parents, without the parts that differ each time."""
     if isinstance(result, GroupResult):
         return [outcome(member) for member in result.results]
     value = result.result
@@ -82,7 +79,7 @@ def leaves(result: Result | None) -> list[AsyncResult]:
 
 
 def compared(stage: Stage, canvases: Callable[[Any], dict[str, Signature]], timeout: float = 40) -> dict[str, Any]:
-    """What each canvas comes to with plain tasks, if it comes to the same with jobs."""
+    """The results of each canvas with plain tasks, checked to be the same with jobs."""
     results = {
         kind: {name: send(stage, canvas) for name, canvas in canvases(stage.jobs.kind(kind)).items()} for kind in KINDS
     }
@@ -96,14 +93,14 @@ def compared(stage: Stage, canvases: Callable[[Any], dict[str, Signature]], time
 
 
 def all_well(stage: Stage, **options: Any) -> None:
-    """Those that killed themselves were dead right after their start."""
+    """Checks the invariants. Runs that killed themselves died right after their start."""
     killed = [span.start for span in stage.history.running() if re.search("crashing|dying|overtime", span.job)]
     stage.workers[0].deaths.update({start.pid: start.monotonic for start in killed})
     stage.all_well(**options)
 
 
 def failed_chord(result: AsyncResult) -> str:
-    """What its body says. (Its get() raises what its header says.)"""
+    """The error of its body. (Its get() raises the error of its header.)"""
     until(result.ready)
     assert isinstance(result.result, ChordError)
     return UUID.sub("…", str(result.result))
@@ -152,7 +149,7 @@ def canvases(tasks: Any) -> dict[str, Signature]:
     }
 
 
-def test_canvases_come_to_the_same(stage_on, broker):
+def test_canvases_have_the_same_results(stage_on, broker):
     stage = stage_on(broker, CANVAS)
     start(stage, 4)
     found = compared(stage, canvases)
@@ -167,14 +164,15 @@ def test_canvases_come_to_the_same(stage_on, broker):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
-def test_canvases_come_to_the_same_on_other_execution_pools(stage, pool):
+def test_canvases_have_the_same_results_on_other_execution_pools(stage, pool):
     start(stage, 4, pool=pool)
     compared(stage, canvases)
 
 
 @pytest.mark.slow
 def test_runs_that_end_without_a_result_leave_their_room(stage):
-    """Ignored; rejected for good; rejected to be requeued when it cannot be any more: it was acknowledged early."""
+    """Ignored; rejected for good; rejected with requeue after an early acknowledgement, when it cannot be requeued any
+    more."""
     start(stage)
     names = ("ignoring", "rejected", "rejecting_early")
     results = {
@@ -226,7 +224,7 @@ def test_callbacks_are_called_as_often_and_with_the_same(stage):
     }
 
     def heard(kind: str) -> dict[str, Any]:
-        """Of each how it ended, what its callbacks got, and how often its errback was called."""
+        """For each result how it ended, the arguments of its callbacks, and how often its errback was called."""
         notes = [event.note for event in stage.history.ended()]
         return {
             name: (
@@ -267,8 +265,8 @@ def crashes(tasks: Any) -> dict[str, Signature]:
 
 
 @pytest.mark.slow
-def test_what_was_written_about_lost_processes_holds(stage_on, broker):
-    """reject_on_worker_lost and retry_on_worker_lost mean what they mean with plain tasks."""
+def test_options_about_lost_processes_have_celerys_meaning(stage_on, broker):
+    """reject_on_worker_lost and retry_on_worker_lost have the same effect as for plain tasks."""
     stage = stage_on(broker, CANVAS)
     start(stage, slots=ONE)
     found = compared(stage, crashes)
@@ -280,8 +278,8 @@ def test_what_was_written_about_lost_processes_holds(stage_on, broker):
 
 
 @pytest.mark.slow
-def test_a_run_whose_process_died_goes_again_in_whatever_canvas_it_is(stage):
-    """Without anything written. A chord hears of it when it is over, and once."""
+def test_a_run_whose_process_died_runs_again_in_every_canvas(stage):
+    """Without written options. A chord hears of the run once, when it has ended."""
     stage.worker(concurrency=3)
     tasks = stage.jobs.kind("job")
     crashing, gather = tasks.crashing, tasks.gather
@@ -316,8 +314,8 @@ def test_a_chord_survives_the_worker_on_which_its_header_runs_and_waits(stage):
 
 
 @pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=pytest.mark.slow)])
-def test_a_chord_of_which_a_member_ends_before_it_starts_fails(stage, how):
-    """The job's member waits for its room; the plain one is not due yet."""
+def test_a_chord_fails_if_a_member_ends_before_it_starts(stage, how):
+    """The job's member waits for room; the plain member is not due yet."""
     start(stage, plain_slots=2)
     chords = {}
     for kind in KINDS:
@@ -346,7 +344,7 @@ def test_a_chord_of_which_a_member_ends_before_it_starts_fails(stage, how):
 
 
 def test_waiting_runs_that_are_revoked_end_at_once(stage_on, broker):
-    """By themselves, in a chain, in a group; who waits for their result is told."""
+    """Alone, in a chain, in a group; a get() on their result raises."""
     stage = stage_on(broker, CANVAS)
     stage.worker()
     kept, add = stage.jobs.kind("job").kept, stage.jobs.kind("job").add
@@ -368,7 +366,7 @@ def test_waiting_runs_that_are_revoked_end_at_once(stage_on, broker):
     assert [event.note for event in stage.history.started("job.kept")] == ["running"]
     assert in_chain.state == "PENDING"
     assert not stage.history.started(f"{CANVAS}.called")
-    # And the job goes on.
+    # And the job continues.
     assert send(stage, kept.s("running")).get(timeout=30) == "running"
 
 
@@ -395,7 +393,7 @@ def test_a_waiting_run_that_was_revoked_by_a_stamp_does_not_start(stage):
 
 
 def test_a_run_that_is_revoked_before_it_is_asked_about_does_not_start(stage):
-    """It is in the worker's memory: all slots are busy, and Celery fetches more than they can take."""
+    """It is in the worker's memory: all slots are busy, and Celery fetches more messages than there are slots."""
     busy = stage.worker(concurrency=1, env={"CELERY_ORCHESTRATION_FETCH": "celery"})
     blocker = stage.send(stage.jobs.held_free, "blocker")
     stage.started(blocker)
@@ -472,7 +470,7 @@ def test_a_run_that_is_not_due_yet_holds_no_room_and_one_that_is_waits_for_it(st
 
 @pytest.mark.slow
 def test_runs_that_are_not_due_end_as_plain_ones_do(stage):
-    """Revoked, or expired, before their time comes; and one whose time has passed."""
+    """Revoked, or expired, before they are due; and one that is already due."""
     start(stage)
 
     def later(kind: str) -> dict[str, Result]:

@@ -1,6 +1,6 @@
-"""The command line at its edges: what people mistype, what is not there, and names that are up to something.
+"""Edge cases of the command line: typing errors, missing objects, and hostile names.
 
-Most of it runs in this process, on one Redis whose ledger has everything in it, without a worker.
+Most tests run in this process, with one Redis whose ledger has objects of all kinds, without a worker.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -42,13 +42,13 @@ from support.verbs import ANY
 from support.workers import celery_command, close_app, environment, run_celery
 
 APP = "support.apps.jobs"
-#: Nobody listens there.
+#: Nothing listens there.
 NOWHERE = "redis://:geheim@127.0.0.1:1/3"
 JOB, HELD = "shop.fetch", "shop.process"
-#: Stand for the id of a run or the name of an entry that was made for the command.
+#: They stand for the id of a run or the name of an entry that was made for the command.
 WAITING, DEAD, ENTRY, NEW = "<waiting>", "<dead>", "<entry>", "<new>"
 
-#: Every command, with arguments that it takes.
+#: Every command, with arguments that it accepts.
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("status",),
     ("explain", JOB),
@@ -82,12 +82,12 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("pools", "--watch", "--count", "1"),
 )
 
-#: They serve, or print in a form of their own.
+#: They serve, or print in a format of their own.
 OTHERS = (("metrics",), ("dashboard",))
-#: They say what they find, and that they could not ask as well.
+#: They also report it if something could not be asked.
 CHECKS = (("doctor",), ("health",), ("health", "--worker", "hand", "--scheduler"))
 
-#: They go on until they are ended, and have tests of their own.
+#: They run until they are ended, and have tests of their own.
 GOING_ON = (("up",),)
 
 
@@ -100,7 +100,7 @@ def harmless(text: str) -> bool:
 
 
 def call(app: Celery, *arguments: str, **options: Any) -> Result:
-    """``celery -A app orchestration …`` in this process."""
+    """Runs ``celery -A app orchestration …`` in this process."""
     context = CLIContext(app=app, no_color=False, workdir=None)
     return CliRunner().invoke(orchestration, arguments, obj=context, **options)
 
@@ -114,7 +114,7 @@ def is_one_line(result: Result, exit_code: int) -> bool:
 
 @dataclass
 class Site:
-    """An app whose ledger has jobs, runs, dead letters and entries of all names."""
+    """An app whose ledger has jobs, runs, dead letters and entries with all the names."""
 
     app: Celery
     ledger: Ledger
@@ -122,7 +122,7 @@ class Site:
     made: int = 0
 
     def bring(self) -> None:
-        """As a worker would."""
+        """Registers policies as a worker does."""
         jobs = jobs_of(self.app)
         release = releases.release(jobs, None)
         presence = Presence(
@@ -147,13 +147,13 @@ class Site:
         return answer
 
     def waits(self, name: str = "run") -> str:
-        """The id of a run that waits."""
+        """Makes a waiting run. Returns its id."""
         self.made += 1
         assert self.take_in(HELD, f"{name}-{self.made}", name).what == "wait"
         return f"{name}-{self.made}"
 
     def dies(self, job: str = JOB, name: str = "run", id: str | None = None) -> str:
-        """The id of a run that failed for good."""
+        """Makes a run that failed for good. Returns its id."""
         self.made += 1
         id = f"{name}-{self.made}" if id is None else id
         answer = self.take_in(job, id)
@@ -164,14 +164,14 @@ class Site:
         return id
 
     def adds(self, name: str = "entry") -> str:
-        """The name of an entry."""
+        """Makes an entry. Returns its name."""
         self.made += 1
         name = f"{name}-{self.made}"
         assert call(self.app, "schedule", "add", name, JOB, "60").exit_code == 0
         return name
 
     def call(self, *arguments: str, **options: Any) -> Result:
-        """What a command is about is made before."""
+        """Makes the object of the command first."""
         self.made += 1
         makers = {WAITING: self.waits, DEAD: self.dies, ENTRY: self.adds, NEW: lambda: f"new-{self.made}"}
         words = [makers[word]() if word in makers else word for word in arguments]
@@ -228,7 +228,7 @@ def site(server: RedisServer) -> Iterator[Site]:
 
 @pytest.mark.parametrize("command", [*COMMANDS, *CHECKS], ids=named)
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_every_command_ends_well_and_its_output_is_harmless(site, command, as_json):
+def test_every_command_succeeds_and_its_output_is_harmless(site, command, as_json):
     result = site.call(*command, *(["--json"] if as_json else []))
     may_find = command[0] in ("explain", "doctor", "health", "forecast")
     assert result.exit_code == 0 or (result.exit_code == 1 and may_find), result.output
@@ -253,7 +253,7 @@ def test_no_command_is_left_out():
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_hostile_names_are_told_harmlessly_by_every_command(site, as_json):
+def test_hostile_names_are_shown_harmlessly_by_every_command(site, as_json):
     for text in TEXTS.values():
         for command in (
             ("history", text),
@@ -281,7 +281,7 @@ def test_hostile_names_are_told_harmlessly_by_every_command(site, as_json):
             assert harmless(result.stdout), (command, result.stdout)
 
 
-def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
+def test_unknown_hostile_names_are_shown_harmlessly(site):
     for text in TEXTS.values():
         word = f"{text} nobody"
         for command in (
@@ -340,7 +340,7 @@ def test_hostile_words_that_nothing_is_named_by_are_told_harmlessly(site):
     ],
     ids=lambda value: named(value) if isinstance(value, tuple) else "",
 )
-def test_what_does_not_exist_or_makes_no_sense_is_one_line_and_2(site, command, says):
+def test_unknown_names_and_wrong_usage_print_one_line_and_exit_with_2(site, command, says):
     for options in ((), ("--json",)):
         result = site.call(*command, *options)
         assert is_one_line(result, 2), result.output
@@ -412,17 +412,17 @@ def test_a_run_is_found_by_the_beginning_of_its_id(site, client):
 
 
 def test_only_people_may_shorten_an_id(site, client):
-    """A script that has an id has it whole: a shorter one is another run's."""
+    """A script has the whole id: a shorter one belongs to another run."""
     site.take_in(HELD, "whole-0001")
     with pytest.raises(UnknownRun):
         client.cancel("whole-000")
     died = site.dies(id="ended-0001")
     assert client.dead_letter(died).id == died
     with pytest.raises(UnknownRun):
-        print(client.dead_letter("ended-000"))  # for who wonders what it found
+        print(client.dead_letter("ended-000"))  # for people who wonder what it found
 
 
-def test_a_run_that_is_over_is_not_taken_for_one_whose_id_is_longer(site, client):
+def test_an_ended_run_is_not_confused_with_one_whose_id_is_longer(site, client):
     site.dies(id="load-1")
     client.purge("load-1")
     site.take_in(HELD, "load-10")
@@ -473,7 +473,7 @@ def test_a_redis_that_takes_connections_and_says_nothing_is_not_waited_for_long(
 
 @pytest.mark.parametrize("command", COMMANDS, ids=named)
 def test_redis_that_goes_in_the_middle_of_a_command_is_one_line(site, server, command):
-    """After it was asked whose ledger it is: the reply to the first script gets lost, and then there is nobody."""
+    """After the question whose ledger it is: the reply to the first script is lost, and then Redis is gone."""
     with DroppingProxy(server.port) as proxy:
         app = make_app(server.url(0))
         app.conf.orchestration_redis_url = proxy.url(0)
@@ -561,14 +561,14 @@ def test_an_output_without_unicode_gets_escapes(site, charset, columns):
 
 
 def test_in_the_c_locale_what_it_lacks_is_escaped(site):
-    """There Python lets pass what came in, and nothing else."""
+    """Python passes undecodable input through there, and nothing else."""
     shown = on_a_terminal(site, "orchestration", "graph", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert "Traceback" not in shown
     assert "jobs" in shown
 
 
 def on_a_terminal(site: Site, *arguments: str, **env: str) -> str:
-    """Of a process of its own."""
+    """Runs in a process of its own."""
     mine, theirs = pty.openpty()
     # An app module: its broker is the site's.
     env = {**environment(), "TEST_BROKER": site.app.conf.broker_url, "TERM": "xterm-256color", **env}
@@ -602,7 +602,7 @@ def test_colour_is_for_terminals_that_want_it(site):
 
 @pytest.fixture
 def much(site: Site, server: RedisServer) -> dict[str, str]:
-    """The environment of an app with a megabyte in its audit, that ASCII does not have."""
+    """The environment of an app with a megabyte of non-ASCII text in its audit."""
     line = Ledger(site.ledger._pool, "{jobs}:")
     for _ in range(1000):
         line.record_audit("数据", "note", "", "…" * 1000)
@@ -663,7 +663,7 @@ def test_explain_finds_an_ended_run_by_the_beginning_of_its_id(site):
     site.dies(id="ended-late-1")
     found = call(site.app, "explain", "ended-e", "--json")
     assert json.loads(found.stdout)["run"] == failed, found.output
-    # Of several it says which, whether they wait or are over.
+    # If several match, it names them, whether they wait or have ended.
     waiting = site.waits("ended-late")
     result = call(site.app, "explain", "ended-l")
     assert is_one_line(result, 2)

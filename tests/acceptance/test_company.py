@@ -1,4 +1,4 @@
-"""Base classes that bring a Request or a Strategy of their own, and messages that nobody expects."""
+"""Base classes with a Request or a Strategy of their own, and unusual messages."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_a_request_and_a_strategy_of_a_companys_own_work_and_go_through_the_gate
         for result in (first[base], second[base], later[base], failed, late):
             assert f"init {result.id}" in lines, base
             assert (f"strategy {result.id}" in lines) == (base in WITH_STRATEGY), base
-        # Handed over: the message arrived once, and the request that ran was made from the ledger's copy.
+        # After the hand-over: the message arrived once, and the request that ran was made from the ledger's copy.
         assert lines.count(f"init {second[base].id}") >= 2
         assert f"failure {failed.id}" in lines
     until(lambda: not status_of(app).runs)
     assert process.running
 
 
-def test_a_strategy_that_would_not_come_to_the_gate_is_refused(
+def test_a_strategy_that_bypasses_the_gate_is_refused(
     redis_broker: Broker, worker: StartWorker, seen: Path
 ) -> None:
     process = worker(redis_broker, APP, ready=False, env={"TEST_SEEN": str(seen), "TEST_BYPASS": "1"})
@@ -153,5 +153,5 @@ def test_no_message_ends_a_worker(
     assert "cannot be made" in log
     assert "is rejected" in log
     assert len(process.children()) == 2
-    # Celery keeps a plain task's message that it cannot even count.
+    # Celery keeps a plain task's message whose retries it cannot even count.
     until(lambda: not [kept for kept in client.hvals("unacked") if "company.plain" not in kept], 30, "none is kept")

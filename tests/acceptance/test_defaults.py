@@ -1,4 +1,4 @@
-"""At default settings, in real time: a lease of 30 s, a sweep every 5 s, Celery's prefetch and visibility_timeout."""
+"""Default settings in real time: a lease of 30 s, a sweep every 5 s, Celery's prefetch and visibility_timeout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.workers import Broker
 
 APP = "support.apps.fetching"
 DEFAULTS = {"TEST_LEASE": "30", "TEST_SWEEP": "5"}
-#: Lease, sweep, and what a busy machine needs to carry out the rest.
+#: Lease, sweep, and the time that a busy machine needs for the rest.
 BACK_SECONDS = 30 + 5 + 15
 
 
@@ -22,7 +22,7 @@ BACK_SECONDS = 30 + 5 + 15
 def test_a_killed_worker_loses_nothing_and_its_messages_run_elsewhere_after_lease_and_sweep(
     stage_on: Callable[..., Stage], redis_broker: Broker
 ) -> None:
-    """24 messages on 4 slots, plain tasks and jobs; another worker is there."""
+    """24 messages, plain tasks and jobs, on 4 slots; another worker is alive."""
     stage = stage_on(redis_broker, APP, env=DEFAULTS)
     killed = stage.worker(concurrency=4)
     begun = [stage.send(stage.jobs.held_late, f"held-{n}") for n in range(4)]

@@ -1,4 +1,4 @@
-"""A Django project's worker: what a job sends on commit runs after the commit, on the queue it was meant for."""
+"""A Django project's worker: a job that is sent on commit runs after the commit, on its own queue."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_jobs_that_are_sent_on_commit_run_on_their_queue(stage: Stage) -> None:
     until(lambda: len(stage.history.ended()) == 2, message="what was paid is shipped")
     notes = sorted(event.note for event in stage.history.ended())
     assert notes == [[2, "celery"], [2, "default.high"]]
-    # A task of Celery's own has the app's class, too, and is no job.
+    # Celery's own tasks have the app's class, too, and are no jobs.
     assert stage.send(stage.app.tasks["celery.accumulate"], 3, 4).get(timeout=30) == [3, 4]
     stage.all_well()

@@ -1,4 +1,4 @@
-"""What is a problem is found, with the line that fixes it; probes ask one question; workers speak for themselves."""
+"""Problems are found, with the command that fixes them; probes ask one question; workers answer for themselves."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def asked(module: str, *arguments: str, broker: Broker, env: dict[str, str] | No
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_found_and_nothing_else(
+def test_every_problem_is_found_and_nothing_else(
     stage_on: Callable[..., Stage], durable_broker: Broker, worker: Callable[..., WorkerProcess]
 ) -> None:
     stage = stage_on(durable_broker, RELEASES, env=policies(FIRST))
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_found_and_nothing_else(
     assert f"{stranger.hostname} serves celery" in unknown.found
     assert "runs that wait are lost" in named["persistence"][0].found
 
-    # What fixes them does.
+    # The suggested fixes work.
     durable_broker.redis.client().config_set("maxmemory-policy", "noeviction")
     durable_broker.redis.client().config_set("appendonly", "yes")
     client.resume()
@@ -181,7 +181,7 @@ def test_a_broker_that_is_down_is_a_finding_among_others(
     assert {check.name: check.state for check in found.checks}["strangers"] == "unknown"
 
 
-def test_what_redis_does_not_tell_is_unknown(durable_broker: Broker, load_app: Callable[..., ModuleType]) -> None:
+def test_settings_that_redis_hides_are_unknown(durable_broker: Broker, load_app: Callable[..., ModuleType]) -> None:
     may = ("~*", "&*", "+@all", "-info", "-config")
     durable_broker.redis.client().execute_command("ACL", "SETUSER", "team", "on", ">secret", *may)
     url = durable_broker.broker_url.replace("redis://", "redis://team:secret@")
@@ -207,7 +207,7 @@ def test_the_ledger_of_another_app_is_refused_in_words(
 
 
 def commands_seen(client: redis.Redis, act: Callable[[], Any]) -> list[str]:
-    """What Redis was asked meanwhile, without what its scripts ask and what a connection begins with."""
+    """The commands that Redis got meanwhile, without those of its scripts and those of a new connection."""
     with client.monitor() as monitor:
         act()
         client.echo("over")
@@ -234,7 +234,7 @@ def test_health_is_one_question(stage_on: Callable[..., Stage], durable_broker: 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("this app's beat is celery.beat:PersistentScheduler")
 
-    process.kill()  # the ledger clock stands still: its silence tells
+    process.kill()  # the ledger clock stands still: its silence counts
     until(lambda: not checked(stage.app, name).ok)
     assert "has run out" in str(checked(stage.app, name).problem)
     until(lambda: checked(stage.app).workers == 0, message="it counts no more")
@@ -242,7 +242,7 @@ def test_health_is_one_question(stage_on: Callable[..., Stage], durable_broker: 
     assert "no worker 'celery@elsewhere'" in str(checked(stage.app, "elsewhere").problem), "a name as -n has it"
     assert checked(stage.app, "w1@%h").worker == f"w1@{gethostname()}"
 
-    # Now that no worker asks anything: it is one command, and the broker is not asked at all.
+    # When no worker asks anything any more: it is one command, and the broker is not asked at all.
     client = stage.broker.redis.client()
     command = ("orchestration", "health", "--worker", name)
     seen = commands_seen(client, lambda: run_celery(RELEASES, *command, broker=durable_broker, env=stage.env))

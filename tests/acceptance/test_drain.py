@@ -1,6 +1,6 @@
-"""A worker is told to stop: what it has ends there, or goes back and runs elsewhere; nothing twice at once.
+"""A worker stops: its runs end there, or go back and run elsewhere; none runs twice at the same time.
 
-Runs of ``beating`` write down until when they lived, and would fail if a drain were counted as a crash of theirs.
+Runs of ``beating`` record how long they lived, and would fail if a drain were counted as a crash.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run_of(stage: Stage, result: AsyncResult) -> RunStatus | None:
 
 
 def lives(stage: Stage, result: AsyncResult) -> list[tuple[int, float, float]]:
-    """Of a run of ``beating``: each process that executed it, when its first and its last sign of life was."""
+    """For a run of ``beating``: the first and the last sign of life of each process that executed it."""
     found: dict[int, tuple[float, float]] = {}
     for line in (stage.scratch / f"life-{result.id}").read_text().splitlines():
         pid, at = line.split()
@@ -55,7 +55,7 @@ def lives(stage: Stage, result: AsyncResult) -> list[tuple[int, float, float]]:
 
 
 def ran_one_after_the_other(stage: Stage, result: AsyncResult, times: int = 2) -> None:
-    """And tells the stage when the processes died that did not end by themselves."""
+    """Also adds the deaths of processes that did not end by themselves to the stage."""
     found = lives(stage, result)
     assert len(found) == times
     for (_, _, last), (_, first, _) in pairwise(found):
@@ -64,7 +64,7 @@ def ran_one_after_the_other(stage: Stage, result: AsyncResult, times: int = 2) -
 
 
 def goes_on_elsewhere(stage: Stage, results: list[AsyncResult], timeout: float = 20) -> None:
-    """Each is executed a second time, was not counted as crashed, and then ends."""
+    """Each run is executed a second time, does not count as crashed, and then ends."""
     for result in results:
         stage.started(result, 2, timeout)
     assert {run.recoveries for run in status_of(stage.app).runs} == {0}
@@ -88,7 +88,7 @@ def test_a_draining_worker_takes_no_more_and_ends_what_it_runs(stage, pool):
     process = stage.worker(pool)
     running = stage.send(stage.jobs.held, "running")
     stage.started(running)
-    if pool != "solo":  # a solo worker hears of nothing while its task runs
+    if pool != "solo":  # a solo worker notices nothing while its task runs
         stage.send(stage.jobs.held, "waiting")
         stage.wait_waiting(1)
     process.signal(signal.SIGTERM)
@@ -108,8 +108,8 @@ def test_a_draining_worker_takes_no_more_and_ends_what_it_runs(stage, pool):
     stage.ran_once(stage.sent)
 
 
-def test_what_is_handed_over_goes_to_the_workers_that_stay(stage):
-    """The run that ends on the draining worker lets the next one go: not there."""
+def test_handed_over_runs_go_to_the_workers_that_stay(stage):
+    """When the run on the draining worker ends, the next one starts on another worker."""
     leaving = stage.worker()
     first = stage.send(stage.jobs.held, "first")
     stage.started(first)
@@ -163,7 +163,7 @@ def test_a_run_that_no_process_has_begun_goes_back_at_once(stage):
 
 
 def test_threads_give_back_what_they_have_not_begun(stage):
-    """Fetched as Celery does: it would not be here else."""
+    """Fetched as Celery does: otherwise the message would not be here."""
     process = stage.worker("threads", concurrency=2, env={"CELERY_ORCHESTRATION_FETCH": "celery"})
     plain = [stage.send(stage.jobs.plain, "plain") for _ in range(2)]
     for result in plain:
@@ -191,7 +191,7 @@ def deliver_again(stage: Any, result: Any) -> None:
 
 
 def test_a_run_that_puts_itself_back_meanwhile_is_not_lost(stage):
-    """The broker has delivered its message to another worker already, where it was dropped: it was running."""
+    """The broker has already delivered its message to another worker, which dropped it because the run was running."""
     leaving = stage.worker()
     result = stage.send(stage.jobs.rejecting_once, "run")
     stage.started(result)
@@ -208,8 +208,8 @@ def test_a_run_that_puts_itself_back_meanwhile_is_not_lost(stage):
 # -- drain_seconds: code that can be killed
 
 
-def test_what_still_runs_is_killed_and_then_goes_back(stage_on, broker):
-    """Also code that does not hear SIGTERM, and whatever becomes of the message."""
+def test_runs_that_go_on_are_killed_and_then_go_back(stage_on, broker):
+    """Also code that ignores SIGTERM, and whatever happens to the message."""
     stage = stage_on(broker, DRAIN)
     leaving = stage.worker(concurrency=3, env={"TEST_DRAIN": "1", "TEST_LEASE": "60"})
     runs = [stage.send(stage.jobs.beating, "run", 60), stage.send(stage.jobs.beating_late, "run", 60)]
@@ -247,7 +247,7 @@ def test_a_drain_of_no_seconds(stage):
 
 
 def test_plain_tasks_are_treated_as_by_a_cold_shutdown(stage_on, broker):
-    """Beside a run that is killed. What is acknowledged late is delivered again."""
+    """Next to a run that is killed. Messages that are acknowledged late are redelivered."""
     stage = stage_on(broker, DRAIN)
     leaving = stage.worker(concurrency=3, env={"TEST_DRAIN": "1"})
     run, late = stage.send(stage.jobs.beating, "run", 60), stage.send(stage.jobs.plain_late, "late")
@@ -272,7 +272,7 @@ def test_plain_tasks_are_treated_as_by_a_cold_shutdown(stage_on, broker):
 
 @pytest.mark.parametrize("pool", UNKILLABLE)
 def test_a_process_whose_code_cannot_be_killed_ends_and_then_its_runs_go_back(stage_on, broker, pool):
-    """With a lease of 60 s: the ledger was told. What was fetched and not begun is not lost."""
+    """With a lease of 60 s: the worker announced its end. Messages that were fetched and not begun are not lost."""
     stage = stage_on(broker, DRAIN)
     leaving = stage.worker(pool, env={"TEST_DRAIN": "1", "TEST_LEASE": "60"})
     run = stage.send(stage.jobs.beating, "run")
@@ -318,7 +318,7 @@ def test_a_cold_shutdown_gives_back_what_it_runs(stage, pool, signals):
 
 @pytest.mark.parametrize("first", [signal.SIGQUIT, signal.SIGTERM])
 def test_a_shutdown_that_fails_half_way_frees_no_room_that_is_used(stage, first):
-    """Celery cannot cancel plain tasks on threads: its pool's stop is left by an error, while all of them run on."""
+    """Celery cannot cancel plain tasks on threads: the stop of its pool raises an error while all of them continue."""
     leaving = stage.worker("threads", concurrency=6, env={"TEST_LEASE": "60"})
     run = stage.send(stage.jobs.beating, "run")
     plain = [stage.jobs.plain.delay("plain") for _ in range(5)]
@@ -356,7 +356,7 @@ def test_a_soft_shutdown_is_a_drain_with_an_end(stage, pool):
 
 @pytest.mark.slow
 def test_a_worker_killed_while_it_drains_is_no_crash_of_its_runs(stage):
-    """As Kubernetes does when its patience is over."""
+    """As Kubernetes does at the end of the grace period."""
     leaving = stage.worker()
     run = stage.send(stage.jobs.beating, "run")
     stage.started(run)
@@ -372,7 +372,8 @@ def test_a_worker_killed_while_it_drains_is_no_crash_of_its_runs(stage):
 
 @pytest.mark.slow
 def test_workers_are_scaled_down_under_load(stage):
-    """One after the other is replaced, with runs of all kinds under way: each run succeeds, exclusive ones by turns."""
+    """Workers are replaced one after the other while runs of all kinds go on: each run succeeds, and exclusive ones
+    never overlap."""
     jobs: list[Any] = [stage.jobs.free, stage.jobs.exclusive]
     env = {"TEST_DRAIN": "0.5", "TEST_ON_CRASH": "requeue"}
     first = stage.worker(concurrency=3, env=env)

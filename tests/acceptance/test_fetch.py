@@ -1,4 +1,5 @@
-"""Messages of a Redis broker, at Celery's default settings: what a worker has fetched is never lost with it."""
+"""Messages of a Redis broker, at Celery's default settings: messages that a worker has fetched are never lost with
+it."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def done(stage, results, timeout=30):
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_what_a_killed_worker_had_fetched_runs_elsewhere_in_order_after_its_lease(stage, pool):
-    """24 messages on 4 slots; a second worker comes."""
+def test_messages_that_a_killed_worker_had_fetched_run_elsewhere_in_order_after_its_lease(stage, pool):
+    """24 messages on 4 slots; then a second worker starts."""
     first = stage.worker(pool=pool, concurrency=4, options=["--prefetch-multiplier", "4"])
     blocking = [stage.send(stage.jobs.held_late, f"never-{n}") for n in range(1 if pool == "solo" else 4)]
     for result in blocking:
@@ -66,8 +67,8 @@ def test_what_a_killed_worker_had_fetched_runs_elsewhere_in_order_after_its_leas
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["by its task", "by name"])
 def test_a_job_whose_message_comes_back_is_the_same_run(stage, by_name):
-    """With acks_late the message is in the dead worker's store, and the ledger has the run: one of them goes again.
-    Services that only know the job's name give its messages no id."""
+    """With acks_late the message is in the dead worker's store, and the ledger has the run: it starts once more.
+    Services that only know the job's name send its messages without an id."""
     first = stage.worker(concurrency=1)
     if by_name:
         caller = Celery(broker=stage.app.conf.broker_url, backend=stage.app.conf.result_backend, set_as_current=False)
@@ -91,7 +92,7 @@ def test_a_job_whose_message_comes_back_is_the_same_run(stage, by_name):
 
 
 def test_read_ahead_messages_of_a_killed_worker_go_back_in_order(stage):
-    """It has fetched ahead because its tasks were short; then one is not."""
+    """It has read ahead because its tasks were short, and then a long one begins."""
     worker = stage.worker(concurrency=1, options=["--prefetch-multiplier", "16"])
     done(stage, [stage.send(stage.jobs.plain) for _ in range(60)])
     worker.signal(signal.SIGSTOP)
@@ -125,7 +126,7 @@ def test_an_idle_worker_gets_a_message_at_once_and_leaves_nothing_behind(stage, 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_a_slot_that_comes_free_gets_the_next_message_at_once(stage, pool):
-    """Ten tasks of which nobody knows yet how long they take, one after the other."""
+    """Ten tasks of unknown duration, one after the other."""
     stage.worker(pool=pool, concurrency=1)
     done(stage, [stage.send(stage.jobs.plain)])
     results = [stage.send(stage.jobs.late, 0.01) for _ in range(10)]
@@ -157,7 +158,7 @@ def test_short_runs_do_not_wait_behind_a_long_one_while_another_worker_is_idle(s
 
 
 def test_a_busy_worker_leaves_messages_in_their_queue(stage):
-    """So that its length tells the truth."""
+    """So that the length of the queue is true."""
     stage.worker(concurrency=2)
     for n in range(2):
         stage.started(stage.send(stage.jobs.held, f"all-{n}"))
@@ -168,7 +169,7 @@ def test_a_busy_worker_leaves_messages_in_their_queue(stage):
         stage.release(f"all-{n}")
 
 
-def test_what_a_stopping_worker_has_not_begun_is_for_others_at_once(stage):
+def test_messages_that_a_stopping_worker_has_not_begun_go_back_at_once(stage):
     first = stage.worker(concurrency=1, options=["--prefetch-multiplier", "8"])
     done(stage, [stage.send(stage.jobs.plain) for _ in range(40)])  # short: it reads ahead
     first.signal(signal.SIGSTOP)
@@ -196,7 +197,7 @@ def test_a_worker_that_stood_still_past_its_lease_drops_what_it_had_not_begun(st
     first.signal(signal.SIGCONT)
     stage.started(held)
     until(lambda: fetched(stage) > 1, message="it has read ahead")
-    first.signal(signal.SIGSTOP)  # its child goes on
+    first.signal(signal.SIGSTOP)  # its child continues
     stage.release("it")
     second = stage.worker(concurrency=1)
     done(stage, rest)
@@ -221,7 +222,7 @@ def test_fleets_of_stock_and_reliable_workers_give_back_each_their_own_way(stage
     until(lambda: queued(stage) == 0, message="prefetched")
     ours = stage.worker(concurrency=1)
     stock.kill()
-    done(stage, theirs, 60)  # by kombu's own restoring, which goes on
+    done(stage, theirs, 60)  # by kombu's own restoring, which continues
     ours.signal(signal.SIGSTOP)
     until(lambda: stores_of(stage).all())
     mine = [stage.send(stage.jobs.plain) for _ in range(3)]
@@ -255,8 +256,8 @@ def test_redis_that_forgets_the_scripts_or_everything_is_fetched_from_again(stag
         '{"body": "!a", "properties": {"delivery_tag": "1", "body_encoding": "base64"}}',
     ],
 )
-def test_what_cannot_be_read_as_a_message_is_dropped_with_its_text_and_stops_nobody(stage, bad):
-    """It must not go back: it would be fetched again at once, by every worker."""
+def test_an_unreadable_entry_of_a_queue_is_dropped_with_its_text_and_stops_nobody(stage, bad):
+    """It must not go back: every worker would fetch it again at once."""
     worker = stage.worker(concurrency=1)
     stage.broker.redis.client(0).lpush("celery", bad)
     done(stage, [stage.send(task) for task in (stage.jobs.plain, stage.jobs.job)])
@@ -268,7 +269,7 @@ def test_what_cannot_be_read_as_a_message_is_dropped_with_its_text_and_stops_nob
 
 
 def test_a_message_without_a_delivery_tag_runs_once(stage):
-    """kombu gives each message one; clients in other languages may not."""
+    """kombu gives each message a delivery tag; clients in other languages may not."""
     worker = stage.worker(concurrency=2)
     redis = stage.broker.redis.client(0)
     worker.signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""`orchestration forecast`, on the schedule of a real project, before and after its jobs have run."""
+"""`orchestration forecast` on the schedule of a real project, before and after its jobs have run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def asked(stage: Stage, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_it_tells_when_jobs_will_run_before_any_worker_was_there(stage: Stage):
+def test_it_predicts_when_jobs_will_run_before_any_worker_was_there(stage: Stage):
     code, text = asked(stage, "--hours", "1", "--json")
     found: dict[str, Any] = json.loads(text)
     assert {job["job"]: job["runs"] for job in found["jobs"]} == {"fetch": 60, "process": 30, "cleanup": 1}

@@ -1,5 +1,5 @@
-"""Texts and arguments that are up to something, and content that must not be read: kept as they are, shown harmlessly,
-or refused in words. What would break a key, a terminal or a worker does not."""
+"""Hostile texts and arguments, and content that must not be read: kept as they are, shown harmlessly, or refused with a
+sentence. No key, terminal or worker breaks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_names_keys_and_ids_are_kept_as_they_are_and_shown_harmlessly(stage_on, 
     stage.ran_once(stage.sent)
 
 
-def test_jobs_are_switched_and_runs_called_off_by_such_names(stage, orchestration):
+def test_jobs_are_disabled_and_runs_cancelled_by_such_names(stage, orchestration):
     stage.worker(concurrency=1)
     until(lambda: orchestration.status().jobs)
     for name, text in TEXTS.items():
@@ -143,7 +143,7 @@ def test_errors_are_kept_as_they_are_and_shown_harmlessly(stage, orchestration, 
 # -- a megabyte of anything
 
 
-def test_a_megabyte_of_a_room_key_is_cut_and_still_told_apart(stage):
+def test_a_megabyte_of_a_room_key_is_cut_and_stays_distinct(stage):
     stage.worker(concurrency=3)
     job = stage.jobs.jobs["colon"]
     one, other = "x" * MEGABYTE, "x" * MEGABYTE + "y"
@@ -272,7 +272,7 @@ def test_a_message_that_is_nested_too_deep_to_be_read_fails_alone(stage, keyed):
 
 
 class Explosive:
-    """Whoever unpickles it makes a directory."""
+    """Unpickling it makes a directory."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -298,7 +298,7 @@ def pickled(trace: Path) -> dict[str, Any]:
 
 
 class Hand:
-    """Stands for a worker that has taken such a message in: puts it into the ledger, waiting."""
+    """Stands for a worker that has accepted such a message: puts it into the ledger, where it waits."""
 
     def __init__(self, stage: Stage, queues: tuple[str, ...]) -> None:
         self.ledger = Ledger.of(stage.app, read_settings(stage.app))
@@ -339,8 +339,8 @@ def hand(request: pytest.FixtureRequest) -> Iterator[Callable[..., Hand]]:
         one.ledger.close()
 
 
-def test_who_accepts_pickle_would_leave_a_trace(trace):
-    """So that the tests below would notice."""
+def test_an_app_that_accepts_pickle_leaves_a_trace(trace):
+    """Shows that the tests below would notice it."""
     envelope = Envelope(properties={}, exchange="", routing_key="celery", **pickled(trace))
     message = envelope.as_message({envelope.content_type})
     assert not trace.exists()
@@ -360,7 +360,7 @@ def test_operators_never_unpickle_whatever_their_app_accepts(stage_on, redis_bro
     client.disable(ECHO)
     [fence] = [str(run.fence) for run in client.status().runs]
     one.ledger.turn("hand", 9, "enforce", 0, [Outcome("first", fence, "succeeded")], [])
-    client.enable(ECHO)  # which hands it over
+    client.enable(ECHO)  # which hands the run over
     [message] = until(lambda: stage.ledger.lrange("default.granted", 0, -1))
     assert json.loads(message)["headers"]["id"] == "pickled"
     assert client.cancel("pickled").cancelled
@@ -368,7 +368,7 @@ def test_operators_never_unpickle_whatever_their_app_accepts(stage_on, redis_bro
     assert not trace.exists()
 
 
-def test_a_run_with_pickled_content_is_called_off_where_nobody_accepts_it(stage, orchestration, trace, hand):
+def test_a_run_with_pickled_content_is_cancelled_where_nobody_accepts_it(stage, orchestration, trace, hand):
     stage.worker()
     held(stage)
     hand(stage).take_in_pickled(trace)

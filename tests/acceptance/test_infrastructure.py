@@ -1,4 +1,4 @@
-"""What the other tests are built with does what they rely on. Plain Celery tasks only.
+"""The parts that the other tests are built with work as expected. Plain Celery tasks only.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -51,7 +51,7 @@ def _use_our_conftest(pytester: pytest.Pytester) -> None:
 # -- waiting
 
 
-def test_until_returns_the_value_and_tells_the_last_one() -> None:
+def test_until_returns_the_value_or_reports_the_last_one() -> None:
     answers = iter([0, "", "here"])
     assert until(lambda: next(answers)) == "here"
     with pytest.raises(AssertionError, match=r"not within 0.05 s: three \(last value: \[\]\)"):
@@ -96,7 +96,7 @@ def test_a_killed_test_run_leaves_nothing(tmp_path: Path) -> None:
     until(lambda: not listening(int(done.stdout)), message="the guard ends the server")
 
 
-def test_a_process_that_ends_early_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_process_that_ends_early_is_reported_with_its_log(tmp_path: Path) -> None:
     process = ManagedProcess(
         "short", [sys.executable, "-c", "print('why it ended')"], env=dict(os.environ), directory=tmp_path
     )
@@ -177,7 +177,7 @@ def test_each_test_has_its_own_vhost(rabbit_server: RabbitServer, rabbit_url: st
 def test_rabbitmq_can_be_killed_and_is_back_with_its_messages(rabbit_server: RabbitServer, rabbit_url: str) -> None:
     with Connection(rabbit_url) as connection:
         connection.SimpleQueue("durable").put("kept", delivery_mode=2)
-        # A second trip through the queue's process: the message before it is on disk by then.
+        # A second trip through the queue's process: by then the message before it is on disk.
         connection.SimpleQueue("durable").qsize()
     rabbit_server.restart()
     with Connection(rabbit_url) as connection:
@@ -422,7 +422,7 @@ def test_beat_is_a_process_like_a_worker(redis_broker: Broker, tmp_path: Path) -
         celery_command("support.apps.plain", "beat", "-S", "celery.beat:Scheduler", "-l", "DEBUG"),
         directory=tmp_path,
         env=redis_broker.env(),
-        ready_prompt="beat: Waking up",  # told to end before, it ends, but not always with 0
+        ready_prompt="beat: Waking up",  # if it is told to end earlier, it ends, but not always with 0
     )
     try:
         beat.start()
@@ -469,7 +469,7 @@ def test_overlaps_are_found_in_either_order() -> None:
 def test_a_run_without_an_end_lasts_until_its_process_died() -> None:
     events = [_event("start", "a", 1, pid=7), _event("start", "b", 5), _event("end", "b", 6)]
     assert len(spans(events)) == 2
-    assert len(overlaps(events, {"a"}, {"b"})) == 1  # nobody knows when it ended
+    assert len(overlaps(events, {"a"}, {"b"})) == 1  # the time of its end is unknown
     assert overlaps(events, {"a"}, {"b"}, deaths={7: 4.0}) == []
     assert len(overlaps(events, {"a"}, {"b"}, deaths={7: 5.5})) == 1
 

@@ -1,5 +1,5 @@
-"""Projects as Celery's guides lay them out: the app is in one module, its tasks are in others that only a worker
-imports by itself. Commands and ``Orchestration(app)`` know the jobs all the same."""
+"""Projects in the layouts of Celery's guides: the app is in one module, its tasks are in others that only a worker
+imports by itself. Commands and ``Orchestration(app)`` know the jobs nevertheless."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROJECTS = TESTS / "support" / "projects"
 
 @dataclass(frozen=True)
 class Layout:
-    """Where it is, what ``-A`` names, and the module that has its tasks."""
+    """Its folder, the value of ``-A``, and the module that has its tasks."""
 
     directory: str
     app: str
@@ -44,7 +44,7 @@ def layout(request: pytest.FixtureRequest) -> Layout:
 
 @pytest.fixture
 def run(layout: Layout, redis_broker: Broker) -> Run:
-    """``run("orchestration", "status")``: the command as a process, to its end."""
+    """``run("orchestration", "status")``: runs the command as a process, to its end."""
 
     def run_command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         path = environment(PROJECTS / layout.directory)["PYTHONPATH"]
@@ -79,7 +79,7 @@ def test_doctor_examines_them(layout: Layout, run: Run) -> None:
     assert f"did you mean '{layout.tasks}.add'?" in code["found"]
 
 
-def test_a_module_that_cannot_be_imported_is_told_in_one_line(layout: Layout, run: Run) -> None:
+def test_a_module_that_cannot_be_imported_is_reported_in_one_line(layout: Layout, run: Run) -> None:
     problem = "the app's tasks cannot be loaded: ModuleNotFoundError: No module named 'there_is_no_such_module' ("
     where = layout.tasks.replace(".", "/") + ".py, line "
 
@@ -131,7 +131,7 @@ def test_orchestration_knows_the_jobs(client: Orchestration, ask: Callable[[Orch
     assert "proj.tasks" in repr(ask(client))
 
 
-def test_a_module_is_imported_once_and_what_was_wrong_with_it_is_told_again(
+def test_a_module_is_imported_once_and_its_error_is_reported_each_time(
     client: Orchestration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_BREAK", "import")

@@ -1,5 +1,5 @@
-"""Time limits on every execution pool. Where a run cannot be interrupted it ends as failed when its time is over, once;
-its room is free when its code has returned, and what that says then is refused."""
+"""Time limits on every execution pool. A run that cannot be interrupted ends as failed when its time is over, once. Its
+room is free when its code has returned, and the result of the code is then refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def called_back(stage: Stage) -> list[Event]:
 
 
 def said(stage: Stage, what: str, result: AsyncResult) -> list[str]:
-    """What the hook or the signal was called with, each time."""
+    """The arguments of each call of the hook or the signal."""
     path = stage.scratch / f"{what}-{result.id}"
     return path.read_text().split() if path.exists() else []
 
@@ -77,7 +77,7 @@ def test_a_thread_over_its_limit_has_failed_and_keeps_its_room_until_it_returns(
     [why] = [run.reason for run in status_of(stage.app).waits]
     assert "past its time limit" in why
     assert "timed out" in run_celery(LIMITS, "orchestration", "status", broker=stage.broker, env=stage.env).stdout
-    # Its message is acknowledged, its code goes on: nobody gets its room.
+    # Its message is acknowledged, and its code continues: no other run gets its room.
     stays(lambda: not stage.starts(waits) and stage.starts(over)[0].end is None, 0.5)
     assert job(stage, "returning").failures == 0
     stage.release("over")
@@ -114,7 +114,7 @@ def test_whatever_late_code_does_is_refused(stage, kind):
     assert "could not handle that" not in process.log()
 
 
-def test_celerys_own_limits_are_kept_as_well_of_a_job_and_of_a_call(stage):
+def test_celerys_own_limits_are_enforced_too_of_a_job_and_of_a_call(stage):
     """Stock Celery ignores them on threads."""
     process = stage.worker("threads", concurrency=4)
     over = [send(stage, "celerys", "over"), send(stage, "unlimited", "over")]
@@ -178,7 +178,7 @@ def test_a_run_that_had_timed_out_when_its_worker_died_is_not_run_again(stage):
     until(lambda: sorted(str(event.note) for event in called_back(stage)) == sorted([over.id, "['link']"]))
 
 
-def test_that_a_run_timed_out_is_told_again_if_the_reply_is_lost(stage, proxy: DroppingProxy):
+def test_a_timeout_is_reported_again_if_the_reply_is_lost(stage, proxy: DroppingProxy):
     make_known(stage.ledger, "time_out")
     lost = proxy.lose_reply(asked("time_out"), times=3)
     stage.worker("threads", env={"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)})
@@ -202,8 +202,9 @@ def test_timeouts_count_like_other_failures(stage):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "prefork", "gevent"])
-def test_a_worker_that_stood_still_past_a_limit_and_its_lease_tells_nobody(stage, pool):
-    """Another one has its run. When it goes on it sees that the time is over, and may not have heard yet."""
+def test_a_worker_that_stood_still_past_a_limit_and_its_lease_reports_nothing(stage, pool):
+    """Another worker has its run. When the first one continues, it sees that the time is over, and may not know yet
+    that its lease was lost."""
     zombie = stage.worker(pool)
     result = send(stage, "hearing", "over", time_limit=6, soft_time_limit=100)
     first = stage.started(result)
@@ -248,7 +249,7 @@ def test_on_solo_code_that_returns_too_late_has_failed(stage):
 
 
 def test_gevent_interrupts_at_the_hard_limit(stage):
-    """Celery's own doing there; it knows no soft one."""
+    """Celery itself does so there; it has no soft limit."""
     stage.worker("gevent", concurrency=4)
     over = send(stage, "hearing", "over")
     first = stage.started(over)
@@ -297,7 +298,7 @@ def test_log_and_status_say_at_start_that_runs_cannot_be_interrupted(stage, pool
     assert [check.found for check in checks if check.name == "time limits"] == [problem, ignored]
 
 
-def test_where_limits_are_kept_nothing_is_said(stage):
+def test_execution_pools_that_enforce_limits_cause_no_warning(stage):
     process = stage.worker()
     until(lambda: status_of(stage.app).workers)
     assert status_of(stage.app).problems == []

@@ -73,7 +73,7 @@ def printed(stage: Stage) -> dict[str, Any]:
     return series(done.stdout)
 
 
-def test_what_jobs_did_and_waited_for_is_counted(stage: Stage):
+def test_outcomes_and_waits_of_jobs_are_counted(stage: Stage):
     stage.worker(concurrency=2)
     runs = [stage.send(stage.jobs.exclusive, 0.3) for _ in range(3)]
     runs.append(stage.send(stage.jobs.free, countdown=2))

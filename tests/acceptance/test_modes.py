@@ -26,7 +26,7 @@ LoadApp = Callable[..., ModuleType]
 
 
 def env(mode: str | None = None, **settings: Any) -> dict[str, str]:
-    """`mode` is the environment's word, the settings are the app's."""
+    """`mode` is set in the environment, `conf` in the app's settings."""
     variables = {"TEST_CONF": json.dumps(settings)}
     return variables if mode is None else {**variables, "CELERY_ORCHESTRATION_MODE": mode}
 
@@ -139,7 +139,7 @@ def test_off_jobs_are_plain_tasks_and_there_is_no_ledger(
 
 
 def test_off_our_queues_are_served_all_the_same(redis_broker: Broker, worker: StartWorker, load_app: LoadApp) -> None:
-    """Producers may still be routing, and runs may have been handed over just before."""
+    """Producers may still route to them, and runs may have been handed over just before."""
     worker(redis_broker, APP, env=env("off"))
     jobs = load_app(redis_broker, APP)
     assert jobs.high.delay(note=1).get(timeout=30) == 1

@@ -1,4 +1,4 @@
-"""Runs that fail, and what comes of their job.
+"""Runs that fail, and the effect on their job.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -41,7 +41,7 @@ class Site:
         return self.jobs.app.AsyncResult(id)
 
     def stored(self, id: str) -> dict[str, Any]:
-        """What the result backend has now."""
+        """The current state in the result backend."""
         return self.jobs.app.backend.get_task_meta(id, cache=False)
 
     def celery(self, *command: str) -> CompletedProcess[str]:
@@ -82,7 +82,7 @@ def test_a_job_that_keeps_failing_is_disabled_and_says_why(site: Site) -> None:
     told = site.scratch / "disabled-fragile"
     until(lambda: told.exists() and told.read_text() == found.disabled.why, message="the signal was sent")
     assert f"Job {FRAGILE} is disabled: 3 failures in a row" in site.process.log()
-    # What is asked for meanwhile is held, and dependents explain themselves with it.
+    # A run that is asked for meanwhile is held, and explain on its dependents names the job.
     held, follows = site.jobs.fragile.delay("held"), site.jobs.follower.delay()
     until(lambda: site.orchestration.status().waiting == 2)
     waits = {run.id: run.reason for run in site.orchestration.status().waits}
@@ -133,7 +133,7 @@ def test_by_hand_a_job_is_disabled_and_everything_paused(site: Site) -> None:
     assert "@" in who.pop()
 
 
-def test_a_run_that_waits_is_called_off(site: Site) -> None:
+def test_a_waiting_run_is_cancelled(site: Site) -> None:
     site.orchestration.pause()
     result = site.jobs.fragile.delay()
     until(lambda: site.orchestration.status().waiting == 1)
@@ -256,7 +256,7 @@ class TestDeadLetters:
         (site.scratch / "fixed").touch()
         done = site.celery("dlq", "requeue", "--all")
         assert done.stdout.strip() == "100 dead letters were requeued"
-        # Not from the results: they remember that it failed.
+        # Checked without the results, which still have the failures.
         until(lambda: all(site.stored(result.id)["status"] == "SUCCESS" for result in results), 30)
         assert sorted(site.stored(result.id)["result"] for result in results) == list(range(100))
         assert site.orchestration.status().dead_letters == 0
@@ -270,7 +270,7 @@ class TestDeadLetters:
         with pytest.raises(UnknownRun):
             site.orchestration.requeue("nothing")
 
-    def test_what_was_revoked_gets_a_new_id_and_what_had_expired_none(self, site: Site) -> None:
+    def test_a_requeued_letter_gets_a_new_id_if_it_was_revoked_and_never_expires(self, site: Site) -> None:
         result = site.jobs.stubborn.apply_async(("late",), expires=5, countdown=0.1)
         with pytest.raises(LookupError):
             result.get(timeout=30)
@@ -302,7 +302,7 @@ class TestDeadLetters:
             assert site.celery("dlq", *usage).returncode == 2
 
     def test_a_slip_touches_no_dead_letter(self, site: Site) -> None:
-        """What else people mistype: test_cli.py."""
+        """Other typing errors: test_cli.py."""
         self.dead_letter(site, 1)
         for command in (
             ["dlq", "purge", "--job", "", "--yes"],
@@ -319,7 +319,7 @@ class TestDeadLetters:
 # -- by hand
 
 
-def test_history_tells_how_runs_ended_and_what_they_waited_for(site: Site) -> None:
+def test_history_shows_how_runs_ended_and_what_they_waited_for(site: Site) -> None:
     (site.scratch / "fixed").touch()
     site.orchestration.pause()
     result = site.jobs.fragile.delay("waited")
@@ -355,7 +355,7 @@ def test_runs_are_cancelled_by_job_and_become_those_of_another(site: Site) -> No
     site.orchestration.resume()
     until(lambda: {result.state for result in others} == {"REVOKED"})
     assert moved.get(timeout=30) == 0
-    until(lambda: site.stored(lost.id)["result"] == "lost", 30)  # the result remembers that it failed
+    until(lambda: site.stored(lost.id)["result"] == "lost", 30)  # the result still has the failure
     assert {event.run for event in site.history.started(picky)} == {moved.id, lost.id}
     assert site.orchestration.dead_letters() == []
     changes = [(one.what, one.about) for one in site.orchestration.audit()]
@@ -398,7 +398,7 @@ def test_a_forced_run_passes_a_pause_but_not_the_room(site: Site) -> None:
     assert site.orchestration.status().paused
 
 
-def test_everything_that_waits_is_let_out_when_nobody_orchestrates(
+def test_all_waiting_runs_are_released_when_orchestration_is_off(
     site: Site, worker: Callable[..., WorkerProcess]
 ) -> None:
     (site.scratch / "fixed").touch()
@@ -418,7 +418,7 @@ def test_everything_that_waits_is_let_out_when_nobody_orchestrates(
 
 
 @pytest.mark.slow
-def test_a_run_that_takes_its_workers_down_is_tried_alone_and_buried_and_its_neighbours_go_on(
+def test_a_run_that_kills_its_workers_is_tried_alone_and_dead_lettered_and_its_neighbours_go_on(
     site: Site, worker: Callable[..., WorkerProcess]
 ) -> None:
     env = {"TEST_SCRATCH": str(site.scratch)}

@@ -1,7 +1,7 @@
-"""Plain tasks in an app that has jobs too are treated as stock Celery treats them.
+"""Plain tasks in an app that also has jobs are treated as by stock Celery.
 
-Every test does the same to two apps with the same plain tasks, one with jobs beside them and one without, and compares
-what can be seen from outside.
+Every test does the same with two apps that have the same plain tasks, one with jobs and one without, and compares
+everything that is visible from outside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from support.workers import Broker, WorkerProcess
 APP = "support.apps.mixed"
 NAME = f"{APP}.{{}}".format
 
-#: What differs between any two messages, events or results.
+#: Parts that differ between any two messages, events or results.
 VOLATILE = {"id", "uuid", "root_id", "parent_id", "correlation_id", "reply_to", "origin", "delivery_tag", "task_id"}
 VOLATILE |= {"hostname", "worker", "timestamp", "time_start", "worker_pid", "pid", "clock", "local_received", "runtime"}
 VOLATILE |= {"date_done", "traceback", "group_id"}
@@ -42,7 +42,7 @@ FETCH_AS_CELERY = {"CELERY_ORCHESTRATION_FETCH": "celery"}
 
 @dataclass
 class Side:
-    """One of the two apps: its broker, its clients' view of it, and its worker."""
+    """One of the two apps: its broker, a client of it, and its worker."""
 
     with_jobs: bool
     broker: Broker
@@ -71,7 +71,7 @@ def brokers(
 def sides(
     brokers: Callable[[str], Broker], worker: Callable[..., WorkerProcess], load_app: Callable[..., ModuleType]
 ) -> Callable[..., tuple[Side, Side]]:
-    """``stock, mixed = sides("redis", concurrency=1)``; with ``workers=False`` nothing takes the messages."""
+    """``stock, mixed = sides("redis", concurrency=1)``; with ``workers=False`` no worker takes the messages."""
 
     def make(
         kind: str = "redis", workers: bool = True, with_jobs_env: Mapping[str, str] = FROZEN, **options: Any
@@ -89,7 +89,7 @@ def sides(
                 side.worker.wait_ready()
         stock, mixed = made
         if workers:
-            # Its jobs are registered, so that nothing of what follows is before their time.
+            # Its jobs are registered before the test begins.
             until(lambda: registered(mixed), 30, "the jobs are registered")
         return stock, mixed
 
@@ -105,7 +105,7 @@ def registered(side: Side) -> bool:
 
 
 def stable(found: Any) -> Any:
-    """Without what differs each time; of times only whether there is one."""
+    """Without the parts that differ each time; for times only whether there is one."""
     if isinstance(found, dict):
         kept = {key: stable(value) for key, value in found.items() if key not in VOLATILE}
         return {key: value is not None if key in TIMES else value for key, value in kept.items()}
@@ -171,7 +171,7 @@ def test_plain_tasks_run_in_the_order_in_which_they_were_sent(sides, tmp_path, h
     ("kind", "options"), [("redis", ()), ("redis", ("--prefetch-multiplier", "1")), ("rabbitmq", ())]
 )
 def test_as_many_messages_are_fetched_while_all_slots_are_busy(sides, tmp_path, history, kind, options):
-    """On Redis only if asked to fetch as Celery does: see test_the_fetch_check_says_how_messages_are_fetched."""
+    """On Redis only with orchestration_fetch="celery": see test_the_fetch_check_says_how_messages_are_fetched."""
     pair = sides(kind, concurrency=2, options=options, with_jobs_env=FETCH_AS_CELERY)
 
     def left_in_the_queue(side: Side) -> int:
@@ -194,7 +194,7 @@ def ready_messages(side: Side) -> int:
 
 
 def settled(value: Callable[[], int]) -> int:
-    """Its value when it has been the same ten times."""
+    """Its value when it has not changed ten times in a row."""
     seen: list[int] = []
 
     def the_same() -> bool:
@@ -227,7 +227,7 @@ def test_results_and_states_are_the_same(sides):
             meta["result"] = repr(meta["result"])
         return stable(metas)
 
-    # One slot: with more, the attempt that is retried may store its state after the next one has ended.
+    # One slot: with more, an attempt that retries may store its state after the next one has ended.
     states = [meta["status"] for meta in compared(sides(concurrency=1), found)]
     assert states == ["SUCCESS", "FAILURE", "SUCCESS", "SUCCESS", "SUCCESS", "REVOKED"]
 
@@ -247,7 +247,7 @@ def test_events_are_the_same(sides):
         return any(event["type"] in last for event in events if event.get("uuid") == id)
 
     def in_one_order(found: Any) -> Any:
-        """What a retry sends may come before what the attempt before it sends."""
+        """The events of a retry may come before those of the attempt before it."""
         return [sorted(map(repr, events)) if "retried" in repr(events) else events for events in found]
 
     stock, mixed = seen(pair[0]), seen(pair[1])
@@ -294,7 +294,7 @@ def test_remote_control_shows_the_same(sides, tmp_path, history):
         found = {name: stable(getattr(inspect, name)()[side.worker.hostname]) for name in names}
         jobs = {NAME("exclusive"), NAME("urgent")}
         found["registered"] = [name for name in found["registered"] if name not in jobs]
-        # A worker with jobs serves the queues that these are sent to as well.
+        # A worker with jobs also serves the queues that these are sent to.
         found["active_queues"] = [queue for queue in found["active_queues"] if not pool_of(queue["name"])]
         return found
 

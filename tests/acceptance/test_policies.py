@@ -1,4 +1,4 @@
-"""Policies that could get in each other's way, and policies that change from release to release."""
+"""Policies that could deadlock, and policies that change from release to release."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_under_a_global_cap_a_critical_run_goes_before_normal_ones_but_not_befor
     jobs = stage.jobs
     stage.worker(concurrency=4)
     stage.started(stage.send(jobs.held_free, "blocker"))
-    # It depends on fetch, which comes last, is not critical, and finds all room taken.
+    # It depends on fetch, which is sent last, is not critical, and finds no room.
     sent = [stage.send(jobs.urgent)]
     sent += [stage.send(jobs.free, 0, "normal") for _ in range(3)]
     sent += [stage.send(jobs.fetch)]
@@ -78,7 +78,7 @@ def test_under_a_global_cap_a_critical_run_goes_before_normal_ones_but_not_befor
 
 
 class Deployment:
-    """Releases of one app: workers whose code brings different policies for the same jobs."""
+    """Releases of one app: workers whose code has different policies for the same jobs."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -89,12 +89,12 @@ class Deployment:
         return env if cap is None else {**env, "TEST_CAP": str(cap)}
 
     def worker(self, release: dict[str, str], name: str, serving: bool = True) -> WorkerProcess:
-        """One that is not serving brings its policies and runs nothing."""
+        """With `serving` False it registers its policies and runs nothing."""
         how: dict[str, Any] = (
             {"concurrency": 9} if serving else {"pool": "solo", "concurrency": 1, "queues": ["another"]}
         )
         process = self.stage.worker(name=name, env=release, **how)
-        # It may say that it is ready before it is in the ledger.
+        # A worker may be ready before it is in the ledger.
         until(lambda: process.hostname in {one.name for one in status_of(self.stage.app).workers})
         until(lambda: self.in_force, message="its policies are in force")
         return process
@@ -122,7 +122,7 @@ def deployment(stage_on: Callable[..., Stage], redis_broker: Broker) -> Deployme
     return Deployment(stage_on(redis_broker, RELEASES, env=Deployment.release()))
 
 
-#: Pairs of jobs of which the second waits while the first runs, as the strict release has it.
+#: Pairs of jobs of which, in the strict release, the second waits while the first runs.
 PAIRS = {"max_running": "aa", "blocks": "bc", "blocked by": "de", "depends_on": "fg"}
 STRICT = Deployment.release(
     a={"max_running": 1}, b={"blocks": ["c"]}, e={"blocks": ["d"]}, f={"max_running": 1}, g={"depends_on": ["f"]}
@@ -138,7 +138,7 @@ STRICT = Deployment.release(
 def test_while_two_releases_are_live_the_stricter_holds(
     deployment: Deployment, strict: dict[str, str], pairs: dict[str, str]
 ) -> None:
-    """And only as long; whichever came first, and whichever starts again."""
+    """And no longer; whichever came first, and whichever is restarted."""
     stage, loose = deployment.stage, Deployment.release()
     strict_one = deployment.worker(strict, "strict", serving=False)
     deployment.worker(loose, "loose")
@@ -161,7 +161,8 @@ def test_while_two_releases_are_live_the_stricter_holds(
 
 @pytest.mark.slow
 def test_an_old_release_that_starts_again_does_not_take_over(deployment: Deployment) -> None:
-    """What is neither stricter nor laxer is the newest release's: an old one is old however often it starts."""
+    """An option that has no stricter value is the newest release's: an old release stays old however often it
+    starts."""
     stage = deployment.stage
     old, new = Deployment.release(a={"max_recoveries": 0}), Deployment.release(a={"max_recoveries": 2})
     old_one = deployment.worker(old, "old", serving=False)
@@ -188,7 +189,7 @@ def test_a_job_that_no_release_has_any_more_goes_away(deployment: Deployment) ->
 def test_a_run_of_a_job_that_no_release_has_any_more_keeps_no_room(
     stage_on: Callable[..., Stage], redis_broker: Broker
 ) -> None:
-    """It ran when the last worker that knew it died. It fails as Celery fails what it does not know, or it waits."""
+    """It was running when the last worker that knew it died. It fails as in Celery, or it waits."""
     old, new = Deployment.release(cap=1, gone={}), Deployment.release(cap=1)
     deployment = Deployment(stage_on(redis_broker, RELEASES, env=old))
     stage = deployment.stage
@@ -208,7 +209,8 @@ def test_a_run_of_a_job_that_no_release_has_any_more_keeps_no_room(
 def test_where_two_releases_share_a_queue_each_run_finds_the_one_that_has_its_job(
     stage_on: Callable[..., Stage], redis_broker: Broker
 ) -> None:
-    """Whichever worker its message comes to. What nobody has is a dead letter, and fails as Celery fails it."""
+    """Whichever worker gets its message. A message of a job that no worker has is a dead letter, and fails as in
+    Celery."""
     old = Deployment.release()
     new = Deployment.release(free={}, one={"max_running": 1}, keyed={"max_running": 1, "key": "{until_there}"})
     deployment = Deployment(stage_on(redis_broker, RELEASES, env=new))

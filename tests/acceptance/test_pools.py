@@ -33,7 +33,7 @@ Make = Callable[..., PoolStage]
 
 @pytest.fixture
 def pools(pools_on: Callable[..., Make], redis_broker: Broker) -> Make:
-    """``pools(images={"max": 4}, env={...})``: an app with these pools; its supervisors are gone after the test."""
+    """``pools(images={"max": 4}, env={...})``: an app with these pools; its supervisors end with the test."""
     return pools_on(redis_broker)
 
 
@@ -76,7 +76,7 @@ def test_a_backlog_gets_more_workers_and_when_it_is_done_the_pool_shrinks_to_min
     assert supervisor.stop() == 0
     assert stage.places() == {}
     stage.ran_once(stage.sent)
-    changes = [json.loads(one) for one in stage.look()["pools"]["images"]["changes"]]
+    changes = [json.loads(one) for one in stage.read_pools()["pools"]["images"]["changes"]]
     assert [one["wanted"] for one in changes][-2:] == [3, 1]
     assert "ready run" in changes[-2]["why"]
     assert changes[0]["why"].endswith("one worker less")
@@ -93,7 +93,7 @@ def test_the_dashboard_shows_how_many_workers_a_pool_has_and_why(pools: Make):
     rows = [re.sub(r"<[^>]+>", " ", row).split() for row in re.findall(r'<tr data-key="pool .*?</tr>', page, re.DOTALL)]
     assert [row[:6] for row in rows] == [["images", "1", "1", "1", "to", "3"]]  # wanted, live, min to max
     assert 'celery_orchestration_pool_wanted_workers{pool="images"} 1.0' in numbers
-    change = stage.look()["pools"]["images"]["changes"][0]
+    change = stage.read_pools()["pools"]["images"]["changes"][0]
     assert html.escape(json.loads(change)["why"]) in page
 
 
@@ -105,7 +105,7 @@ def test_runs_that_wait_at_the_gate_ask_for_no_worker(pools: Make):
         stage.send(stage.jobs.lone, 0.05)
     for result in stage.sent:
         result.get(timeout=30)
-    wanted = [json.loads(one)["wanted"] for one in stage.look()["pools"]["images"]["changes"]]
+    wanted = [json.loads(one)["wanted"] for one in stage.read_pools()["pools"]["images"]["changes"]]
     assert set(wanted) == {1}, "one slot is all that a job with max_running=1 can use"
 
 
@@ -123,7 +123,7 @@ def test_a_pools_workers_serve_their_own_queues_only_and_the_default_pool_what_i
         "mail": "email",
         "plain": "default",
     }
-    served = {one["name"].partition("-")[0]: set(json.loads(one["queues"])) for one in stage.look()["workers"]}
+    served = {one["name"].partition("-")[0]: set(json.loads(one["queues"])) for one in stage.read_pools()["workers"]}
     assert served["images"] == {f"images.{last}" for last in ("granted", "critical", "high", "normal", "low")}
     assert "celery" in served["default"]
     assert not served["default"] & (served["images"] | served["email"])
@@ -139,7 +139,7 @@ def test_a_pool_grows_on_rabbitmq_too(pools_on: Callable[..., Make], rabbitmq_br
     stage.wait_live(2)
     for result in stage.sent:
         result.get(timeout=30)
-    supervisor.wait_for_log("of unknown duration")  # RabbitMQ does not say whose messages they are
+    supervisor.wait_for_log("of unknown duration")  # RabbitMQ does not return the tasks of messages
     assert supervisor.stop() == 0
 
 
@@ -164,7 +164,7 @@ def test_workers_of_any_kind_run_drain_and_stop(pools: Make, kind: str):
 def test_a_pool_of_min_0_starts_a_worker_when_there_is_something_to_do(pools: Make):
     stage = pools(images={"min": 0})
     stage.supervisor("a")
-    until(lambda: stage.look().get("supervisors"))
+    until(lambda: stage.read_pools().get("supervisors"))
     stage.send(stage.jobs.resize).get(timeout=30)
     stage.wait_live(0, timeout=20)
 
@@ -187,7 +187,7 @@ def test_a_worker_that_dies_at_import_is_reported_loudly_with_its_last_output(po
     supervisor.wait_for_log("no module named 'pillow', says the test")
 
     def reported() -> list[str]:
-        return [line for one in stage.look()["supervisors"] for line in json.loads(one["report"])["problems"]]
+        return [line for one in stage.read_pools()["supervisors"] for line in json.loads(one["report"])["problems"]]
 
     until(lambda: any("worker images-1 keeps dying" in line and "pillow" in line for line in reported()))
     (stage.scratch / "broken").unlink()
@@ -314,7 +314,7 @@ class TestTwoSupervisors:
         both = {"a": stage.supervisor("a")}
         stage.wait_live(1)
         both["b"] = stage.supervisor("b")
-        until(lambda: len(stage.look()["supervisors"]) == 2)
+        until(lambda: len(stage.read_pools()["supervisors"]) == 2)
         for _ in range(40):
             stage.send(stage.jobs.resize, 0.3)
         stage.wait_live(2)
@@ -332,12 +332,12 @@ class TestTwoSupervisors:
         first = stage.supervisor("a")
         stage.wait_live(2)
         before = {one["pid"] for one in stage.live()}
-        fences = {one["number"]: one["fence"] for one in stage.look()["pools"]["images"]["places"]}
+        fences = {one["number"]: one["fence"] for one in stage.read_pools()["pools"]["images"]["places"]}
         first.kill(whole=False)
         again = stage.supervisor("a")
         again.wait_for_log("Place 1 of pool 'images' is still ours from the previous process")
         until(lambda: len({one["pid"] for one in stage.live()} - before) == 2, 30, "two new workers")
-        assert {one["number"]: one["fence"] for one in stage.look()["pools"]["images"]["places"]} == fences
+        assert {one["number"]: one["fence"] for one in stage.read_pools()["pools"]["images"]["places"]} == fences
         assert not [pid for pid in before if is_alive(pid)]
 
     def test_one_that_stands_still_loses_its_places_and_its_workers_drain(self, pools: Make):
@@ -345,7 +345,7 @@ class TestTwoSupervisors:
         sleeper = stage.supervisor("a")
         (worker,) = stage.wait_live(1)
         other = stage.supervisor("b")
-        until(lambda: len(stage.look()["supervisors"]) == 2)
+        until(lambda: len(stage.read_pools()["supervisors"]) == 2)
         sleeper.pause(whole=False)
         until(lambda: stage.places() == {1: "b"}, 20, "the other takes the place after a lease")
         until(lambda: not is_alive(worker["pid"]), 20, "the worker on it has drained by itself")
@@ -375,7 +375,7 @@ class TestTwoSupervisors:
         (worker,) = stage.wait_live(1)
         running = stage.send(stage.jobs.held, "go")
         stage.started(running)
-        (place,) = stage.look()["pools"]["images"]["places"]
+        (place,) = stage.read_pools()["pools"]["images"]["places"]
         stage.supervisor("a")
         said = "another supervisor of pools runs under the name 'a'"
         first.wait_for_log(said)
@@ -384,7 +384,7 @@ class TestTwoSupervisors:
         until(lambda: not first.running, 20)
         assert first.returncode == 1
         until(lambda: [one["pid"] for one in stage.live()] not in ([], [worker["pid"]]), 20)
-        (after,) = stage.look()["pools"]["images"]["places"]
+        (after,) = stage.read_pools()["pools"]["images"]["places"]
         assert (after["fence"], after["since"]) == (place["fence"], place["since"]), "nobody has given the place up"
 
 
@@ -394,9 +394,9 @@ def test_a_worker_that_takes_nothing_is_replaced(pools: Make):
     supervisor = stage.supervisor("a")
     (worker,) = stage.wait_live(1)
     served = [name for name in json.loads(worker["queues"]) if not name.endswith(".granted")]
-    for queue in served:  # as one that stopped consuming after a reconnect
+    for queue in served:  # like a worker that stopped consuming after a reconnect
         stage.app.control.cancel_consumer(queue, destination=[worker["name"]], reply=True, timeout=5)
-    until(lambda: "images.normal" not in json.loads(stage.look()["workers"][0]["queues"]), 10)
+    until(lambda: "images.normal" not in json.loads(stage.read_pools()["workers"][0]["queues"]), 10)
     stuck = stage.send(stage.jobs.resize)
     supervisor.wait_for_log("Worker images-1 is stalled: it has received no message", 40)
     stuck.get(timeout=30)
@@ -404,7 +404,7 @@ def test_a_worker_that_takes_nothing_is_replaced(pools: Make):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_only_busy_is_not_taken_for_stalled(pools: Make):
+def test_a_worker_that_is_only_busy_does_not_count_as_stalled(pools: Make):
     stage = pools(images={"stall_seconds": 2})
     supervisor = stage.supervisor("a")
     stage.wait_live(1)
@@ -417,8 +417,8 @@ def test_a_worker_that_is_only_busy_is_not_taken_for_stalled(pools: Make):
 
 
 @pytest.mark.slow
-def test_a_solo_worker_that_runs_a_plain_task_is_not_taken_for_stalled(pools: Make):
-    """It answers nobody meanwhile, and the ledger knows nothing of plain tasks."""
+def test_a_solo_worker_that_runs_a_plain_task_does_not_count_as_stalled(pools: Make):
+    """It answers nobody meanwhile, and the ledger does not know plain tasks."""
     stage = pools(images={"stall_seconds": 2, "kind": "solo"})
     supervisor = stage.supervisor("a")
     stage.wait_live(1)
@@ -437,8 +437,8 @@ def test_no_worker_starts_where_there_is_no_room_for_it(pools: Make):
     supervisor.wait_for_log("No worker of pool 'email' can start on this machine: a worker takes 1000 cpus")
     stage.wait_live(1)
     stays(lambda: len(stage.places()) == 1, 2)
-    reports = [json.loads(one["report"])["problems"] for one in stage.look()["supervisors"]]
-    until(lambda: "fewer workers than wanted" in str(stage.look()["supervisors"]), 10, str(reports))
+    reports = [json.loads(one["report"])["problems"] for one in stage.read_pools()["supervisors"]]
+    until(lambda: "fewer workers than wanted" in str(stage.read_pools()["supervisors"]), 10, str(reports))
 
 
 def test_nothing_is_left_when_a_supervisor_is_killed(pools: Make):
@@ -513,7 +513,7 @@ class TestSeeing:
         (stage.scratch / "broken").touch()
         stage.supervisor("a").wait_for_log("KEEPS DYING", 60)
         (stage.scratch / "broken").unlink()
-        until(lambda: "keeps dying" in str(stage.look()["supervisors"]))
+        until(lambda: "keeps dying" in str(stage.read_pools()["supervisors"]))
         shown = self.run(stage, "status", code=1)
         assert "worker images-1 keeps dying" in shown
         assert "pillow" in shown
@@ -569,7 +569,7 @@ def test_a_worker_with_autoscale_grows_and_shrinks_by_what_there_is_to_do(pools:
     process = stage.worker(queues=queues, concurrency=3, options=["--autoscale", "3,1"])
     assert len(process.children()) == 1
     stage.send(stage.jobs.resize, 0).get(timeout=20)
-    for _ in range(20):  # it is known now that they are short: they need no more, however many are fetched
+    for _ in range(20):  # by now they are known to be short: they need no more processes, however many are fetched
         stage.send(stage.jobs.resize, 0)
     for result in stage.sent:
         result.get(timeout=20)

@@ -1,4 +1,4 @@
-"""Messages of RabbitMQ, at Celery's default settings: a busy worker holds none that another one could run."""
+"""Messages of RabbitMQ, at Celery's default settings: a busy worker holds none that another worker could run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def done(stage, results, timeout=30):
 
 
 def reads_ahead(stage, task):
-    """Has run so many short tasks that its worker reads ahead, and acknowledged the last one."""
+    """Has executed so many short tasks that its worker reads ahead, and acknowledged the last one."""
     done(stage, [stage.send(task) for _ in range(60)])
     inspect = stage.app.control.inspect(timeout=1)
     until(lambda: list((inspect.active() or {}).values()) == [[]], message="the worker is idle")
@@ -110,7 +110,7 @@ def test_an_app_that_fetches_as_celery_does_keeps_its_prefetch_count(stage_on, r
 def test_short_tasks_are_read_ahead_up_to_celerys_count_and_no_further(stage):
     worker = stage.worker(concurrency=1)
     reads_ahead(stage, stage.jobs.plain)
-    worker.signal(signal.SIGSTOP)  # its child goes on
+    worker.signal(signal.SIGSTOP)  # its child continues
     for _ in range(10):
         stage.send(stage.jobs.plain)
     stays(lambda: queued(stage) == 10 - 4, 0.5, "four messages, Celery's prefetch count, are on their way")
@@ -119,7 +119,7 @@ def test_short_tasks_are_read_ahead_up_to_celerys_count_and_no_further(stage):
 
 
 def test_status_explain_and_cancel_know_a_run_that_a_worker_has_fetched(stage):
-    """It reads ahead because its tasks were short; then one is not."""
+    """It has read ahead because its tasks were short, and then a long one begins."""
     worker = stage.worker(concurrency=1)
     reads_ahead(stage, stage.jobs.job)
     worker.signal(signal.SIGSTOP)
@@ -139,7 +139,7 @@ def test_status_explain_and_cancel_know_a_run_that_a_worker_has_fetched(stage):
 
 
 def test_a_worker_that_may_not_have_a_queue_of_its_own_prefetches_as_celery_does(stage):
-    """It says so, and works."""
+    """It logs that, and works."""
     server, vhost = stage.broker.rabbit, stage.broker.broker_url.rpartition("/")[2]
     server.permit(vhost, configure=r"^(?!.*\.celery\.placeholder$).*")
     worker = stage.worker(concurrency=1)
@@ -151,7 +151,7 @@ def test_a_worker_that_may_not_have_a_queue_of_its_own_prefetches_as_celery_does
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_with_quorum_queues_the_worker_prefetches_as_celery_does(stage_on, rabbitmq_broker, strict):
-    """They have no count for a whole channel, and doctor says what that means."""
+    """They have no count for a whole channel, and doctor explains the effect."""
     conf = {"task_default_queue_type": "quorum", "orchestration_strict_priority": strict}
     stage = stage_on(rabbitmq_broker, APP, env={"TEST_CONF": json.dumps(conf)})
     worker = stage.worker(concurrency=1)
@@ -176,7 +176,7 @@ def test_a_pool_that_grows_gets_more_messages_and_one_that_has_a_new_queue_serve
 
 
 @pytest.mark.parametrize("task", ["plain", "late", "job"])
-def test_what_a_stopping_worker_has_not_begun_is_for_others_at_once(stage, task):
+def test_messages_that_a_stopping_worker_has_not_begun_go_back_at_once(stage, task):
     first = stage.worker(concurrency=1)
     short = getattr(stage.jobs, task)
     reads_ahead(stage, short)
@@ -199,7 +199,7 @@ def test_what_a_stopping_worker_has_not_begun_is_for_others_at_once(stage, task)
 
 
 def test_messages_of_a_killed_connection_are_not_lost(stage):
-    """The count is right on the next connection, too."""
+    """The count is also right on the next connection."""
     worker = stage.worker(concurrency=1)
     held = stage.send(stage.jobs.held, "it")
     stage.started(held)

@@ -1,4 +1,5 @@
-"""``self.progress(done, total, note)``: what a run says about itself is shown by ``status``, and costs it nothing."""
+"""``self.progress(done, total, note)``: ``status`` shows the latest report of a run, and reports cost the run
+nothing."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def shown(stage: Stage, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_the_last_that_a_run_said_is_shown(stage: Stage, pool: str) -> None:
-    """However fast it said it, and though it says nothing more."""
+def test_the_latest_report_of_a_run_is_shown(stage: Stage, pool: str) -> None:
+    """However fast its reports are, and although no further report follows."""
     stage.worker(pool)
     result = stage.send(stage.jobs.telling, "end", *[(number, 400, f"step {number}") for number in range(399)])
     found = until(lambda: (one := progress(stage, result)) and one.done == 398 and one)
@@ -53,7 +54,7 @@ def test_the_last_that_a_run_said_is_shown(stage: Stage, pool: str) -> None:
     stage.all_well()
 
 
-def test_runs_of_one_process_are_told_apart(stage: Stage) -> None:
+def test_runs_of_one_process_are_distinguished(stage: Stage) -> None:
     stage.worker("threads", concurrency=4)
     results = [stage.send(stage.jobs.telling, "end", (number, 10, "")) for number in range(4)]
     until(lambda: [(one := progress(stage, result)) and one.done for result in results] == [0, 1, 2, 3])
@@ -62,7 +63,7 @@ def test_runs_of_one_process_are_told_apart(stage: Stage) -> None:
     stage.all_well()
 
 
-def test_what_is_said_in_a_tight_loop_is_told_a_few_times_a_second(stage: Stage, proxy: DroppingProxy) -> None:
+def test_reports_in_a_tight_loop_are_sent_a_few_times_a_second(stage: Stage, proxy: DroppingProxy) -> None:
     told = []
     names = {script("record_progress").sha.encode(), script("record_progress").function.encode()}
     make_known(stage.ledger, "record_progress")
@@ -87,7 +88,7 @@ def test_hostile_notes_are_shown_harmlessly(stage: Stage) -> None:
     stage.all_well()
 
 
-def test_nonsense_is_an_error_where_it_is_said(stage: Stage) -> None:
+def test_an_invalid_report_raises_an_error_at_once(stage: Stage) -> None:
     stage.worker()
     said = stage.send(stage.jobs.nonsense).get(timeout=30)
     assert said == "progress: done should be at least 0 and finite, not nan"
@@ -115,7 +116,7 @@ def test_a_run_that_lost_its_lease_is_not_heard(stage: Stage) -> None:
     stage.worker(concurrency=1)
     zombie.pause(whole=False)
     stage.started(result, 2)
-    # The void one says something more: by a hand that has its fence.
+    # The void run reports once more: done here with its fence.
     ledger = script("record_progress")
     count = stage.ledger.eval(ledger.text, 1, "{faults}:", result.id, str(first.start.fence), '{"done":1}')
     assert count == 0
@@ -130,7 +131,7 @@ def test_a_run_that_lost_its_lease_is_not_heard(stage: Stage) -> None:
 def test_a_redis_that_is_away_does_not_hold_up_who_says_something(
     stage_on: Callable[..., Stage], redis_factory: Callable[..., RedisServer], redis_broker: Broker, monkeypatch: Any
 ) -> None:
-    """Neither dead nor hanging; when it is back the last value is told."""
+    """Redis neither answers nor refuses connections; when it is back, the latest value is reported."""
     ledger = redis_factory(name="ledger", appendonly=True)
     monkeypatch.setenv("CELERY_ORCHESTRATION_REDIS_URL", ledger.url())
     stage = stage_on(redis_broker, APP, env={"CELERY_ORCHESTRATION_REDIS_URL": ledger.url()})

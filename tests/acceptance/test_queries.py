@@ -1,4 +1,4 @@
-"""Looking from the shell: status, watch, history and graph, in a terminal and without one."""
+"""Questions from the shell: status, watch, history and graph, in a terminal and without one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
     return stage_on(redis_broker, APP, env={"TEST_POLICIES": json.dumps(POLICIES)})
 
 
-def look(stage: Stage, *arguments: str, columns: int = 100) -> CompletedProcess[str]:
+def ask(stage: Stage, *arguments: str, columns: int = 100) -> CompletedProcess[str]:
     env = {**stage.env, "COLUMNS": str(columns)}
     return run_celery(APP, "orchestration", *arguments, broker=stage.broker, env=env)
 
@@ -57,45 +57,45 @@ def test_jobs_are_looked_at_from_all_sides(stage):
     stage.send(stage.jobs.jobs["shop.process"], "go")
     stage.wait_waiting(1)
 
-    # Everything is all right; only some of it is asked for.
-    whole = look(stage, "status")
+    # Everything is all right; only a part of it is asked for.
+    whole = ask(stage, "status")
     assert (whole.returncode, whole.stderr) == (0, "")
     assert whole.stdout.startswith("releases: 1 running, 1 waiting; everything is all right\n")
-    narrow = look(stage, "status", "--job", "shop.f*", "--json")
-    assert narrow.returncode == 0
-    found = Status.model_validate_json(narrow.stdout)
+    filtered = ask(stage, "status", "--job", "shop.f*", "--json")
+    assert filtered.returncode == 0
+    found = Status.model_validate_json(filtered.stdout)
     assert ([one.name for one in found.jobs], found.running, found.waiting) == (["shop.fetch"], 1, 0)
     assert ([one.id for one in found.runs], found.waits) == ([fetching.id], [])
-    waiting = look(stage, "status", "--state", "waiting", "--state", "disabled").stdout
+    waiting = ask(stage, "status", "--state", "waiting", "--state", "disabled").stdout
     assert "shop.process" in waiting
     assert "\nshop.fetch" not in waiting
-    pool = Status.model_validate_json(look(stage, "status", "--pool", "images", "--json").stdout)
+    pool = Status.model_validate_json(ask(stage, "status", "--pool", "images", "--json").stdout)
     assert [one.name for one in pool.jobs] == ["shop.images"]
     assert [one.name for one in pool.queues] == ["images.granted", "images.normal"]
 
-    # A graph of it.
-    text = look(stage, "graph")
+    # The graph.
+    text = ask(stage, "graph")
     assert (text.returncode, text.stderr) == (0, "")
     assert harmless(text.stdout)
     assert "\nshop.fetch  running  ✕ evil" in text.stdout
     assert "\n└─ shop.process  waiting  ✕ shop.cleanup\n   └─ shop.report\n" in text.stdout
-    relations = DependencyGraph.model_validate_json(look(stage, "graph", "shop.report", "--json").stdout)
+    relations = DependencyGraph.model_validate_json(ask(stage, "graph", "shop.report", "--json").stdout)
     assert [one.name for one in relations.jobs] == ["shop.fetch", "shop.process", "shop.report"]
     for form, head in (("mermaid", "flowchart TD\n"), ("dot", 'digraph "releases" {\n')):
-        done = look(stage, "graph", "--format", form)
+        done = ask(stage, "graph", "--format", form)
         assert (done.returncode, done.stdout[: len(head)]) == (0, head)
         assert harmless(done.stdout)
 
-    # What became of it.
+    # The history.
     stage.release("go")
     stage.all_well()
-    runs = look(stage, "history", "shop.process")
+    runs = ask(stage, "history", "shop.process")
     assert runs.returncode == 0
     assert f"{stage.sent[1].id}  " in runs.stdout
     assert "for shop.fetch" in runs.stdout
-    ended = [Ended(**one) for one in json.loads(look(stage, "history", "shop.fetch", "--json").stdout)]
+    ended = [Ended(**one) for one in json.loads(ask(stage, "history", "shop.fetch", "--json").stdout)]
     assert [(one.id, one.outcome) for one in ended] == [(fetching.id, "succeeded")]
-    assert look(stage, "history", "shop.fetch", "--outcome", "failed").stdout == "no such run has ended yet\n"
+    assert ask(stage, "history", "shop.fetch", "--outcome", "failed").stdout == "no such run has ended yet\n"
 
 
 @pytest.mark.parametrize(
@@ -111,27 +111,27 @@ def test_jobs_are_looked_at_from_all_sides(stage):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_wrong_word_is_said_and_exits_with_2(stage, arguments, words):
-    done = look(stage, *arguments)
+def test_a_wrong_word_is_reported_and_exits_with_2(stage, arguments, words):
+    done = ask(stage, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_jobs_of_the_code_are_in_the_picture_before_a_worker_has_brought_them(stage):
-    found = look(stage, "graph", "shop.report")
+def test_jobs_of_the_code_are_in_the_graph_before_a_worker_has_registered_them(stage):
+    found = ask(stage, "graph", "shop.report")
     assert found.returncode == 0
     assert found.stdout.count("unknown to the ledger") == 3
 
 
 def test_in_a_window_the_status_changes_until_it_is_ended(stage):
-    """Its size is followed, Redis may go and come back, and nothing is left behind in the terminal."""
+    """It follows the size of the window, survives an outage of Redis, and leaves the terminal as it was."""
     with terminal(stage, "watch", "--interval", "0.2") as window:
         window.shows("^releases: 0 running, 0 waiting$")
         window.shows("^! no worker is alive$")
         stage.worker("threads", queues=QUEUES)
         window.shows("^releases: 0 running, 0 waiting; everything is all right$")
-        window.shows("^shop.process")  # a worker is there a moment before its jobs are
+        window.shows("^shop.process")  # a worker registers a moment before its jobs do
         window.resize(12, 50)
         screen = until(lambda: len(found := window.screen()) <= 12 and found)
         assert max(map(len, screen)) <= 50
@@ -189,19 +189,19 @@ def test_in_a_dumb_terminal_the_status_is_printed_too(stage):
 
 
 def test_without_a_terminal_the_status_is_printed_again_and_again(stage):
-    done = look(stage, "watch", "--count", "2", "--interval", "0.2")
+    done = ask(stage, "watch", "--count", "2", "--interval", "0.2")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("releases: 0 running, 0 waiting\n! no worker is alive\n") == 2
     assert "\x1b" not in done.stdout
-    done = look(stage, "watch", "--count", "2", "--interval", "0.2", "--json")
+    done = ask(stage, "watch", "--count", "2", "--interval", "0.2", "--json")
     found = [Status.model_validate_json(line) for line in done.stdout.splitlines()]
     assert found[0].at < found[1].at
 
 
-def test_runs_that_a_busy_worker_has_fetched_can_be_seen_and_called_off(
+def test_runs_that_a_busy_worker_has_fetched_are_shown_and_can_be_cancelled(
     stage_on: Callable[..., Stage], rabbitmq_broker: Broker
 ) -> None:
-    """With Celery's own prefetching: a worker with ours fetches what it cannot begin only by mistake."""
+    """With Celery's own prefetching: with ours, a worker fetches no message that it cannot begin."""
     stage = stage_on(rabbitmq_broker)
     process = stage.worker(concurrency=1, env={"CELERY_ORCHESTRATION_FETCH": "celery"})
     client, job = Orchestration(stage.app), stage.jobs.free.name
@@ -229,13 +229,13 @@ def test_explain_knows_runs_that_a_rate_limit_holds_back(stage_on: Callable[...,
     stage = stage_on(redis_broker, "support.apps.configured")
     stage.worker()
     client, job = Orchestration(stage.app), "support.apps.configured.limited"
-    # The first came through the limit, waited for the gate, and comes to the limit again when it is handed over.
+    # The first one passed the rate limit, waited for the gate, and comes to the limit again when it is handed over.
     client.pause()
     handed_over = stage.send(stage.jobs.limited)
     until(lambda: client.status().waiting == 1, 30, "it waits")
     client.resume()
     until(lambda: client.explain(handed_over.id).root.code == "rate_limit", 30, "then it is held back")
-    # The ledger has never heard of the second.
+    # The ledger does not know the second one.
     arrived = stage.send(stage.jobs.limited)
     told = broker.answers
     until(lambda: arrived.id in str(told(stage.app, "orchestration").replies), 30, "so is the second")

@@ -1,4 +1,4 @@
-"""Which run goes first: between queues, while waiting, and past a backlog; and who serves which queue."""
+"""The order of runs: between queues, while waiting, and past a backlog; and which worker serves which queue."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_waiting_runs_start_in_the_order_of_their_priority(
 def test_a_handed_over_run_does_not_stand_behind_a_backlog(
     broker: Broker, worker: StartWorker, load_app: LoadApp, history: History, tmp_path: Path, backlog: str
 ) -> None:
-    # Who ends the first run cannot serve the second: it has to be published.
+    # The worker that ends the first run does not serve the queue of the second, which has to be published.
     worker(broker, APP, name="other", concurrency=1, queues=["elsewhere"])
     worker(broker, APP, name="busy", concurrency=1)
     jobs = load_app(broker, APP)
@@ -140,7 +140,7 @@ def test_a_handed_over_run_does_not_wait_in_a_busy_worker_while_another_has_slot
 def test_a_job_on_the_users_route_goes_back_to_its_own_queue(
     broker: Broker, worker: StartWorker, load_app: LoadApp, history: History, tmp_path: Path
 ) -> None:
-    """Through a topic exchange, so that neither exchange nor routing key tell the queue."""
+    """Through a topic exchange, so that neither the exchange nor the routing key names the queue."""
     queue = {"exchange": "topics", "exchange_type": "topic", "routing_key": "shop.#"}
     env = conf(
         task_queues={"celery": {"exchange": "celery", "routing_key": "celery"}, "own": queue},
@@ -186,9 +186,9 @@ def test_a_waiting_run_that_no_worker_serves_is_a_problem(
     images, jobs, first, second = _two_images(redis_broker, worker, load_app, history, tmp_path)
     worker(redis_broker, APP, name="default")
     until(lambda: status_of(jobs.app).problems == [])
-    images.signal(15)  # a warm shutdown: the first run may end, the second is not begun
+    images.signal(15)  # a warm shutdown: the first run may end, the second one is not begun
     images.wait_for_log("Warm shutdown")
-    # What it asked the broker for before must have been answered: see the test after this one.
+    # Its earlier requests to the broker must have been answered: see the test after this one.
     client = redis_broker.redis.client()
     until(lambda: sum("b" in other["flags"] for other in client.client_list()) <= 2)
     (tmp_path / "go").touch()
@@ -205,7 +205,7 @@ def test_a_waiting_run_that_no_worker_serves_is_a_problem(
 def test_a_run_that_is_handed_over_while_its_worker_stops_is_not_lost_on_the_way(
     redis_broker: Broker, worker: StartWorker, load_app: LoadApp, history: History, tmp_path: Path
 ) -> None:
-    """Redis gives it to who asked last: the worker that stops."""
+    """Redis gives it to the worker that asked last: the one that stops."""
     env = conf(broker_transport_options={"polling_interval": 3})  # how long kombu lets Redis wait for a message
     images, _, first, second = _two_images(redis_broker, worker, load_app, history, tmp_path, env)
     images.signal(15)
@@ -225,7 +225,7 @@ def _two_images(
     tmp_path: Path,
     env: dict[str, str] | None = None,
 ) -> tuple[WorkerProcess, ModuleType, Any, Any]:
-    """A worker of the pool "images" with a run that ends on "go", and one that waits for it."""
+    """A worker of the pool "images" with a run that ends on "go", and another run that waits for it."""
     images = worker(redis_broker, APP, name="images", queues=["images.low"], env=env)
     jobs = load_app(redis_broker, APP)
     first = jobs.image.delay(until=str(tmp_path / "go"))

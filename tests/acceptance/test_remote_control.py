@@ -1,4 +1,4 @@
-"""Celery's own remote control, and the tools that read it: jobs' queues and runs are there as any others."""
+"""Celery's own remote control, and the tools that read it, treat queues and runs of jobs like others."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def conf(**settings: Any) -> dict[str, str]:
 
 
 def active_queues(jobs: ModuleType) -> dict[str, list[str]]:
-    """By worker's short name."""
+    """By the worker's short name."""
     said = jobs.app.control.inspect(timeout=2).active_queues() or {}
     return {name.partition("@")[0]: sorted(queue["name"] for queue in found) for name, found in said.items()}
 
 
 def served(jobs: ModuleType) -> list[str]:
-    """By the ledger, of the only worker."""
+    """By the ledger's record of the only worker."""
     [found] = status_of(jobs.app).workers
     return sorted(found.queues)
 
@@ -57,7 +57,7 @@ def test_remote_control_lists_cancels_and_adds_the_pools_queues(
     until(lambda: served(jobs) == ["celery", "default.granted", "default.low"])
     held = jobs.high.delay(note="held")
     assert jobs.low.delay(note="low").get(timeout=30) == "low"
-    stays(lambda: not held.ready(), 2)  # nor is it found again as a queue that has come into use
+    stays(lambda: not held.ready(), 2)  # and it does not count as a queue that has come into use
 
     jobs.app.control.add_consumer("default.high")
     assert held.get(timeout=30) == "held"
@@ -74,7 +74,7 @@ def test_a_queue_that_gets_its_first_run_later_is_served(
     broker: Broker, worker: StartWorker, load_app: LoadApp, history: History
 ) -> None:
     jobs = load_app(broker, APP)
-    early = jobs.free.apply_async(kwargs={"note": "early"}, priority="critical")  # before any worker lives
+    early = jobs.free.apply_async(kwargs={"note": "early"}, priority="critical")  # before any worker is alive
     process = worker(broker, APP)
     assert early.get(timeout=30) == "early"
     until(lambda: "default.critical" in served(jobs))
@@ -106,7 +106,7 @@ def test_quorum_queues_are_quorum_queues_throughout(
 # -- runs
 
 
-def test_inspect_tells_of_runs_that_wait_in_the_ledger(
+def test_inspect_shows_runs_that_wait_in_the_ledger(
     redis_broker: Broker,
     proxy: DroppingProxy,
     worker: StartWorker,
@@ -114,7 +114,7 @@ def test_inspect_tells_of_runs_that_wait_in_the_ledger(
     history: History,
     tmp_path: Path,
 ) -> None:
-    """Each of them by one worker, in Celery's own form; and a slow Redis does not keep Celery's own answer back."""
+    """Each run is reported by one worker, in Celery's own form; and a slow Redis does not delay Celery's own answer."""
     env = {"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)}
     workers = [worker(redis_broker, APP, name=name, concurrency=1, env=env) for name in ("one", "two")]
     jobs = load_app(redis_broker, APP)
@@ -155,7 +155,7 @@ def test_inspect_tells_of_runs_that_wait_in_the_ledger(
 def test_every_run_is_received_once(
     redis_broker: Broker, worker: StartWorker, load_app: LoadApp, history: History, tmp_path: Path
 ) -> None:
-    """Also those that wait, are published again, and are shared among busy workers."""
+    """Also runs that wait, are published again, and are shared among busy workers."""
     env = conf(worker_send_task_events=True)
     worker(redis_broker, APP, name="other", concurrency=1, queues=["elsewhere"], env=env)
     worker(redis_broker, APP, name="one", concurrency=1, env=env)
@@ -184,7 +184,7 @@ def test_every_run_is_received_once(
             gate.touch()
             until(heard, 60)
             end = time.monotonic() + 2
-            while time.monotonic() < end:  # copies that come after all
+            while time.monotonic() < end:  # late copies
                 heard()
     received = [id for type, id in events if type == "task-received"]
     assert sorted(received) == sorted(run.id for run in [first, *runs])

@@ -1,7 +1,7 @@
-"""A task id that is used again is run again, as with plain tasks; a copy of a message is not.
+"""A task id that is used again runs again, as with plain tasks; a copy of a message does not.
 
-Who does that: calls with a fixed ``task_id``, a chain or a frozen signature that is applied more than once, a task that
-sends itself again, errbacks.
+Task ids are reused by calls with a fixed ``task_id``, by a chain or a frozen signature that is applied more than once,
+by a task that sends itself again, and by errbacks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def executed(stage: Stage, *names: str) -> dict[str, tuple[int, int]]:
 
 
 def run_ids(stage: Stage, job: str) -> list[str]:
-    """Of the runs that have ended, the latest first."""
+    """The ids of ended runs, the latest first."""
     ledger = Orchestration(stage.app)
     try:
         return [run.id for run in ledger.history(job)]
@@ -49,7 +49,7 @@ def run_ids(stage: Stage, job: str) -> list[str]:
 
 
 def one_after_another(tasks: Any, kind: str) -> list[Callable[[], Any]]:
-    """Programs of small steps: each is done when what the one before it sent has ended."""
+    """Programs of small steps: each step begins when the calls of the step before it have ended."""
     fixed, frozen, by_name = (f"{kind}-{what}" for what in ("sync-5", "frozen", "by name"))
     chain, signature = tasks.add.s(1) | tasks.add.s(2), tasks.add.s(1)
     signature.freeze(frozen)
@@ -66,7 +66,7 @@ def one_after_another(tasks: Any, kind: str) -> list[Callable[[], Any]]:
     ]
 
 
-def test_what_is_sent_again_when_it_has_ended_runs_again(stage_on, broker):
+def test_a_task_id_that_is_sent_again_after_its_end_runs_again(stage_on, broker):
     stage = stage_on(broker, CANVAS)
     stage.worker(concurrency=1, queues=["plain"], name="plain", ready=False)
     stage.worker(concurrency=2)
@@ -96,12 +96,12 @@ def test_what_is_sent_again_when_it_has_ended_runs_again(stage_on, broker):
 
 
 def is_over(now: dict[str, tuple[int, int]], before: dict[str, tuple[int, int]]) -> bool:
-    """Both kinds have done as much, and something."""
+    """Both kinds have executed equally often, and at least once."""
     return now != before and all(plain == job for plain, job in now.values())
 
 
 def test_errbacks_are_called_as_often_as_with_plain_tasks(stage):
-    """They are mutable signatures: Celery sends one and the same again and again."""
+    """Errbacks are mutable signatures: Celery sends the same one again and again."""
     stage.worker(concurrency=1, queues=["plain"], name="plain", ready=False)
     stage.worker(concurrency=2)
     for kind in KINDS:
@@ -124,8 +124,8 @@ def test_errbacks_are_called_as_often_as_with_plain_tasks(stage):
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_runs_of_one_task_id_are_told_apart(stage, pool):
-    """Two that run at once in one worker, and two that wait, are started, ended, shown and cancelled each by itself."""
+def test_runs_of_one_task_id_are_distinguished(stage, pool):
+    """Two that run at once in one worker, and two that wait, are started, ended, shown and cancelled separately."""
     stage.worker(pool, concurrency=3)
     held, free = stage.jobs.held, stage.jobs.held_free
     for name in ("first", "second"):
@@ -157,7 +157,7 @@ def test_runs_of_one_task_id_are_told_apart(stage, pool):
     until(lambda: len(stage.history.ended(held.name)) == 3)
     until(lambda: set(run_ids(stage, held.name)) == {"blocker", *waits})
 
-    # And a revoke means all of them.
+    # A revoke means all of them.
     held.apply_async(("blocked",), task_id="blocked")
     until(lambda: stage.history.running(held.name))
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_a_revoke_terminates_every_run_of_a_task_id_and_a_cancel_the_one_it_name
 
 
 def test_a_message_that_is_delivered_again_is_dropped_and_counted(stage):
-    """While its run waits, runs, and when it has ended; and the one after it, of the same task id, as well."""
+    """While its run waits, runs, and after it has ended; and also the message of the next run of the same task id."""
     held = stage.jobs.held
     for name in ("one", "two"):
         held.apply_async((name,), task_id="same")

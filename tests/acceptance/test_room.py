@@ -1,7 +1,7 @@
-"""Room is free when the code is gone, not when somebody said that it has to go; and a run that lost its lease is void.
+"""Room is free when the code is gone, not when its end was announced; and a run that lost its lease is void.
 
-User code goes on for a while after a time limit, a revoke or a lost lease was announced. Here it is made to, and writes
-down how long it lived.
+User code continues for a moment after a time limit, a revoke or a lost lease was announced. In these tests it continues
+for longer, and records how long it lived.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def stage(stage_on: Callable[..., Stage], redis_broker: Broker) -> Stage:
 
 
 def all_well(stage: Stage, **options: Any) -> None:
-    """Killed code ended when it was last seen alive."""
+    """Checks the invariants. Killed code ended when it was last seen alive."""
     stage.workers[0].deaths.update(stage.jobs.lives(stage.scratch))
     stage.all_well(**options)
 
@@ -53,7 +53,7 @@ def endured(stage: Stage, result: AsyncResult) -> bool:
 
 
 def test_a_run_over_its_hard_limit_keeps_its_room_until_its_process_is_gone(stage):
-    """It heard neither the soft limit nor SIGTERM."""
+    """Its code ignores both the soft limit and SIGTERM."""
     for _ in range(2):
         stage.worker()
     deaf = stage.send(stage.jobs.deaf, **callbacks(stage))
@@ -85,7 +85,7 @@ def test_a_run_that_goes_back_to_the_broker_at_its_time_limit_is_gone_before_it_
 
 @pytest.mark.slow
 def test_a_run_that_cleans_up_after_its_soft_limit_keeps_its_room_and_is_not_retried(stage):
-    """Although a recurring job is, on any exception."""
+    """Although a recurring job is retried on any exception."""
     stage.worker()
     over = stage.send(stage.jobs.tidy)
     stage.started(over)
@@ -143,7 +143,7 @@ def test_a_run_that_its_execution_pool_cannot_terminate_keeps_its_room(stage):
     waits = stage.send(stage.jobs.held, "running")
     stage.wait_waiting(1)
     running.revoke(terminate=True)
-    # Commands are carried out in order: when this was answered, the revoke was heard.
+    # Commands are executed in order: when this one was answered, the revoke had arrived.
     assert stage.app.control.ping(timeout=2, destination=[stage.workers[0].hostname])
     assert stage.starts(waits) == []
     assert status_of(stage.app).waiting == 1
@@ -156,10 +156,10 @@ def test_a_run_that_its_execution_pool_cannot_terminate_keeps_its_room(stage):
 
 
 def void_runs(stage: Stage, *kinds: str) -> tuple[dict[str, AsyncResult], set[str]]:
-    """Runs of these jobs that went on to their end after their lease was lost; others of them have started since.
+    """Runs of these jobs that continued to their end after their lease was lost; other runs of them have started since.
 
-    Their main process was stopped, so nobody could tell them. It does not serve the queue to which they might send
-    something: that would be seen at once. Returns their results and the executions that were void.
+    Their main process was stopped, so that nobody could notify them. It does not serve the queue to which they might
+    send something, so that such a message would be noticed. Returns their results and the void executions.
     """
     zombie = stage.worker(concurrency=len(kinds), queues=["own"])
     runs = {kind: stage.send(getattr(stage.jobs, kind), queue="own", **callbacks(stage)) for kind in kinds}
@@ -207,8 +207,8 @@ def test_a_void_run_does_not_replace_itself(stage):
 
 
 @pytest.mark.slow
-def test_a_void_run_that_hears_nothing_is_told_and_stores_nothing(stage):
-    """Told at the first heartbeat after its lease was lost, it goes on for a while and then ends well."""
+def test_a_void_run_that_ignores_signals_stores_nothing(stage):
+    """The first heartbeat after the loss voids it; it continues for a while and then succeeds."""
     zombie = stage.worker()
     lost = stage.send(stage.jobs.enduring, 1, **callbacks(stage))
     first = stage.started(lost)
@@ -229,7 +229,7 @@ def test_a_void_run_that_hears_nothing_is_told_and_stores_nothing(stage):
 
 @pytest.mark.slow
 def test_a_run_that_begins_when_its_lease_is_lost_already_stores_nothing(stage):
-    """It was given to a process that did not come to begin it. When it does, it is a short run, but not a young one."""
+    """Its process did not begin it in time. When it does, the run is short, but was admitted long ago."""
     zombie = stage.worker(concurrency=1)
     [child] = zombie.children()
     os.kill(child, signal.SIGSTOP)
@@ -240,7 +240,7 @@ def test_a_run_that_begins_when_its_lease_is_lost_already_stores_nothing(stage):
     second = stage.started(lost)
     (stage.scratch / f"returning.{child}").touch()
     os.kill(child, signal.SIGCONT)
-    # Whether it was begun at all is left open.
+    # It may or may not begin at all.
     until(lambda: any(f"{lost.id}] {word}" in zombie.log() for word in ("succeeded", "ignored")))
     stays(lambda: lost.state == "PENDING" and not called_back(stage), 0.5)
     zombie.resume()

@@ -1,4 +1,4 @@
-"""People change the schedule while ``celery beat`` runs: it is seen within a second, lasts, and is written down."""
+"""People change the schedule while ``celery beat`` runs: changes take effect within a second, last, and are audited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.workers import Broker, CeleryProcess, celery_command, run_celery
 
 APP = "support.apps.diary"
 MAIL, FETCH, SLOW, REPORT = (f"{APP}.{name}" for name in ("mail", "fetch", "slow", "report"))
-#: Seconds within which a change is seen, and what a busy machine may take on top.
+#: Seconds within which a change takes effect, and the additional time of a busy machine.
 SEEN = timedelta(seconds=1)
 BUSY = timedelta(seconds=3)
 WITHOUT_REPORT = {"TEST_WITHOUT_REPORT": "1"}
@@ -39,7 +39,7 @@ class Desk:
         self.schedule = self.client.schedule
 
     def beat(self, **env: str) -> CeleryProcess:
-        """Started; the only one leads."""
+        """Starts a scheduler; the only one leads."""
         return self._beat({**self.stage.broker.env(), **self.stage.env, **env})
 
     def celery(self, *command: str, columns: int = 80, **env: str) -> CompletedProcess[str]:
@@ -47,7 +47,7 @@ class Desk:
         return run_celery(APP, "orchestration", *command, broker=self.stage.broker, env=given)
 
     def fires(self, name: str, more_than: int = 0, timeout: float = 20) -> EntryStatus:
-        """Waits until it has fired more often than that."""
+        """Waits until the entry has fired more often than that."""
 
         def fired() -> EntryStatus | None:
             found = self.schedule.get(name)
@@ -56,11 +56,11 @@ class Desk:
         return until(fired, timeout, f"{name} fires more than {more_than} times")
 
     def changed_at(self, what: str, name: str) -> datetime:
-        """By the clock of Redis."""
+        """The time of a change, by Redis's clock."""
         return next(one.at for one in self.client.audit() if (one.what, one.about) == (f"{what} entry", name))
 
     def fired_at(self, name: str, since: datetime) -> datetime:
-        """When the ledger made the first run of that entry that was due after `since`."""
+        """The time at which the ledger made the first run of that entry that was due after `since`."""
 
         def first() -> datetime | None:
             runs = [one for job in (FETCH, REPORT) for one in self.client.history(job) if one.entry == name]
@@ -117,8 +117,8 @@ def harmless(text: str) -> bool:
 # -- changes are seen within a second
 
 
-def test_what_is_added_fires_after_its_interval(desk_on, broker):
-    """On Redis and RabbitMQ, a job and a task that is none; with its arguments."""
+def test_an_added_entry_fires_after_its_interval(desk_on, broker):
+    """On Redis and RabbitMQ, for a job and for a plain task; with its arguments."""
     desk = desk_on(broker)
     desk.stage.worker("threads")
     desk.beat()
@@ -133,7 +133,7 @@ def test_what_is_added_fires_after_its_interval(desk_on, broker):
     assert entry.last_fire < entry.next_fire
 
 
-def test_what_is_changed_fires_as_it_is_now(desk):
+def test_a_changed_entry_fires_as_it_is_now(desk):
     desk.stage.worker("threads")
     desk.beat()
     desk.schedule.add("x", FETCH, 3600, ["old"])
@@ -149,7 +149,7 @@ def test_what_is_changed_fires_as_it_is_now(desk):
     assert "old" not in desk.notes()
 
 
-def test_what_is_paused_or_removed_fires_no_more_and_what_is_resumed_does(desk):
+def test_paused_and_removed_entries_stop_firing_and_resumed_ones_fire_again(desk):
     process = desk.beat()
     for name in ("x", "y"):
         desk.schedule.add(name, FETCH, 0.3)
@@ -329,7 +329,7 @@ def test_the_commands_do_what_they_say(desk):
     ],
 )
 def test_an_entry_of_the_code_is_not_for_every_command(desk, command, words):
-    """What else makes no sense: test_cli.py."""
+    """Other wrong uses: test_cli.py."""
     done = desk.celery("schedule", *command)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
@@ -341,7 +341,7 @@ def test_an_entry_of_the_code_is_not_for_every_command(desk, command, words):
 # -- who leads, and what came of fires
 
 
-def test_status_tells_who_leads_who_stands_by_and_that_nobody_does(desk):
+def test_status_names_the_leader_and_the_standbys_or_says_that_nobody_leads(desk):
     leaderless = "no scheduler leads: nothing is fired; start one with celery -A … beat"
     said = " ".join(desk.celery("status").stdout.split())
     assert f"! {leaderless}".replace("…", APP) in said, "with the app that the command was given"

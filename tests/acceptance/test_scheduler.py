@@ -48,8 +48,8 @@ def test_one_leads_and_the_other_stands_by(scheduled: Scheduled):
     stage.all_fired_well()
 
 
-def test_a_leader_that_is_told_to_end_resigns(scheduled: Scheduled):
-    """Nobody waits for the end of its term."""
+def test_a_leader_that_is_stopped_resigns(scheduled: Scheduled):
+    """The standby does not wait for the end of the term."""
     stage = scheduled(jobs={"tick": EVERY_SECOND}, env={"TEST_TERM": "20"})
     first, second = stage.beat(), stage.beat()
     stage.worker()
@@ -57,7 +57,7 @@ def test_a_leader_that_is_told_to_end_resigns(scheduled: Scheduled):
     told_at = stage.now
     first.signal(15)
     assert stage.leader(but=first) is second
-    assert stage.lead.since - told_at < 3000  # under 1 s where the machine has time for it
+    assert stage.lead.since - told_at < 3000  # under 1 s if the machine is not busy
     until(lambda: not first.running)
     assert first.returncode == 0
     stage.wait_fires("tick", 2, after=stage.lead.since)
@@ -101,7 +101,7 @@ def test_without_workers_a_fire_waits_and_those_after_it_are_skipped(scheduled: 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
 def test_jobs_and_plain_tasks_fire(request: pytest.FixtureRequest, schedule_on: Scheduled, kind: str):
-    """A plain task as with Celery's own beat: with its arguments, options and headers."""
+    """A plain task fires as with Celery's own beat: with its arguments, options and headers."""
     entry = {"task": "plain", "schedule": 1, "args": ["by position"], "options": {"queue": "own"}}
     stage = schedule_on(
         request.getfixturevalue(f"{kind}_broker"),
@@ -171,7 +171,7 @@ def test_entries_that_are_broken_are_named_and_the_others_fire(scheduled: Schedu
 
 @pytest.mark.slow
 def test_whatever_an_entry_is_called_it_fires_and_the_others_do(scheduled: Scheduled):
-    """Of a text that is half a surrogate pair, too: JSON may bring it."""
+    """Also an entry whose name has half a surrogate pair, which JSON may contain."""
     odd = ["half a pair \ud800", "\n\0:{}*\x1b[31m", "x" * 20_000, "\u202egnol"]
     stage = scheduled(
         jobs={"tick": EVERY_SECOND},
@@ -207,7 +207,7 @@ def test_results_are_cleaned_up_where_the_backend_does_not_do_it(scheduled: Sche
 
 
 def test_of_one_tick_dependencies_go_first(scheduled: Scheduled):
-    """The dependent has the higher priority, and its name comes first; it waits all the same."""
+    """The dependent has the higher priority, and its name comes first; it waits nevertheless."""
     stage = scheduled(
         jobs={
             "a_report": {"interval_seconds": 3600, "depends_on": ["process"], "priority": "critical"},
@@ -229,7 +229,7 @@ def test_of_one_tick_dependencies_go_first(scheduled: Scheduled):
 
 @pytest.mark.slow
 def test_of_one_tick_the_dependency_s_new_run_is_waited_for(scheduled: Scheduled):
-    """That it succeeded an hour ago is not enough: it is due now, too."""
+    """A success an hour ago is not enough: the dependency is due now, too."""
     stage = scheduled(
         jobs={"fetch": {**HOURLY, "until": "fetched"}, "process": {**HOURLY, "depends_on": ["fetch"]}},
     )
@@ -266,7 +266,7 @@ def test_of_one_tick_the_higher_priority_goes_first(scheduled: Scheduled):
 
 
 def due_together(stage: ScheduleStage, *entries: str) -> None:
-    """In one tick: hourly ones that were last due an hour ago."""
+    """In one tick: hourly entries that were last due an hour ago."""
     last = stage.was_last_due(entries[0], 3600)
     for entry in entries[1:]:
         stage.was_last_due(entry, 3600)
@@ -330,7 +330,7 @@ def test_a_continuous_job_goes_on_one_run_after_the_other(scheduled: Scheduled):
     beat = stage.beat()
     stage.worker(concurrency=4)
     until(lambda: len(stage.executions("always")) >= 10 and len(stage.executions("paced")) >= 3)
-    beat.kill()  # the ledger goes on by itself
+    beat.kill()  # the ledger continues it by itself
     before = len(stage.executions("always"))
     until(lambda: len(stage.executions("always")) >= before + 10)
     paced = [span for span in stage.history.spans() if span.job == "paced" and span.end]
@@ -340,7 +340,7 @@ def test_a_continuous_job_goes_on_one_run_after_the_other(scheduled: Scheduled):
 
 
 def one_in_flight(stage: ScheduleStage, *jobs: str) -> None:
-    """Never two together, none executed twice, and one in the ledger."""
+    """Runs never overlap, none is executed twice, and one is in the ledger."""
     assert forbidden_overlaps(stage.app, stage.history, deaths=stage.deaths) == []
     stage.nothing_fired_twice()
     until(
@@ -455,7 +455,7 @@ def test_switched_off_it_is_celery_s_own_scheduler(scheduled: Scheduled):
 
 
 def refused(stage: ScheduleStage, **options: Any) -> str:
-    """The one line that says why."""
+    """The line that says why it refused to start."""
     beat = stage.beat(settled=False, **options)
     until(lambda: not beat.running)
     assert beat.returncode != 0
@@ -477,7 +477,7 @@ def test_the_ledger_of_another_app_is_refused(scheduled: Scheduled):
 def test_a_ledger_of_the_future_is_refused(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat()
-    # It has registered, and has swept: it need not register again.
+    # It has registered and swept, so it need not register again.
     until(lambda: stage.ledger.hget(key_of(stage.prefix, "ledger"), "swept"))
     stage.ledger.hset(key_of(stage.prefix, "ledger"), "schema", 99)
     assert "has data layout 99" in refused(stage)

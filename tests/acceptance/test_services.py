@@ -20,7 +20,7 @@ from support.wait import until
 from support.workers import Broker, WorkerProcess, close_app, run_celery
 
 SHOP, BILLING = "examples.services.shop", "examples.services.billing"
-#: Of a busy machine.
+#: Extra time for a busy machine.
 PATIENCE = 60
 
 
@@ -62,7 +62,7 @@ class Company:
 
     @cached_property
     def client(self) -> Orchestration:
-        """The shop's, without its code."""
+        """A client of the shop without its code."""
         app = Celery("shop", broker=self.broker.broker_url, set_as_current=False)
         app.conf.orchestration_namespace = "company"
         self.cleanups.callback(close_app, app)
@@ -78,7 +78,7 @@ class Company:
         return next((run.reason for run in self.client.status(depths=False).waits if run.job == job), None)
 
     def ended(self, job: str) -> int:
-        """How many of its runs have succeeded."""
+        """The number of its runs that have succeeded."""
         found = map(json.loads, self.redis.lrange(key_of("{company}:", "history", job), 0, -1))
         return sum(one["outcome"] == "succeeded" for one in found)
 
@@ -103,7 +103,7 @@ def company(
 def test_two_services_wait_for_each_other_and_each_fires_its_own_schedule(company: Company):
     shop = company.worker(SHOP, queues=["shop.normal"])
     company.beat(SHOP)
-    # Billing is not deployed yet: what depends on it waits, and says why.
+    # Billing is not deployed yet: jobs that depend on it wait, and say why.
     assert "billing.invoice" in until(lambda: company.waits("shop.ship"), PATIENCE, "shop.ship was fired")
     shop.wait_for_log("names the external job 'billing.invoice', which no service has registered yet", PATIENCE)
 
@@ -116,7 +116,7 @@ def test_two_services_wait_for_each_other_and_each_fires_its_own_schedule(compan
     for app in (SHOP, BILLING):
         assert company.ask(app, "health", "--scheduler")["ok"]
 
-    # blocks goes both ways, and across the services.
+    # blocks works in both directions, and across the services.
     company.call("billing.close_books", "billing.normal", 6)
     until(lambda: company.runs("billing.close_books"), PATIENCE, "the books are being closed")
     company.call("shop.export", "shop.normal")
@@ -124,7 +124,7 @@ def test_two_services_wait_for_each_other_and_each_fires_its_own_schedule(compan
     company.until_ended("shop.export")
     assert company.ended("billing.close_books") == 1
 
-    # Billing is stopped as a whole; the shop remembers what it did.
+    # Billing is stopped as a whole; the shop keeps its last outcomes.
     for process in (beat, billing):
         assert process.stop(timeout=PATIENCE) == 0
     shipped = company.ended("shop.ship")

@@ -1,4 +1,4 @@
-"""What operators see: the same from Python, as JSON and as tables; of a terminal nothing but text is asked."""
+"""The status from Python, as JSON and as tables; no control characters reach a terminal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def by_job(runs: list[RunStatus]) -> dict[str, RunStatus]:
 
 
 def timeless(model: BaseModel) -> Any:
-    """Without what changes while one looks."""
+    """Without the parts that change in the meantime."""
     text = re.sub(r"for \d+ s", "for … s", model.model_dump_json())
     return without(json.loads(text), {"at", "seconds", "last_beat"})
 
@@ -91,7 +91,7 @@ def test_a_client_outlives_a_restart_of_redis(stage):
     client.close()
 
 
-def test_status_tells_what_runs_what_waits_and_why(stage):
+def test_status_shows_running_runs_waiting_runs_and_the_reasons(stage):
     worker = stage.worker(concurrency=4)
     running = {name: send(stage, name) for name in ("held", "keyed", "cleanup")}
     for result in running.values():
@@ -160,7 +160,7 @@ def test_status_tells_what_runs_what_waits_and_why(stage):
 
 
 @pytest.mark.slow
-def test_every_reason_to_wait_is_told_in_words(redis_broker: Broker, worker: Any, load_app: Any, history: Any) -> None:
+def test_every_reason_to_wait_is_shown_in_words(redis_broker: Broker, worker: Any, load_app: Any, history: Any) -> None:
     process = worker(redis_broker, JOBS, concurrency=4)
     jobs = load_app(redis_broker, JOBS)
     busy = rf"running on {process.hostname} for \d+ s"
@@ -250,7 +250,7 @@ def run_of(name: str, **values: Any) -> RunStatus:
 
 
 def status_with(name: str, runs: int = 1) -> Status:
-    """A ledger in which everything has this name, and there is a lot of everything."""
+    """A ledger in which everything has this name, with many objects of each kind."""
     job = JobStatus(
         name=name, state="running", running=runs, max_running=runs, keyed=True, waiting=runs, oldest_arrival=NOW,
         last_start=NOW, last_end=NOW - timedelta(days=400), last_outcome="failed", last_success=NOW,
@@ -304,7 +304,7 @@ def test_tables_keep_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatc
 
 
 def test_problems_that_name_something_hostile_are_shown_harmlessly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queues are named by whoever sends a message."""
+    """Anybody who sends a message names a queue."""
     problem = f"queue {EVIL} has runs to hand over, but no live worker serves it"
     status = status_with("fetch").model_copy(update={"problems": [problem]})
     assert harmless(table_of(status, monkeypatch, 80))

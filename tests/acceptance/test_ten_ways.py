@@ -1,6 +1,6 @@
-"""Ten ways to break the example: ``explain`` names the root cause of each, and ``doctor`` where it is its business.
+"""Ten ways to break the example: ``explain`` names the root cause of each, and ``doctor`` reports it where it should.
 
-docs/troubleshooting.md tells the same ten to users.
+docs/troubleshooting.md describes the same ten for users.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FETCH, PROCESS, CLEANUP = (f"examples.pipeline.{name}" for name in ("fetch_data"
 
 
 class Example:
-    """The example's workers, and what an operator types."""
+    """The workers of the example, and the commands of an operator."""
 
     def __init__(self, broker: Broker, start: Callable[..., WorkerProcess], env: dict[str, str]) -> None:
         self.broker = broker
@@ -49,11 +49,11 @@ class Example:
         return found
 
     def explained(self, what: str, code: str, **env: str) -> Explanation:
-        """Until it is said."""
+        """Waits until `explain` gives this code."""
         return until(lambda: found if (found := self.explain(what, **env)).root.code == code else None)
 
     def problems(self, check: str, **env: str) -> list[str]:
-        """What the doctor finds there, and the line that fixes it."""
+        """The problems of the doctor's check, and the command that fixes each."""
         done = self.type("doctor", "--json", env=env)
         assert done.stdout, done.stderr
         found = Diagnosis.model_validate_json(done.stdout)
@@ -172,7 +172,7 @@ def test_7_a_job_is_held_by_a_person(example):
 
 
 def test_8_a_new_release_brings_a_cycle(example):
-    """Neither has one alone: while both are live the stricter of each job holds."""
+    """Neither release has one alone: while both are live, the stricter policy of each job holds."""
     turned = release(fetch_data={"depends_on": [PROCESS]}, process_data={"depends_on": []})
     old = example.worker()
     example.worker(env=turned)
@@ -216,7 +216,7 @@ def test_10_a_worker_runs_without_the_extension(example):
 
 
 def test_10_it_does_so_beside_others(example):
-    """A dependency that ran there has never ended, as far as the ledger knows."""
+    """For the ledger, a dependency that ran there has never ended."""
     example.worker()
     stranger = example.worker("support.apps.plain_pipeline", queues=["default.high"])
     example.did("trigger", PROCESS)

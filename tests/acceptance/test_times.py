@@ -1,4 +1,4 @@
-"""Runs that are not due yet: they wait in the ledger, not in a worker."""
+"""Runs that are not due yet wait in the ledger, not in a worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_call_with_a_countdown_waits_in_the_ledger_and_starts_in_time(stage_on
     assert listed.reason.startswith("not due before ")
     started = stage.started(result).start.wall
     assert started >= sent + 0.99
-    assert started < sent + 3  # the bench measures it; here only that no sweep was waited for much longer
+    assert started < sent + 3  # the bench measures the lateness; here, only that no later sweep was needed
     stage.all_well()
     stage.ran_once([result])
 
@@ -60,7 +60,7 @@ def test_a_killed_worker_loses_none_and_another_starts_them_in_time(stage):
 
 @pytest.mark.slow
 def test_a_visibility_timeout_shorter_than_the_countdown_doubles_nothing(stage_on, redis_broker):
-    """Plain Celery starts such a task once for each time that the broker gives it out again."""
+    """Plain Celery starts such a task once for each delivery of the broker."""
     stage = stage_on(redis_broker, env={"TEST_VISIBILITY": "1"})
     stage.worker()
     stage.worker()
@@ -111,7 +111,7 @@ def test_a_retry_whose_message_got_lost_is_sent_again(stage):
     stage.all_well()
 
 
-def test_in_observe_mode_times_hold_as_well(stage_on, redis_broker):
+def test_in_observe_mode_start_times_are_kept_too(stage_on, redis_broker):
     stage = stage_on(redis_broker, env={"CELERY_ORCHESTRATION_MODE": "observe"})
     stage.worker()
     sent = time.time()
@@ -142,7 +142,7 @@ def test_a_rate_limited_job_with_a_time_keeps_both(stage):
 
 @pytest.mark.slow
 def test_runs_that_come_due_one_after_the_other_each_start_in_time(stage):
-    """Nothing else happens meanwhile, and the next sweep is ten seconds away."""
+    """Nothing else happens in the meantime, and the next sweep is ten seconds away."""
     stage.worker(env={"TEST_LEASE": "60", "TEST_SWEEP": "30"})
     until(lambda: status_of(stage.app).workers)
     sent = time.time()

@@ -1,4 +1,4 @@
-"""Whole projects, beside the packages they use. Everything foreign runs in processes of its own."""
+"""Whole projects with the packages that they use. All foreign code runs in processes of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from adoption.project import Project
 from support.servers import missing
 
-#: Of a module's tests, for the report if one fails.
+#: The logs of a module's tests, for the report if one fails.
 _open: list[Project] = []
 
 
@@ -32,7 +32,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(autouse=True, scope="module")
 def _needed_packages(request: pytest.FixtureRequest) -> None:
-    """A module says what it needs in ``NEEDS``: without that it is skipped on a laptop, and fails in CI."""
+    """A module lists its packages in ``NEEDS``: if one is missing, it is skipped on a laptop, and fails in CI."""
     for package in getattr(request.module, "NEEDS", ()):
         if importlib.util.find_spec(package) is None:
             missing(f"{package} (pip install 'celery_orchestration[adoption]')")

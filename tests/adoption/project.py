@@ -1,4 +1,4 @@
-"""A whole project of a user's: its folder, its Redis at default settings, and the commands people type in it."""
+"""A whole user's project: its folder, its Redis at default settings, and the commands that people run in it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.wait import until
 
 PROJECTS = Path(__file__).resolve().parent / "projects"
 _BIN = Path(sys.executable).parent
-#: Of a busy machine. Nothing here asserts how quick something is.
+#: Extra time for a busy machine. These tests check no times.
 PATIENCE = 60.0
 
 
 class Project:
-    """A copy of ``tests/adoption/projects/<name>``; everything happens in processes of its own."""
+    """A copy of ``tests/adoption/projects/<name>``; everything runs in processes of its own."""
 
     def __init__(self, name: str, app: str, directory: Path, env: Mapping[str, str] | None = None) -> None:
         self.app = app
@@ -50,7 +50,7 @@ class Project:
     # -- commands that go on
 
     def start(self, *command: str, ready: str, name: str = "", env: Mapping[str, str] | None = None) -> ManagedProcess:
-        """A command that goes on, once its log says that it can be used."""
+        """Starts a command that runs on, and waits until its log says that it is ready."""
         process = ManagedProcess(
             f"{name or command[0]}-{uuid.uuid4().hex[:6]}",
             [str(_BIN / command[0]), *command[1:]],
@@ -63,7 +63,7 @@ class Project:
         return process
 
     def worker(self, *options: str, env: Mapping[str, str] | None = None) -> ManagedProcess:
-        """``celery -A app worker``, as people start it: two slots, everything else by default."""
+        """``celery -A app worker``, as people start it: two slots, otherwise default options."""
         name = f"worker{len(self.processes)}@test"
         command = ("celery", "-A", self.app, "worker", "-n", name, "-c", "2", "-l", "INFO", *options)
         return self.start(*command, ready=f"{name} ready.", name="worker", env=env)
@@ -77,7 +77,7 @@ class Project:
     def run(
         self, *command: str, code: int | None = 0, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """To its end, which must be ``code`` (None: any)."""
+        """Runs a command to its end. Its exit code must be ``code`` (None: any)."""
         done = subprocess.run(
             [str(_BIN / command[0]), *command[1:]],
             cwd=self.directory,
@@ -98,11 +98,12 @@ class Project:
         return self.celery("orchestration", *arguments, **options).stdout
 
     def asked(self, *arguments: str, **options: Any) -> Any:
-        """What a command of ours answers with ``--json``."""
+        """The answer of a command with ``--json``."""
         return json.loads(self.orchestration(*arguments, "--json", **options))
 
     def python(self, code: str, **options: Any) -> Any:
-        """Execute ``code`` in the project, as a view or a shell would; what it gives to ``answer()`` comes back."""
+        """Executes ``code`` in the project, as a view or a shell would. Returns the argument of its call of
+        ``answer()``."""
         setup = "import json, os, sys\nsys.path.insert(0, os.getcwd())\n"
         if (self.directory / "manage.py").exists():
             setup += "os.environ.setdefault('DJANGO_SETTINGS_MODULE', 'shop.settings')\nimport django\ndjango.setup()\n"
@@ -114,7 +115,7 @@ class Project:
     # -- what happened
 
     def journal(self, task: str = "", event: str = "") -> list[dict[str, Any]]:
-        """What the project's tasks wrote."""
+        """The lines that the project's tasks wrote."""
         if not self.journal_path.exists():
             return []
         lines = [json.loads(line) for line in self.journal_path.read_text("utf-8").splitlines() if line.endswith("}")]

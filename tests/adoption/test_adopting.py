@@ -31,7 +31,7 @@ def let_go(shop: Project, name: str) -> None:
 
 
 def stop_while_some_wait(shop: Project, worker: ManagedProcess, waiting: int, name: str) -> None:
-    """Told to stop, the worker lets what runs end, and leaves the rest where it waits."""
+    """Stops the worker: running runs end, and the other runs stay where they wait."""
     until(lambda: shop.asked(*STATUS, code=None)["jobs"][0]["waiting"] == waiting, PATIENCE, "some wait", poll=0.2)
     worker.signal(signal.SIGTERM)
     worker.wait_for_log("Warm shutdown", PATIENCE)
@@ -68,12 +68,12 @@ def test_in_steps_and_back(shop):
     stop_while_some_wait(shop, enforcing, 4, "enforced")
     assert most_together(shop) == 1
 
-    # Back to observe: whatever waits may start.
+    # Back to observe: all waiting runs may start.
     observing = shop.worker(env=OBSERVE)
     shop.until_journal(CLEAN, 5)
     assert observing.stop(PATIENCE) == 0
 
-    # Off: plain tasks. What waited in the ledger comes back to the broker with one command.
+    # Off: plain tasks. One command publishes the runs that waited in the ledger.
     enforcing = shop.worker()
     send(shop, 4, "enforced again")
     stop_while_some_wait(shop, enforcing, 3, "enforced again")
@@ -86,7 +86,7 @@ def test_in_steps_and_back(shop):
     plain.stop(PATIENCE)
     assert len(shop.journal(CLEAN, "start")) == 10, "each ran once"
 
-    # Gone: the ledger's keys have one prefix.
+    # Removed: the ledger's keys have one prefix.
     ledger = shop.redis.client(0)
     for key in ledger.scan_iter("{shop}:*"):
         ledger.delete(key)

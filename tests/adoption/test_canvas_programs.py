@@ -1,7 +1,8 @@
-"""Every program of ``projects/canvas`` comes to the same with plain tasks and with jobs, each task as often executed.
+"""Every program of ``projects/canvas`` has the same result with plain tasks and with jobs, and executes each task
+equally often.
 
-Three workers and three drivers work side by side: plain tasks, jobs with nothing written, jobs of which one runs at a
-time. Each program has a minute, from its own beginning.
+Three workers and three drivers work in parallel: plain tasks, jobs without written options, jobs with max_running=1.
+Each program has a minute, from its own beginning.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ PROGRAMS = [name.replace("_", " ") for name in re.findall(r"@program\ndef (\w+)"
 
 @pytest.fixture(scope="module")
 def found(open_project) -> dict[str, dict[str, Any]]:
-    """What each kind printed: program by program, and how often each task was executed."""
+    """The output of each kind: the result of each program, and how often each task was executed."""
     drivers = {}
     for kind in KINDS:
         project: Project = open_project("canvas", "play", env={"PLAY_KIND": kind})
-        # One slot for plain tasks: with more, a retried attempt may store its state after the next one's.
+        # One slot for plain tasks: with more, an attempt that retries may store its state after the next one's.
         project.worker(*(["-c", "1"] if kind == "plain" else []))
         drivers[kind] = project.start("python", "-m", "play.programs", ready="{", name="programs")
     found = {}
     for kind, driver in drivers.items():
-        with contextlib.suppress(AssertionError):  # each program that it did not come to fails by itself
+        with contextlib.suppress(AssertionError):  # each program that was not reached fails by itself
             until(lambda driver=driver: not driver.running, 200, poll=0.2)
         lines = [json.loads(line) for line in driver.log().splitlines() if line.startswith("{")]
         found[kind] = {line.get("program", "executions"): line for line in lines}
@@ -40,7 +41,7 @@ def found(open_project) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_comes_to_the_same(found, name):
+def test_a_program_has_the_same_result(found, name):
     plain, inherits, exclusive = (found[kind].get(name, {"found": "not reached"})["found"] for kind in KINDS)
     assert "did not end" not in str(plain)
     assert inherits == plain

@@ -17,7 +17,7 @@ def shop(open_shop):
     return made
 
 
-def test_what_is_sent_on_commit_runs_after_the_commit_on_its_own_queue(shop):
+def test_a_job_that_is_sent_on_commit_runs_after_the_commit_on_its_own_queue(shop):
     sent = "from orders.tasks import place_order; r = place_order.delay({}); r.get(60, propagate=False); answer({})"
     assert shop.python(sent.format("False", "[r.state, str(r.result)]")) == ["FAILURE", "not paid"]
     order = shop.python(sent.format("True", "r.result"))
@@ -108,7 +108,7 @@ answer(repr(charge_card.delay(7).get(60, propagate=False)))
 
 @pytest.mark.parametrize("name", ["settle_accounts", "settle_taxes"])
 def test_a_class_of_the_companys_own_works_before_and_behind_ours(shop, name):
-    """Its request class is used for every run, also for one that waited or was not due; none runs beside another."""
+    """Its request class is used for every run, also for one that waited or was not due; no two of them overlap."""
     task = f"company.tasks.{name}"
     shop.python(f"""
 from company.tasks import {name} as job
@@ -130,7 +130,7 @@ def test_a_plain_task_of_the_companys_class_stays_plain(shop):
 
 
 def test_everything_is_a_plain_task_with_mode_off(shop):
-    """The environment decides: nobody has to change code to be rid of it."""
+    """The environment decides: no code has to change to switch orchestration off."""
     off = {"CELERY_ORCHESTRATION_MODE": "off", "SHOP_REDIS": shop.redis.url(5)}
     worker = shop.worker(env=off)
     code = """

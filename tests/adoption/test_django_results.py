@@ -1,4 +1,4 @@
-"""django-celery-results keeps of a job's run what it keeps of a plain task's."""
+"""django-celery-results stores the same for a job's run as for a plain task's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEEDS = ("django_celery_results",)
 
 @pytest.fixture(scope="module")
 def shop(open_shop) -> Project:
-    """Results in the database; the ledger stays where the broker is."""
+    """Results are in the database; the ledger stays in the broker's Redis."""
     made = open_shop(env={"SHOP_RESULTS": "django-db", "SHOP_SETTINGS": '{"CELERY_RESULT_EXTENDED": true}'})
     made.worker()
     return made
@@ -45,7 +45,7 @@ answer([result.id for result in results])
 
 
 def test_chords_that_are_counted_in_the_database_complete(shop):
-    """Of runs that had to wait for each other, too."""
+    """Also if its runs had to wait for each other."""
     code = """
 from celery import chord
 from mailing.tasks import send_mail

@@ -1,4 +1,4 @@
-"""The examples do what the documentation says of them."""
+"""The examples do what the documentation says."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def test_the_pipeline_can_be_called_as_functions(pipeline: ModuleType, monkeypat
 
 
 def on_a_terminal(command: list[str], env: dict[str, str], timeout: float) -> tuple[int, str]:
-    """Runs it to its end with a terminal for its output. Returns its exit status and what it wrote, without escapes."""
+    """Runs a command to its end with a terminal for its output. Returns its exit status and its output, without
+    escapes."""
     terminal, its_side = pty.openpty()
     fcntl.ioctl(its_side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
     process = subprocess.Popen(
@@ -112,7 +113,7 @@ def on_a_terminal(command: list[str], env: dict[str, str], timeout: float) -> tu
             if select.select([terminal], [], [], 0.5)[0]:
                 try:
                     written += os.read(terminal, 65536)
-                except OSError:  # so Linux says that nobody has the other side open any more
+                except OSError:  # so Linux reports that the other side is closed
                     break
         returncode = process.wait(max(1, deadline - time.monotonic()))
     finally:
@@ -161,7 +162,7 @@ def test_the_demo_breaks_things_runs_to_its_end_and_leaves_nothing_behind(
 def image_service(
     scratch: Path, started_with: Callable[[str, str], list[psutil.Process]]
 ) -> Iterator[dict[str, str]]:
-    """``up`` on the image service; the environment for its load generator."""
+    """``up`` on the image service; yields the environment for its load generator."""
     ports = [str(free_port()) for _ in range(3)]
     env = {
         **environment(),
@@ -192,7 +193,7 @@ def test_the_image_service_works_off_its_load_and_loses_nothing(image_service: d
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search(r"400 of 400 jobs drained in \d+ s \(\d+/s\), 0 lost, 0 twice", ended.stdout)
-    # What the world outside saw of it.
+    # The counts of the mail server and the web server.
     got = {
         kind: (came, different) for came, kind, different in re.findall(r"got (\d+) times (\w+), (\d+)", ended.stdout)
     }
@@ -208,7 +209,7 @@ def test_the_image_service_works_off_its_load_and_loses_nothing(image_service: d
     assert invoices[0].read_bytes().startswith(b"%PDF")
 
 
-def test_the_load_generator_tells_what_was_lost_and_what_ran_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_generator_reports_lost_jobs_and_jobs_that_ran_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROJECT))
     load = importlib.import_module("examples.image_service.load")
     found = load.account({"mail": 3, "export": 1}, {"mail 0": 1, "mail 2": 2, "export 0": 1}, 2.0)

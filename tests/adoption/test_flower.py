@@ -1,4 +1,4 @@
-"""The real Flower, asked through its HTTP API, and the commands of Celery's that it asks itself, know of jobs' runs."""
+"""The real Flower, through its HTTP API, and the commands of Celery's that it uses, show runs of jobs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Flower:
             return json.loads(reply.read())
 
     def worker(self) -> dict[str, Any]:
-        """What Flower's page of the worker shows, asked anew."""
+        """The data of Flower's page of the worker, asked anew."""
         (name,) = self.get("/api/workers?status=1")
         return self.get(f"/api/workers?refresh=1&workername={name}")[name]
 
@@ -66,7 +66,7 @@ def flower(proj) -> Flower:
 
 @pytest.fixture(scope="module")
 def runs(proj, flower) -> dict[str, str]:
-    """A run that is under way until the tests are over, one that waits for it, one that is not due for an hour."""
+    """A run that runs until the tests are over, one that waits for it, and one that is due in an hour."""
     code = """
 from proj.tasks import hold, mul
 running = hold.delay(600)
@@ -80,7 +80,7 @@ answer({"running": running.id, "waiting": hold.delay(0).id, "revoked": hold.dela
 
 
 def ids(requests: Any) -> set[str]:
-    """Of a list as `inspect` gives it."""
+    """The ids in a list of `inspect`."""
     return set(re.findall(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", json.dumps(requests)))
 
 
@@ -116,7 +116,7 @@ def test_flower_can_send_a_job_and_shows_its_result(flower):
 
 
 def test_metrics_count_each_run_once(flower, proj, runs):
-    """The same that celery-exporter makes of events."""
+    """The same metrics that celery-exporter makes of events."""
     sent = proj.python("""
 from proj.tasks import xsum
 results = [xsum.delay([1, 2], 0.1) for _ in range(10)]

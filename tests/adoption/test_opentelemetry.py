@@ -1,4 +1,4 @@
-"""The real opentelemetry-instrumentation-celery follows a run from call to end; waits are spans between both."""
+"""The real opentelemetry-instrumentation-celery traces a run from call to end; waits are spans in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real sentry-sdk, set up as its page says, sees of jobs what it sees of plain tasks."""
+"""The real sentry-sdk, set up as its documentation says, reports the same for jobs as for plain tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sent(watched: Project, kind: str) -> list[dict[str, Any]]:
 
 
 def process_spans(watched: Project, task: str) -> list[dict[str, Any]]:
-    """What the workers' transactions tell about taking a run of ``task`` from its queue."""
+    """The workers' transactions for taking a run of ``task`` from its queue."""
     return [
         span
         for transaction in sent(watched, "transaction")
@@ -65,7 +65,7 @@ answer(view.trace_id)
 
 
 def test_each_fire_has_its_own_time_of_sending_and_its_own_trace(watched):
-    """Else the reported latency grows with each fire, and all runs are in one trace."""
+    """Otherwise the reported latency would grow with each fire, and all runs would be in one trace."""
     spans = until(lambda: found if len(found := process_spans(watched, "watch.tasks.tock")) >= 8 else None, PATIENCE)
     latencies = [span["data"]["messaging.message.receive.latency"] for span in spans]
     assert min(latencies[-3:]) < 5_000, f"one fire a second: of a frozen message each would add 1,000 ms: {latencies}"
@@ -77,7 +77,7 @@ def test_each_fire_has_its_own_time_of_sending_and_its_own_trace(watched):
     [("watch.tasks.tick", "ok"), ("watch.tasks.broken_tick", "error"), ("plain", "ok"), ("broken", "error")],
 )
 def test_crons_hear_when_a_fire_is_sent_and_how_its_run_ended(watched, entry, end):
-    """Sentry knows minutes at least, so this takes up to one."""
+    """Sentry has minutes at least, so this takes up to one."""
 
     def heard(status: str) -> list[dict[str, Any]]:
         of_entry = [item for item in sent(watched, "check_in") if item["monitor_slug"] == entry]
@@ -89,6 +89,6 @@ def test_crons_hear_when_a_fire_is_sent_and_how_its_run_ended(watched, entry, en
 
 
 def test_nothing_else_is_reported(watched):
-    """Neither by beat nor by workers; sentry-sdk imports RedBeat, which looks at every scheduler that starts."""
+    """Neither by beat nor by workers; sentry-sdk imports RedBeat, which reads every scheduler that starts."""
     told = {value["value"] for event in sent(watched, "event") for value in event["exception"]["values"]}
     assert told <= {"a job failed", "a scheduled job failed", "a scheduled task failed"}

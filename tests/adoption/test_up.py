@@ -1,4 +1,4 @@
-"""``celery -A shop orchestration up``: everything on one machine, in a terminal, and nothing left behind.
+"""``celery -A shop orchestration up``: everything on one machine, in a terminal, and nothing is left behind.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -29,7 +29,7 @@ from support.wait import until
 from support.workers import celery_command, environment
 
 MARK = "UP_TEST"
-#: Of a busy machine: a worker has to start.
+#: Extra time for a busy machine: a worker has to start.
 PATIENCE = 60.0
 
 SHOP = """
@@ -85,7 +85,7 @@ class Shop:
         return Terminal(self.command(*options), self.env, columns=200)
 
     def fails(self, *options: str) -> str:
-        """Its message; it ends by itself, and has started nothing that goes on."""
+        """Its error message. It ends by itself, and leaves no process running."""
         ended = subprocess.run(
             self.command(*options), env=self.env, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
@@ -98,14 +98,14 @@ class Shop:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                # redis-server writes its name over its environment.
+                # redis-server overwrites its environment with its title.
                 ours = process.environ().get(MARK) == self.mark or process.ppid() in {one.pid for one in found}
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
     def process(self, *words: str) -> psutil.Process | None:
-        """The oldest one with these words in its command line."""
+        """The oldest process with these words in its command line."""
         found = [one for one in self.processes() if all(word in command_line(one) for word in words)]
         return min(found, key=lambda one: one.create_time(), default=None)
 
@@ -209,7 +209,7 @@ def test_one_command_runs_it_all_and_ctrl_c_drains_it(shop: Shop, port: int) -> 
     assert re.search(r"^default-1 +\| .* ready\.", shown, re.M)
     assert re.search(r"^up +\| everything has ended", shown, re.M)
     assert "Traceback" not in shown
-    # A name, in a colour of its own.
+    # Each name has a colour of its own.
     assert len(set(re.findall(rb"\x1b\[(\d+)m(?:up|scheduler|default-1) +\|", terminal.written))) == 3
 
 
@@ -243,7 +243,7 @@ def test_a_second_ctrl_c_stops_at_once_and_what_ran_goes_back(shop: Shop, port: 
     shop.ends(5)
     assert not listening(port)
     assert ["ended", "long"] not in shop.journal()
-    # It is not lost: the next one begins it again.
+    # The run is not lost: the next ``up`` starts it again.
     with shop.up():
         shop.notes("began", "long", times=2)
 
@@ -256,7 +256,7 @@ def test_killed_itself_it_leaves_nothing_behind_and_loses_nothing(shop: Shop, po
         up = shop.process("orchestration", "up")
         assert up is not None
         up.send_signal(signal.SIGKILL)
-        # Workers drain by themselves; Redis is there until they have.
+        # Workers drain by themselves; Redis stays until they have ended.
         shop.notes("ended", "short")
         shop.ends()
     assert not listening(port)
@@ -277,7 +277,7 @@ def test_a_closed_terminal_drains(shop: Shop) -> None:
     shop.ends()
 
 
-def test_what_dies_is_started_again(shop: Shop) -> None:
+def test_processes_that_die_are_started_again(shop: Shop) -> None:
     with shop.up() as terminal:
         says(terminal, r"default-1 .* ready\.")
         for words in (("celery", " beat "), ("redis-server",), ("redis_keeper",), (" worker ", "default")):
@@ -420,19 +420,19 @@ def test_an_app_is_needed(shop: Shop) -> None:
     assert "name the app: celery -A app orchestration up" in ended.stderr
 
 
-def test_a_port_that_something_else_has_is_said(make_shop: Callable[[str], Shop]) -> None:
+def test_a_port_that_another_program_uses_is_reported(make_shop: Callable[[str], Shop]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = make_shop(f"redis://127.0.0.1:{port}/0").fails()
     assert f"Error: port {port} is taken by something that is no Redis" in said
 
 
-def test_a_place_for_data_that_is_a_file_is_said(shop: Shop) -> None:
+def test_a_data_directory_that_is_a_file_is_reported(shop: Shop) -> None:
     (shop.directory / "file").write_text("")
     assert "cannot keep its data in" in shop.fails("--data", "file/below")
 
 
-def test_another_broker_that_does_not_answer_is_said(
+def test_another_broker_that_does_not_answer_is_reported(
     make_shop: Callable[[str], Shop], redis_server: RedisServer
 ) -> None:
     shop = make_shop(f"amqp://guest:guest@127.0.0.1:{free_port()}//")
@@ -441,18 +441,18 @@ def test_another_broker_that_does_not_answer_is_said(
     assert re.search(r"the broker at amqp://guest:\*\*@127\.0\.0\.1:\d+// does not answer", said)
 
 
-def test_a_module_that_cannot_be_loaded_is_said(shop: Shop) -> None:
+def test_a_module_that_cannot_be_loaded_is_reported(shop: Shop) -> None:
     shop.module.write_text(SHOP + "\napp.conf.include = ['missing']\n")
     assert "missing" in shop.fails()
 
 
-def test_a_mistake_in_the_table_is_said(shop: Shop) -> None:
+def test_a_mistake_in_the_table_is_reported(shop: Shop) -> None:
     shop.module.write_text(SHOP + "\napp.conf.orchestration_pools = {'default': {'min': 3, 'max': 2}}\n")
     assert "min=3 is more than max=2" in shop.fails()
 
 
-def test_reload_without_watchfiles_is_said(shop: Shop) -> None:
-    """A module of that name which is not there for the import system."""
+def test_reload_without_watchfiles_is_reported(shop: Shop) -> None:
+    """A module of that name that the import system does not find."""
     hidden = shop.directory / "sitecustomize.py"
     hidden.write_text(
         "import importlib.util as u\n_find = u.find_spec\n"
@@ -462,7 +462,7 @@ def test_reload_without_watchfiles_is_said(shop: Shop) -> None:
 
 
 def test_a_terminal_that_is_gone_does_not_stop_the_drain(shop: Shop) -> None:
-    """Whoever reads its output has left."""
+    """The reader of its output has closed it."""
     reading, writing = os.pipe()
     process = subprocess.Popen(shop.command(), env=shop.env, stdout=writing, stderr=subprocess.STDOUT)
     os.close(writing)

@@ -44,14 +44,16 @@ def whole_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 @pytest.fixture
 def living(whole_shop: Shop) -> Shop:
-    """One shop for all tests: each begins with it idle, everything enabled, no dead letters."""
+    """One shop for all tests. At the beginning of each it is idle, everything is enabled, and there are no dead
+    letters."""
     whole_shop.settle()
     return whole_shop
 
 
 @pytest.fixture
 def browse(chromium: Browser) -> Iterator[Callable[..., Page]]:
-    """``browse(width=360, dark=True)``: a page of a browser of its own. It must not have complained at the end."""
+    """``browse(width=360, dark=True)``: a page in a browser of its own. At the end the browser must have logged no
+    error."""
     contexts, complaints = [], []
 
     def make(width: int = 1440, dark: bool = False, height: int = 900) -> Page:
@@ -69,7 +71,7 @@ def browse(chromium: Browser) -> Iterator[Callable[..., Page]]:
     yield make
     for context in contexts:
         context.close()
-    # What is refused on purpose, and servers that end, are told by the browser as errors, too.
+    # Browsers log refused requests and closed servers as errors, too.
     assert not [one for one in complaints if "Failed to load resource" not in one], complaints
 
 

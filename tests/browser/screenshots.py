@@ -1,7 +1,7 @@
 """Pictures of the dashboard: ``python -m browser.screenshots docs/images`` takes the two that the README shows.
 
-A shop works for four minutes; then its warehouse cannot be reached, until fetch_data has been disabled and others wait
-for it. ``--all`` takes every page, light, dark and as wide as a phone, for people to look at.
+A shop works for four minutes. Then its warehouse cannot be reached, until fetch_data has been disabled and other jobs
+wait for it. ``--all`` takes every page, light, dark and as wide as a phone, for people to look at.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOKS = {"": (1280, 800, False), "-dark": (1280, 800, True), "-phone": (360, 780
 
 
 def play(whole: Shop, seconds: float) -> None:
-    """What the pictures show: a shop at work, then one cause that holds back several jobs."""
+    """The content of the pictures: a shop at work, then one cause that holds back several jobs."""
     client = whole.client
     whole.worker(name="first@shop-1", concurrency=4)
     whole.beat()

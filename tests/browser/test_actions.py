@@ -1,4 +1,4 @@
-"""Every action changes the system, says what it did, and is in the audit under the name of who did it."""
+"""Every action changes the system, reports its effect, and is in the audit under the name of the person."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_someone_new_finds_out_why_process_data_does_not_run_and_fixes_it(living
     expect(page.locator(".findings li.wrong", has_text="disabled")).to_have_count(0, timeout=2000)
     shop.client.trigger(shop.name("fetch_data"))
     until(lambda: shop.job("process_data").last_outcome == "succeeded", message="it has run")
-    expect(page.get_by_role("heading", level=1)).to_have_text("All is well")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Everything is all right")
 
 
 def test_disable_with_a_reason_and_enable(living: Shop, page: Page) -> None:
@@ -186,7 +186,7 @@ def test_drain_a_worker(living: Shop, page: Page) -> None:
     assert ("drain", worker.hostname) in [(one.what, one.about) for one in living.client.audit(5)]
 
 
-def test_what_is_gone_meanwhile_is_said(living: Shop, page: Page) -> None:
+def test_an_object_that_is_gone_by_then_is_reported(living: Shop, page: Page) -> None:
     page.goto(f"{living.address}/run?id=nothing-like-it")
     expect(page.get_by_role("heading", level=1)).to_contain_text("there is no job 'nothing-like-it'")
 

@@ -1,4 +1,4 @@
-"""Every page on a living system: it shows what there is, stays up to date, and fits."""
+"""Every page on a living system: it shows all objects, stays up to date, and fits the window."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES = {
 
 @pytest.fixture
 def busy(living: Shop) -> Shop:
-    """Something runs, something waits, something failed for good."""
+    """One run runs, one waits, and one failed for good."""
     shop = living
     shop.disable_by_failures()
     shop.client.trigger(shop.name("process_data"))
@@ -71,7 +71,7 @@ def test_the_workers_table_fits_however_long_its_figures_are(busy: Shop, browse:
     assert page.evaluate(TOO_WIDE) == []
 
 
-#: Tables that are wider than what they stand in.
+#: Tables that are wider than their parents.
 TOO_WIDE = """() => [...document.querySelectorAll("main table")]
   .filter((one) => one.offsetWidth > one.parentElement.clientWidth + 1)
   .map((one) => `${one.className}: ${one.offsetWidth} in ${one.parentElement.clientWidth}`)"""
@@ -86,13 +86,13 @@ def test_the_overview_names_each_cause_once(busy: Shop, page: Page) -> None:
     expect(cause).to_contain_text("1 job and 1 run wait for it: process_data")
 
 
-def test_all_well_is_said_in_large_type(living: Shop, page: Page) -> None:
+def test_a_system_without_problems_is_announced_in_large_type(living: Shop, page: Page) -> None:
     shop = living
     shop.client.trigger(shop.name("fetch_data"))
     until(lambda: shop.job("fetch_data").last_outcome == "succeeded", message="it has succeeded")
     opened(page, f"{shop.address}/")
     headline = page.get_by_role("heading", level=1)
-    expect(headline).to_have_text("All is well")
+    expect(headline).to_have_text("Everything is all right")
     assert headline.evaluate("(one) => parseFloat(getComputedStyle(one).fontSize)") >= 30
 
 
@@ -204,7 +204,7 @@ def test_light_and_dark_have_enough_contrast(busy: Shop, browse: Callable[..., P
         assert not low, f"{'dark' if dark else 'light'}: {low}"
 
 
-#: Texts whose colour differs from what is behind it by less than AA asks for.
+#: Texts whose contrast with their background is lower than WCAG AA requires.
 CONTRAST = """() => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => {

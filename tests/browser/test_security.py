@@ -1,4 +1,4 @@
-"""Who may see and do what; names that are up to something; Redis away."""
+"""Permissions, hostile names, and outages of Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker goes away and comes back. Everything that was sent ends, once."""
+"""The broker goes away and comes back. Every run that was sent ends, once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Away = Callable[[], AbstractContextManager[None]]
 
 
 def confirmed(stage: Stage) -> None:
-    """What a client has sent is on the broker's disk: what is lost after that is lost by us."""
+    """The client's messages are on the broker's disk, so that a later loss would be our fault."""
     stage.app.conf.broker_transport_options = {"confirm_publish": True}
 
 
@@ -62,7 +62,7 @@ def test_rabbitmq_is_restarted_under_load(stage_on: Callable[..., Stage], rabbit
 def leaving(
     request: pytest.FixtureRequest, redis_server: RedisServer, stage_on: Callable[..., Stage], monkeypatch: Any
 ) -> tuple[Stage, Away]:
-    """A stage, and a context in which its broker is away while the ledger is there."""
+    """Yields a stage, and a context in which its broker is away while the ledger is available."""
     env = {"CELERY_ORCHESTRATION_REDIS_URL": redis_server.url(0)}
     monkeypatch.setenv(*env.copy().popitem())
     if request.param == "redis":
@@ -102,7 +102,7 @@ def test_a_broker_that_is_away_longer_than_a_lease_takes_no_run_with_it(leaving:
     stage.wait_waiting(3)
     with away():
         process.wait_for_log("Connection to broker lost")
-        # The ledger has them all, and the lease goes on.
+        # The ledger has all of them, and the lease is renewed.
         stays(lambda: [status_of(stage.app).waiting, status_of(stage.app).running] == [3, 2], LEASE + 1, poll=0.3)
         assert all(run.reason for run in status_of(stage.app).waits)
         stage.release("first")

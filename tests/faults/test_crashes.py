@@ -1,7 +1,5 @@
-"""A task that only inherits is run as often as Celery would run it: once, however its process or its worker ends.
-
-The run has failed, with Celery's WorkerLostError; it is in the history, and kept as a dead letter.
-"""
+"""A task that only inherits is run as often as in Celery: once, however its process or its worker ends. The run has
+failed, with Celery's WorkerLostError. It is in the history, and is kept as a dead letter."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def shut_down_cold(stage: Stage, process: WorkerProcess, pid: int) -> None:
         ("threads", let_drain_seconds_pass),
     ],
 )
-def test_a_task_of_which_nothing_was_written_is_run_once(
+def test_a_task_without_written_options_is_run_once(
     stage: Stage, pool: str, end: Callable[[Stage, WorkerProcess, int], None]
 ) -> None:
     drains = {"TEST_DRAIN": "1"} if end is let_drain_seconds_pass else {}

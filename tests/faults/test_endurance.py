@@ -19,7 +19,7 @@ from support.workers import PROJECT, environment
 def test_every_fire_is_accounted_for_while_either_scheduler_is_killed_at_random(
     scratch: Path, started_with: Callable[[str, str], list[psutil.Process]]
 ) -> None:
-    """A minute of what ``make endurance`` does for ten, at a pace at which all three jobs are due."""
+    """One minute of ``make endurance``, at a pace at which all three jobs are due."""
     env = {**environment(), "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "examples.endurance", "--minutes", "1", "--pace", "80", "--seed", "7"]
     ended = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=200, check=False)

@@ -1,7 +1,7 @@
-"""What must hold when things break (I1, I2, I4, I5), on real workers, brokers and servers.
+"""The invariants I1, I2, I4 and I5 while things break, on real workers, brokers and servers.
 
-Every test ends with :func:`~support.invariants.assert_all_well`: no forbidden overlap, everything sent has ended, and
-nothing is left in the ledger but its configuration and done-markers.
+Every test ends with :func:`~support.invariants.assert_all_well`: no forbidden overlap, every run that was sent has
+ended, and only configuration and done-markers are left in the ledger.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -38,21 +38,21 @@ from support.workers import Broker
 
 NAME = f"{FAULTS}.{{}}".format
 RETRY_RESULTS = {"TEST_RETRY_RESULTS": "1"}
-#: Verbs that no worker calls in the course of its work: test_ledger.py calls them twice.
+#: Verbs that workers do not call while they work: test_ledger.py calls them twice.
 ELSEWHERE = {"read_status", "explain", "enable_or_disable", "pause_or_resume", "read_audit", "read_history", "requeue"}
 ELSEWHERE |= {"list_dead_letters", "read_dead_letter", "purge_dead_letters", "release_waiting", "confirm_released"}
 ELSEWHERE |= {"record_audit", "read_retry", "time_out", "claim_runs", "read_health", "list_nodes", "find_ids"}
 ELSEWHERE |= {"read_graph", "read_jobs", "list_installed", "inspect"}
-#: It comes while releases differ: test_releases.py.
+#: Called while releases differ: test_releases.py.
 ELSEWHERE |= {"accept_strays", "list_unstarted"}
-#: They come when the ledger is emptied: test_ledger_trouble.py.
+#: Called when the ledger was emptied: test_ledger_trouble.py.
 ELSEWHERE |= {"read_decisions", "restore_decisions"}
-#: Those of schedulers, and of people who change the schedule: test_dispatch.py.
+#: The verbs of schedulers, and of people who change the schedule: test_dispatch.py.
 ELSEWHERE |= {"lead", "resign", "adopt_entries", "retire_entries", "record_next_due", "dispatch", "confirm_sent"}
 ELSEWHERE |= {"continue_entries", "read_changes", "change_schedule", "read_entries", "list_entries"}
-#: They only read: test_fetch.py, test_statistics.py.
+#: These verbs only read: test_fetch.py, test_statistics.py.
 ELSEWHERE |= {"find_gone_workers", "read_statistics"}
-#: Those of supervisors and their workers: test_pools_faults.py.
+#: The verbs of supervisors and their workers: test_pools_faults.py.
 ELSEWHERE |= {"read_pools", "renew_places", "claim_place", "leave_place", "holds_place", "scale_pool"}
 PRIORITIES = ("low", "normal", "high")
 
@@ -60,7 +60,7 @@ PRIORITIES = ("low", "normal", "high")
 # -- processes die
 
 
-def test_a_killed_child_frees_its_room_at_once_and_its_run_goes_again(stage_on, broker):
+def test_a_killed_child_frees_its_room_at_once_and_its_run_starts_again(stage_on, broker):
     """With a lease of 60 s: only the main process can have noticed."""
     stage = stage_on(broker)
     process = stage.worker(env={"TEST_LEASE": "60", "TEST_SWEEP": "30"})
@@ -82,7 +82,7 @@ def test_a_killed_child_frees_its_room_at_once_and_its_run_goes_again(stage_on, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_the_runs_of_a_killed_worker_go_again_elsewhere(stage_on, broker, pool):
+def test_the_runs_of_a_killed_worker_run_again_elsewhere(stage_on, broker, pool):
     stage = stage_on(broker)
     doomed = stage.worker(pool, concurrency=3)
     lost = [stage.send(stage.jobs.held, "lost"), stage.send(stage.jobs.held_late, "lost")]
@@ -115,7 +115,7 @@ def test_a_worker_killed_in_the_midst_of_fifty_runs_loses_none(stage):
     killed = max(doomed.deaths.values())
     until(lambda: len(stage.history.started()) == 100)
     started = sorted(event.monotonic for event in stage.history.started())
-    assert started[-1] < killed + lease + 2 * sweep + 2  # the machine's share
+    assert started[-1] < killed + lease + 2 * sweep + 2  # extra time for a busy machine
     stage.release("run")
     stage.all_well()
     assert {result.state for result in runs} == {"SUCCESS"}
@@ -128,7 +128,7 @@ def test_a_worker_killed_in_the_midst_of_fifty_runs_loses_none(stage):
 @pytest.mark.slow
 @pytest.mark.parametrize(("pool", "whole"), [("prefork", True), ("prefork", False), ("threads", True)])
 def test_a_worker_that_comes_back_after_its_lease_changes_nothing(stage, pool, whole):
-    """It is stopped, a second run starts elsewhere, and it goes on: whatever it says is refused."""
+    """It is suspended, a second run starts elsewhere, and it continues: all its outcomes are refused."""
     zombie = stage.worker(pool)
     result = stage.send(stage.jobs.held, "run", link=stage.jobs.noted.s())
     first = stage.started(result)
@@ -156,7 +156,8 @@ def test_a_worker_that_comes_back_after_its_lease_changes_nothing(stage, pool, w
 
 @pytest.mark.slow
 def test_a_zombie_sees_that_it_is_void_on_a_new_connection(stage):
-    """The one that it looked through before has died meanwhile: that is no reason to believe in its lease."""
+    """The connection on which it asks about its lease has died meanwhile: that is no reason to assume that it has its
+    lease."""
     zombie = stage.worker("threads", concurrency=1)
     before = stage.send(stage.jobs.held_free, "before")
     half_a_lease = 1.6
@@ -180,7 +181,8 @@ def test_a_zombie_sees_that_it_is_void_on_a_new_connection(stage):
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_worker_that_stood_still_before_it_heard_the_answer_begins_nothing(stage, proxy: DroppingProxy, pool):
-    """The ledger let the run start, and took it back when the lease ran out; only then the worker hears of it."""
+    """The ledger let the run start, and took it back when the lease ran out. The worker reads the first answer after
+    that."""
     zombie = stage.worker(pool, env={"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)})
     until(lambda: status_of(stage.app).workers)
     proxy.delay(1.0)
@@ -198,7 +200,7 @@ def test_a_worker_that_stood_still_before_it_heard_the_answer_begins_nothing(sta
 
 @pytest.mark.slow
 def test_children_that_outlive_their_worker_change_nothing(stage):
-    """The main process alone is killed: its children run on, and nobody can stop them."""
+    """Only the main process is killed: its children continue, and nobody can stop them."""
     doomed = stage.worker()
     result = stage.send(stage.jobs.held, "run", link=stage.jobs.noted.s())
     first = stage.started(result)
@@ -241,7 +243,7 @@ def test_a_worker_s_clock_does_not_matter(stage: Stage, tmp_path: Path, hours: i
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_worker_whose_heartbeat_is_stuck_counts_as_lost(stage_on, redis_broker, pool):
-    """Its run starts elsewhere; it is cancelled where it can be, and whatever comes of it is refused."""
+    """Its run starts elsewhere. It is cancelled where that is possible, and its outcome is refused."""
     stage = stage_on(redis_broker, "support.apps.stuck")
     lost = stage.worker(pool, concurrency=1, env={"TEST_STICK": "1"})
     result = stage.send(stage.jobs.held, "run", link=stage.jobs.noted.s())
@@ -275,12 +277,12 @@ def test_a_worker_whose_heartbeat_is_stuck_counts_as_lost(stage_on, redis_broker
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_worker_with_a_free_slot_takes_the_run_that_it_lost_itself(stage_on, redis_broker, pool):
-    """Its heartbeat was stuck, its event loop was not: the first start is void all the same."""
+    """Its heartbeat was stuck, its event loop was not: the first start is void nevertheless."""
     stage = stage_on(redis_broker, "support.apps.stuck")
     lost = stage.worker(pool, env={"TEST_STICK": "1"})
     result = stage.send(stage.jobs.held, "run", link=stage.jobs.noted.s())
     first = stage.started(result)
-    # It sweeps, but serves nothing.
+    # It sweeps, but serves no queue.
     stage.worker(pool, queues=["nothing"])
     for name in ("stuck", "breathless"):
         (stage.scratch / name).touch()
@@ -300,7 +302,7 @@ def test_a_worker_with_a_free_slot_takes_the_run_that_it_lost_itself(stage_on, r
 
 @pytest.mark.slow
 def test_a_stuck_heartbeat_that_nobody_noticed_harms_no_run(stage_on, redis_broker):
-    """The only worker: nobody could take its lease from it."""
+    """It is the only worker: nobody could take its lease."""
     stage = stage_on(redis_broker, "support.apps.stuck")
     lost = stage.worker(env={"TEST_STICK": "1"})
     result = stage.send(stage.jobs.held, "run")
@@ -322,7 +324,7 @@ def test_a_stuck_heartbeat_that_nobody_noticed_harms_no_run(stage_on, redis_brok
 
 @pytest.fixture(params=["redis", "rabbitmq"])
 def durable_broker(request: pytest.FixtureRequest, redis_factory: Callable[..., RedisServer]) -> Broker:
-    """Its Redis keeps what it acknowledged when it is killed."""
+    """Its Redis keeps the writes that it acknowledged when it is killed."""
     server = redis_factory(appendonly=True)
     if request.param == "redis":
         return Broker("redis", server.url(0), server.url(1), server.url(0), server)
@@ -332,7 +334,7 @@ def durable_broker(request: pytest.FixtureRequest, redis_factory: Callable[..., 
 
 @pytest.mark.slow
 def test_redis_is_killed_and_back_under_load(stage_on, durable_broker):
-    """Three times in a row: nothing overlaps, nothing is lost, what runs is not run again."""
+    """Three times in a row: nothing overlaps, nothing is lost, and running runs are not started again."""
     stage = stage_on(durable_broker)
     for _ in range(2):
         stage.worker(env=RETRY_RESULTS)
@@ -341,7 +343,7 @@ def test_redis_is_killed_and_back_under_load(stage_on, durable_broker):
         stage.started(result)
     for _ in range(40):
         stage.send(stage.jobs.exclusive, 0.02)
-    # In the ledger, or running: what kombu holds in memory when its Redis dies is not ours to lose.
+    # In the ledger, or running: messages in kombu's memory when its Redis dies are lost with plain Celery, too.
     until(lambda: len(stage.history.started(NAME("exclusive"))) + waiting(stage.app) >= 40)
     for _ in range(3):
         ended = len(stage.history.ended(NAME("exclusive")))
@@ -354,7 +356,7 @@ def test_redis_is_killed_and_back_under_load(stage_on, durable_broker):
 
 @pytest.mark.slow
 def test_redis_is_down_for_longer_than_a_lease(stage_on, durable_broker):
-    """Nobody was dead: every run is executed once, whether it ended during the outage or after."""
+    """No worker was dead: every run is executed once, whether it ended during the outage or after it."""
     stage = stage_on(durable_broker)
     for _ in range(2):
         stage.worker(concurrency=5, env=RETRY_RESULTS)
@@ -371,7 +373,7 @@ def test_redis_is_down_for_longer_than_a_lease(stage_on, durable_broker):
     stays(lambda: not durable_broker.redis.running, 1)
     durable_broker.redis.start()
     all_ended(runs["during"])
-    # Long enough for a sweep to take what it thinks is dead.
+    # Long enough for a sweep to recover runs that seem dead.
     stays(lambda: len(stage.history.started(NAME("held_free"))) == 4, 3)
     assert {result.state for result in runs["after"]} == {"PENDING"}
     stage.release("after")
@@ -382,7 +384,7 @@ def test_redis_is_down_for_longer_than_a_lease(stage_on, durable_broker):
 def test_a_result_backend_that_is_down_does_not_keep_room(
     stage_on, redis_broker, redis_factory: Callable[..., RedisServer]
 ):
-    """Celery cannot store how a run ended. It ended all the same."""
+    """Celery cannot store how a run ended. The run has ended nevertheless."""
     backend = redis_factory(name="backend")
     broker = Broker("redis", redis_broker.broker_url, backend.url(), redis_broker.ledger_url, redis_broker.redis)
     stage = stage_on(broker)
@@ -404,7 +406,7 @@ def test_a_result_backend_that_is_down_does_not_keep_room(
 
 
 def mixed_work(stage: Stage) -> dict[str, list[Any]]:
-    """Jobs of every kind, waiting for each other in every way; returns what came of each."""
+    """Jobs of every kind that wait for each other in every way; returns their results."""
     jobs = stage.jobs
     long = stage.send(jobs.held_free, "long")  # looks after its lease at its end
     blocker = stage.send(jobs.held, "blocker")
@@ -451,8 +453,8 @@ EXPECTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", sorted({*verbs()} - ELSEWHERE))
 def test_a_lost_reply_changes_nothing(stage, proxy: DroppingProxy, verb):
-    """Of the first three calls of each verb: they are made again and give the same result."""
-    make_known(stage.ledger, verb)  # or else the reply that it is not known would be lost
+    """The replies to the first three calls of each verb: the calls are repeated, and give the same result."""
+    make_known(stage.ledger, verb)  # otherwise the reply that the script is unknown would be lost
     lost = proxy.lose_reply(asked(verb), times=3)
     env = {"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0)}
     leaving = stage.worker(concurrency=3, env=env)
@@ -497,19 +499,19 @@ def test_scripts_are_flushed_all_the_time(stage):
 
 
 def test_a_message_that_comes_again_does_not_start_a_second_run(stage_on, broker):
-    """While its run is running, waits, is done, or was retried; and the retry is not taken for a copy."""
+    """While its run is running, waits, is done, or was retried; and the retry does not count as a copy."""
     stage = stage_on(broker)
     stage.worker()
     jobs = stage.jobs
 
     def again(result: AsyncResult, job: Any, *args: Any, **options: Any) -> None:
-        """Three copies, and something after them in the queue: when that ran they have been looked at."""
+        """Sends three copies, and then another message to the same queue: when that one has run, they were handled."""
         for _ in range(3):
             job.apply_async(args, task_id=result.id, message_id=message_ids[result.id], **options)
         assert stage.send(jobs.free, 0, "after them").get(timeout=30) == "after them"
 
     def send(job: Any, *args: Any) -> AsyncResult:
-        """One call: what tells it from another is its message's id."""
+        """One call: its message's id distinguishes it from other calls."""
         message_id = f"call-{len(message_ids)}"
         result = stage.send(job, *args, message_id=message_id)
         message_ids[result.id] = message_id
@@ -543,7 +545,8 @@ def test_a_message_that_comes_again_does_not_start_a_second_run(stage_on, broker
 
 
 class Publisher:
-    """A worker as the ledger sees it, that hands runs over without ever publishing them: the broker lost them."""
+    """A worker, as the ledger sees it, that hands runs over and never publishes them: as if the broker had lost
+    them."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -576,7 +579,7 @@ class Publisher:
 
 @pytest.mark.parametrize("published", [True, False])
 def test_a_handed_over_message_that_vanished_is_published_again(stage, published):
-    """Once it is overdue; it runs once."""
+    """When it is overdue; it runs once."""
     stage.worker(env={"TEST_LEASE": "60"})
     publisher = Publisher(stage)
     job = NAME("held")
@@ -592,7 +595,7 @@ def test_a_handed_over_message_that_vanished_is_published_again(stage, published
     publisher.leave()
     stage.ledger.zadd(key_of(prefix_of(stage.app), "deadlines"), {lost.id: 0})
     stage.started(lost)
-    # It turns up after all: a newer copy has voided it.
+    # The first copy arrives after all: a newer copy has voided it.
     with stage.app.connection_for_write() as connection:
         Envelope.unpack(message).publish(connection.Producer(), stage.app.amqp.queues[queue], grant.number)
     stage.send(stage.jobs.free).get(timeout=30)
@@ -627,7 +630,8 @@ def lose_connections(broker: Broker) -> None:
 
 @pytest.mark.slow
 def test_broker_connections_are_lost_under_load(stage_on, broker):
-    """Ten times, with runs accepted by the execution pool and not begun: each is executed once, and none is stuck."""
+    """Ten times, with runs that the execution pool has accepted and not begun: each is executed once, and none is
+    stuck."""
     stage = stage_on(broker)
     for _ in range(2):
         stage.worker(concurrency=4, env={"TEST_VISIBILITY": "2"})
@@ -640,7 +644,7 @@ def test_broker_connections_are_lost_under_load(stage_on, broker):
         lose_connections(broker)
 
     def ended_but_for_what_kombu_lost() -> bool:
-        # Its Redis transport forgets a message that it took and could not write down, with plain tasks as well.
+        # kombu's Redis transport loses a message that it has taken and could not record, with plain tasks as well.
         logs = "".join(process.log() for process in stage.workers)
         stage.sent = [result for result in stage.sent if broker.rabbit or result.id in logs]
         stage.publish_again_what_was_lost()
@@ -683,7 +687,7 @@ def test_ten_thousand_runs_that_are_let_go_at_once_go_in_rank_order_and_nobody_e
     order = [rank[event.run] for event in stage.history.started(NAME("pair"))]
     places = {one: place for place, one in enumerate(sorted(order))}
     moved = [abs(places[one] - place) for place, one in enumerate(order)]
-    # One that is handed over through the broker may be overtaken by those that start in a slot that comes free.
+    # A run that is handed over through the broker may be overtaken by those that start in a slot that becomes free.
     assert sum(one > 50 for one in moved) <= count / 100, "but for those under way together"
     assert max(moved) < count / 5, "whatever the machine does meanwhile"
     stage.all_well()

@@ -16,7 +16,7 @@ from support.wait import until
 from support.workers import Broker, environment
 
 APP = "support.apps.fetching"
-#: The load of one test: enough that a kill comes in the middle of something.
+#: The load of one test: enough that a kill interrupts something.
 LOAD = 120
 
 
@@ -70,7 +70,7 @@ def test_a_broker_that_is_killed_and_restarted_under_load_loses_nothing(stage_on
 
 @pytest.mark.parametrize("away", ["broker", "ledger"])
 def test_broker_and_ledger_on_two_servers_either_away_for_longer_than_a_lease(stage_on, redis_factory, away):
-    """Nothing is taken from under a living worker, and nothing is lost."""
+    """Nothing is taken from a living worker, and nothing is lost."""
     servers = {name: redis_factory(name=name, appendonly=True) for name in ("broker", "ledger")}
     ledger = servers["ledger"]
     broker = Broker("redis", servers["broker"].url(0), ledger.url(1), ledger.url(0), ledger)
@@ -94,7 +94,7 @@ def test_broker_and_ledger_on_two_servers_either_away_for_longer_than_a_lease(st
 def test_a_ledger_whose_connections_died_without_a_word_takes_nothing_from_under_a_living_worker(
     stage_on, redis_factory, proxy, redis_server
 ):
-    """The broker answers, the ledger's connections are half open for longer than a lease."""
+    """The broker answers; the ledger's connections are half open for longer than a lease."""
     server = redis_factory(name="broker")
     stage = stage_on(
         Broker("redis", server.url(0), redis_server.url(1), redis_server.url(0), redis_server),
@@ -123,7 +123,7 @@ def test_a_ledger_whose_connections_died_without_a_word_takes_nothing_from_under
 def test_jobs_that_a_worker_had_fetched_when_it_stood_still_past_its_lease_run_elsewhere_once(
     stage_on, redis_broker, pool
 ):
-    """The whole worker stands still. (Plain tasks are in these pools already: docs/fetch.md.)"""
+    """The whole worker stands still. (Plain tasks are already in these execution pools: docs/fetch.md.)"""
     stage = stage_on(redis_broker, APP)
     client = redis_broker.redis.client(0, decode_responses=False)
     first = stage.worker(pool=pool, concurrency=1, options=["--prefetch-multiplier", "8"])
@@ -179,7 +179,7 @@ def test_a_connection_that_died_without_a_word_is_noticed(stage_on, redis_server
     broker = Broker("redis", redis_server.url(0), redis_server.url(1), redis_server.url(0), redis_server)
     stage = stage_on(broker, APP, env={"TEST_CONF": json.dumps(conf)})
     env = {"CELERY_ORCHESTRATION_REDIS_URL": redis_server.url(0)}
-    # Celery's heartbeats would wait for ever on their own connection: that is what socket_timeout is for.
+    # Celery's heartbeats would wait forever on their own connection: socket_timeout prevents that.
     stage.worker(concurrency=1, broker_url=proxy.url(0), env=env, options=["--without-heartbeat"])
     done(stage, send_some(stage, 4))
     proxy.silence()
@@ -187,7 +187,7 @@ def test_a_connection_that_died_without_a_word_is_noticed(stage_on, redis_server
 
 
 class Sentinels:
-    """A master, a replica and three sentinels that watch them."""
+    """A master, a replica and three sentinels that monitor them."""
 
     def __init__(self, redis_factory, directory, reported):
         self.servers = [redis_factory(name=name, appendonly=True) for name in ("one", "two")]
@@ -219,7 +219,8 @@ class Sentinels:
         return True
 
     def name_as_master(self, server):
-        """Whether clients get this server from any sentinel: one that takes a slow server for dead names none."""
+        """Whether clients get this server from any sentinel: a sentinel that takes a slow server for dead names
+        none."""
         for port in self.ports:
             known = redis.Redis(port=port, decode_responses=True).sentinel_master("mymaster")
             if (known["port"], known["flags"]) != (server.port, "master"):
@@ -235,7 +236,7 @@ def is_master(server):
     try:
         return server.client(0).info("replication")["role"] == "master"
     except redis.ConnectionError:
-        return False  # it ends all connections when it becomes one
+        return False  # it closes all connections when it becomes one
 
 
 @pytest.fixture

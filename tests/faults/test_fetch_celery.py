@@ -1,4 +1,4 @@
-"""What Celery's settings and remote control do to fetching, they do with reliable fetch as well."""
+"""Celery's settings and remote control have the same effect with reliable fetch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_consumers_are_added_and_cancelled(stage):
 
 
 def test_a_worker_that_is_left_with_a_broadcast_queue_alone(stage):
-    """Its messages come by Redis's pub/sub: there is no list to fetch from."""
+    """Its messages come through Redis's pub/sub: there is no list to fetch from."""
     worker = stage.worker(concurrency=1)
     control, to = stage.app.control, {"reply": True, "destination": [worker.hostname], "timeout": 10}
     everyone = Queue("everyone", Exchange("everyone", type="fanout"), routing_key="everyone")
@@ -94,7 +94,7 @@ def test_revoked_and_rate_limited_tasks(stage):
     worker = stage.worker(concurrency=1)
     limited = [stage.send(stage.jobs.limited) for _ in range(3)]
     done(stage, limited[:1])
-    done(stage, [stage.send(stage.jobs.plain)])  # is not kept back by them
+    done(stage, [stage.send(stage.jobs.plain)])  # is not delayed by them
     assert stage.starts(limited[2]) == []
     stage.app.control.revoke(limited[2].id, reply=True, destination=[worker.hostname], timeout=10)
     done(stage, limited[:2])
@@ -104,7 +104,7 @@ def test_revoked_and_rate_limited_tasks(stage):
 
 
 def test_a_lost_connection_and_a_reduced_prefetch_count(stage):
-    """Celery reduces it after a lost connection until what runs has ended."""
+    """Celery reduces it after a lost connection until the running tasks have ended."""
     stage.worker(concurrency=2, options=["--prefetch-multiplier", "2"])
     held = stage.send(stage.jobs.held, "it")
     stage.started(held)

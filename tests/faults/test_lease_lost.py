@@ -1,7 +1,7 @@
 """A worker that cannot renew its lease, with runs of ``on_lease_lost="stop"``.
 
-Its process is gone before another copy starts: every test compares when the first process was seen dead with when the
-second copy began.
+The process of such a run is gone before another copy starts: every test compares the time at which the first process
+was seen dead with the start of the second copy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cut_off_from(proxy: DroppingProxy) -> dict[str, str]:
 
 
 def is_stopped(worker: ManagedProcess, run: Span, timeout: float = 60) -> None:
-    """Waits until its process is gone, and remembers when that was seen."""
+    """Waits until its process is gone, and records when that was seen."""
     until(lambda: run.start.pid not in worker.pids(), timeout, "the process of the run is gone", poll=0.005)
     worker.deaths[run.start.pid] = time.monotonic()
 
@@ -85,7 +85,7 @@ def test_a_run_is_stopped_when_only_the_main_process_of_its_worker_stands_still(
     first = stage.started(result)
     other = stage.worker()
     stopped.pause(whole=False)
-    stage.release("run.hold")  # not before: code that holds the interpreter does not see that the lease is renewed
+    stage.release("run.hold")  # not before: code that holds the interpreter does not notice that the lease is renewed
     is_stopped(stopped, first)
     second = stage.started(result, 2, 60)
     assert second.start.worker == other.hostname
@@ -96,7 +96,7 @@ def test_a_run_is_stopped_when_only_the_main_process_of_its_worker_stands_still(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_run_is_stopped_with_its_worker_whatever_happens_to_that(stage, how):
-    """Killed: its processes would outlive it. Frozen: they would go on when they are continued."""
+    """Killed: its processes would outlive it. Suspended: they would continue when it is resumed."""
     lost = stage.worker()
     result = stage.send(stage.jobs.held, "run")
     first = stage.started(result)
@@ -125,7 +125,7 @@ def test_a_run_that_was_stopped_goes_back_and_has_not_crashed(stage, proxy):
     goes_on = stage.started(result, 2, 60)
     stage.release("run")
     assert result.get(timeout=30) == goes_on.start.fence
-    # What must not run twice ends, and is kept.
+    # A run that must not run twice ends, and is kept.
     until(lambda: once.state == "FAILURE", 30)
     assert len(stage.starts(once)) == 1
     assert [letter.id for letter in Orchestration(stage.app).dead_letters()] == [once.id]
@@ -134,7 +134,7 @@ def test_a_run_that_was_stopped_goes_back_and_has_not_crashed(stage, proxy):
 
 @pytest.mark.slow
 def test_a_run_goes_on_while_heartbeats_get_through_and_without_the_option_when_they_do_not(stage, proxy):
-    """Three leases long."""
+    """For three leases."""
     worker = stage.worker(env=cut_off_from(proxy))
     stopped, going_on = stage.send(stage.jobs.held, "run"), stage.send(stage.jobs.goes_on, "run")
     first, other = stage.started(stopped), stage.started(going_on)
@@ -155,5 +155,5 @@ def test_a_worker_that_cannot_stop_a_run_refuses_to_start(stage, pool):
     said = f"on_lease_lost='stop' needs an execution pool that can end a run's process (prefork), not {pool}"
     assert said in worker.log()
     assert f"{APP}.held" in worker.log()
-    # Other queues are its own business.
+    # Jobs on queues of other workers do not matter.
     stage.worker(pool, queues=["others"])

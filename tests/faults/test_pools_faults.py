@@ -20,7 +20,7 @@ from support.verbs import asked, make_known
 from support.wait import until
 from support.workers import Broker
 
-#: Seconds of killing, between two workers, and between two supervisors.
+#: Seconds of the whole test, between two kills of workers, and between two kills of supervisors.
 SECONDS, WORKER_EVERY, SUPERVISOR_EVERY = 30.0, 3.0, 8.0
 
 
@@ -51,7 +51,7 @@ def test_every_run_is_accounted_for_and_the_pool_is_at_full_strength_soon_after(
     ends, next_worker, next_supervisor = monotonic() + SECONDS, 0.0, monotonic() + SUPERVISOR_EVERY
     while monotonic() < ends:
         stage.send(stage.jobs.resize, 0.05)
-        sleep(0.05)  # the load: 20 a second at most
+        sleep(0.05)  # the load: at most 20 a second
         places = stage.places()
         assert len(places) <= 3
         if monotonic() >= next_worker and (live := stage.live()):
@@ -105,9 +105,10 @@ VERBS = ["read_pools", "renew_places", "claim_place", "holds_place", "scale_pool
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_lost_reply_changes_nothing(stage: PoolStage, proxy: DroppingProxy, verb: str):
-    """Of the first three calls of each verb: the pool has its workers, grows, shrinks, and leaves nothing behind."""
+    """The replies to the first three calls of each verb: the pool has its workers, grows, shrinks, and leaves nothing
+    behind."""
     client = stage.broker.redis.client()
-    make_known(client, verb)  # or else the reply that it is not known would be lost
+    make_known(client, verb)  # otherwise the reply that the script is unknown would be lost
     lost = proxy.lose_reply(asked(verb), times=3)
     env = {"CELERY_ORCHESTRATION_REDIS_URL": proxy.url(0), **stage.table_in(stage.scratch, images={"min": 1, "max": 2})}
     supervisor = stage.supervisor("a", env=env)

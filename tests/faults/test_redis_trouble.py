@@ -1,6 +1,6 @@
-"""Trouble with the Redis that holds the ledger: emptied, failed over, full, evicting. Real workers, real servers.
+"""Problems of the Redis that holds the ledger: emptied, failed over, full, evicting. Real workers, real servers.
 
-Messages and results are in another Redis: what becomes of those is Celery's matter.
+Messages and results are in another Redis, so that only the ledger is affected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.workers import Broker, WorkerProcess
 
 NAME = f"{FAULTS}.{{}}".format
 URL = "CELERY_ORCHESTRATION_REDIS_URL"
-LEASE, SWEEP = 3.0, 0.5  # as the app has them
+LEASE, SWEEP = 3.0, 0.5  # as in the app
 Servers = Callable[..., RedisServer]
 
 
@@ -34,7 +34,7 @@ def ledger(redis_factory: Servers) -> RedisServer:
 
 @pytest.fixture
 def apart(stage_on: Callable[..., Stage], redis_factory: Servers, monkeypatch: pytest.MonkeyPatch):
-    """``apart(ledger, url)``: a stage whose ledger is in a Redis of its own, which workers find at this address."""
+    """``apart(ledger, url)``: a stage whose ledger is in a Redis of its own, which workers reach at this address."""
 
     def make(ledger: RedisServer, url: str | None = None, env: dict[str, str] | None = None) -> Stage:
         others = redis_factory(name="broker")
@@ -58,7 +58,7 @@ def problems(stage: Stage) -> str:
 
 
 def claimed(stage: Stage, count: int) -> None:
-    """Until so many workers have claimed what they run."""
+    """Waits until this many workers have claimed their runs."""
     until(lambda: sum("A new epoch begins" in process.log() for process in stage.workers) == count)
 
 
@@ -78,7 +78,7 @@ def test_an_emptied_ledger_is_noticed_reported_and_healed(apart, ledger: RedisSe
     workers = [stage.worker(pool) for _ in range(2)]
     running = stage.send(stage.jobs.held, "running")
     fence = stage.started(running).start.fence
-    stage.jobs.held.delay("lost")  # waits: nobody else has it
+    stage.jobs.held.delay("lost")  # waits: no other worker has it
     stage.wait_waiting(1)
     before = time.monotonic()
     emptied(ledger)
@@ -86,7 +86,7 @@ def test_an_emptied_ledger_is_noticed_reported_and_healed(apart, ledger: RedisSe
     assert all("was emptied" in process.log() for process in workers)
     assert "the ledger was emptied" in problems(stage)
     assert fence_of(stage, running.id) == fence
-    # Nothing starts for a lease, not even what nothing is in the way of; after it, what may.
+    # Nothing starts for one lease, not even runs that the gate would let in; after it, those start.
     free, behind = stage.send(stage.jobs.free), stage.send(stage.jobs.held, "behind")
     assert stage.started(free).start.monotonic - before >= LEASE - SWEEP
     stays(lambda: not stage.starts(behind), 1, "what must not run together waits")
@@ -101,8 +101,8 @@ def test_an_emptied_ledger_is_noticed_reported_and_healed(apart, ledger: RedisSe
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_before_it_is_noticed_ends_well(apart, ledger: RedisServer):
-    """It looks for its lease in an empty ledger. Its outcome is taken, and who waits for it goes on."""
+def test_a_run_that_ends_before_the_loss_is_noticed_succeeds(apart, ledger: RedisServer):
+    """It asks for its lease in an empty ledger. Its outcome is accepted, and runs that wait for it continue."""
     stage = apart(ledger)
     process = stage.worker()
     fetched = stage.send(stage.jobs.fetch, LEASE / 2 + 0.5)
@@ -160,7 +160,7 @@ class Pair:
         self.proxy = DroppingProxy(self.first.port)
 
     def part(self, stage: Stage) -> None:
-        """From now on the replica misses what is written; what was written before, it has."""
+        """The replica misses all later writes; it has the earlier ones."""
         mark = f"{prefix_of(stage.app)}mark"
         self.first.client().set(mark, "1")
         until(lambda: self.second.client().get(mark), poll=0.002)
@@ -213,7 +213,7 @@ def test_a_replica_takes_over_that_misses_starts_and_ends(apart, pair: Pair):
 
 @pytest.mark.slow
 def test_a_replica_takes_over_under_load(apart, pair: Pair):
-    """A second execution is possible; but never two together."""
+    """A second execution is possible; but two never overlap."""
     stage = apart(pair.first, pair.proxy.url())
     for _ in range(2):
         stage.worker()
@@ -303,7 +303,7 @@ def test_a_redis_that_evicts_only_what_expires_is_warned_of(apart, redis_factory
     assert "maxmemory" not in problems(stage)
 
 
-def test_a_redis_that_does_not_tell_is_warned_of(apart, ledger: RedisServer):
+def test_a_redis_that_hides_its_eviction_policy_causes_a_warning(apart, ledger: RedisServer):
     stage = apart(ledger)
     everything = {"enabled": True, "nopass": True, "keys": "*", "channels": "*", "categories": ["+@all"]}
     ledger.client().acl_setuser("default", **everything, commands=["-info"])
@@ -323,7 +323,7 @@ def test_a_worker_that_started_without_redis_looks_when_it_is_there(apart, redis
     assert "maxmemory-policy allkeys-lfu" in process.log()
 
 
-def test_nothing_is_said_about_a_ledger_that_is_well(apart, ledger: RedisServer):
+def test_nothing_is_logged_about_a_healthy_ledger(apart, ledger: RedisServer):
     stage = apart(ledger)
     process = stage.worker()
     stage.send(stage.jobs.free).get(timeout=30)

@@ -1,4 +1,4 @@
-"""What must hold when schedulers, or what they talk to, break.
+"""The invariants while schedulers, or the servers that they use, break.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -45,7 +45,7 @@ PUBLISHER = "celery_orchestration.node.publisher:Publisher"
 
 
 def struck(stage: ScheduleStage, step: str, number: str) -> SchedulerProcess:
-    """A scheduler to which this happened, the first time it came there."""
+    """The environment of a scheduler to which this happens at the first time that it comes there."""
     process = stage.beat(settled=False, env={"TEST_STRIKE": f"{step} 1 {number}"})
     process.wait_for_log("struck:", 30)
     return process
@@ -55,7 +55,7 @@ def struck(stage: ScheduleStage, step: str, number: str) -> SchedulerProcess:
 
 
 class Crew:
-    """Schedulers that come back, whatever became of them. Each has its own way to Redis."""
+    """Schedulers that are restarted, however they ended. Each has its own path to Redis."""
 
     def __init__(self, stage: ScheduleStage, proxies: list[DroppingProxy]) -> None:
         self.stage = stage
@@ -67,7 +67,7 @@ class Crew:
         [proxy] = [proxy for member, proxy in self.members if member is leader]
         before = self.stage.lead.term
         fault = self.faults[number % len(self.faults)]
-        # Around the moment at which it dispatches, each fault at another one.
+        # Around the moment at which it dispatches; each fault at another moment.
         due = int(self.stage.entry("one")["last"]) + 1000 + 10 * (number // len(self.faults) - 2)
         until(lambda: self.stage.now >= due, poll=0.001)
         with fault(leader, proxy):
@@ -123,11 +123,11 @@ def test_whatever_happens_to_the_leader_each_fire_is_made_once(scheduled: Schedu
     for entry in entries:
         fires, record = stage.ran(entry), stage.entry(entry)
         assert max(b.due - a.due for a, b in pairwise(fires)) <= (TAKEOVER + 1) * 1000
-        # Every due time there was: it made a run, or passed while nobody led.
+        # Every due time either made a run, or passed while nobody led.
         accounted = sum(int(record.get(how, 0)) for how in ("fires", "skips", "misses"))
         assert accounted == (int(record["last"]) - fires[0].due) / 1000 + 1
-    # Those of a plain task: at least once, and always by the same id. One that was sent just before its scheduler died
-    # may count as missed.
+    # Fires of a plain task: at least once, and always with the same id. A fire that was sent just before its scheduler
+    # died may count as missed.
     sent, missed = (int(stage.entry("plain")[how]) for how in ("fires", "misses"))
     until(lambda: sent <= len(set(stage.executions("plain"))) <= sent + missed)
     for process in stage.schedulers:
@@ -164,7 +164,7 @@ def test_a_leader_that_was_stopped_between_looking_and_dispatching_fires_nothing
 
 # -- the scheduler dies between two steps of a dispatch
 
-#: What it does to others, in this order, from becoming the leader on: it dies after each.
+#: The steps of a new leader that affect others, in this order. It dies after each of them.
 STEPS = [
     f"{LEDGER}.lead after",
     f"{LEDGER}.adopt_entries after",
@@ -181,7 +181,7 @@ STEPS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS, ids=[step.partition(":")[2].replace(" ", "-") for step in STEPS])
 def test_a_fire_whose_scheduler_was_killed_in_the_midst_of_it_is_made_once(scheduled: Scheduled, step: str):
-    """That of a job. One of a plain task may be sent twice, and then under the same id."""
+    """The fire of a job. The fire of a plain task may be sent twice, with the same id."""
     stage = scheduled(jobs={"job": HOURLY}, plain=["plain"], entries={"plain": {"task": "plain", "schedule": 3600}})
     due = {entry: stage.was_last_due(entry, 3600) + HOUR_MS for entry in ("job", "plain")}
     stage.worker(concurrency=1)
@@ -244,7 +244,7 @@ def test_lost_replies_change_nothing(scheduled: Scheduled, proxy: DroppingProxy)
 
 @pytest.fixture
 def apart(schedule_on: Scheduled, redis_factory: Servers, monkeypatch: pytest.MonkeyPatch):
-    """``apart(ledger, jobs=...)``: the ledger in a Redis of its own, and messages in another one."""
+    """``apart(ledger, jobs=...)``: the ledger is in a Redis of its own, and messages are in another one."""
 
     def make(ledger: RedisServer, **schedule: Any) -> ScheduleStage:
         others = redis_factory(name="broker")
@@ -258,7 +258,7 @@ def apart(schedule_on: Scheduled, redis_factory: Servers, monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True], ids=["dies", "hangs"])
 def test_without_the_ledger_a_scheduler_stands_by_and_goes_on(apart: Scheduled, redis_factory: Servers, hangs: bool):
-    """When it starts, and later for longer than a term; the latest fire that was missed is made."""
+    """When it starts, and later for longer than a term; the latest missed fire is made."""
     ledger = redis_factory(name="ledger", appendonly=True)
     stage = apart(ledger, jobs={"tick": EVERY_SECOND, "hourly": HOURLY})
     goes, comes = (ledger.pause, ledger.resume) if hangs else (ledger.kill, ledger.start)
@@ -275,7 +275,7 @@ def test_without_the_ledger_a_scheduler_stands_by_and_goes_on(apart: Scheduled, 
     stays(lambda: first.running and second.running, 2 * TERM, "they never exit")
     comes()
     stage.wait_fires("tick", 3, after=stage.now)
-    # Leaders do not look at what was changed behind their backs: one has to take over.
+    # Leaders do not read entries that were changed without their knowledge: another scheduler has to take over.
     assert stage.leader().stop() == 0
     [fire] = stage.wait_fires("hourly")
     assert fire.due == due
@@ -285,7 +285,7 @@ def test_without_the_ledger_a_scheduler_stands_by_and_goes_on(apart: Scheduled, 
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_is_told_to_end_does_not_wait_for_a_redis_that_hangs(scheduled: Scheduled):
+def test_a_scheduler_that_stops_does_not_wait_for_a_redis_that_hangs(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat()
     until(lambda: stage.entry("tick").get("fires"))
@@ -359,7 +359,7 @@ def test_a_failover_does_not_forget_what_people_decided(
     proxy: DroppingProxy,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A replica takes over that misses all that people decided. Nothing starts that they had stopped."""
+    """A replica takes over that misses all decisions of people. Nothing starts that they had stopped."""
     replica = redis_factory(name="replica")
     replica.client().replicaof("127.0.0.1", redis_server.port)
     jobs = {"tick": EVERY_SECOND, "broken": EVERY_SECOND}
@@ -391,7 +391,7 @@ def test_a_failover_does_not_forget_what_people_decided(
         stays(lambda: len(stage.executions("broken")) == stopped["broken"], 3)
 
 
-def test_scripts_that_redis_forgot_are_told_again(scheduled: Scheduled):
+def test_scripts_that_redis_forgot_are_loaded_again(scheduled: Scheduled):
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     beat = stage.beat()
     stage.worker()
@@ -488,7 +488,7 @@ def test_a_scheduler_s_clock_does_not_matter(scheduled: Scheduled, tmp_path: Pat
 def test_when_redis_s_clock_jumps_nothing_is_fired_twice(
     schedule_on: Scheduled, redis_factory: Servers, tmp_path: Path, hours: int
 ):
-    """Set back, it may take until that time has come again."""
+    """If it was set back, fires may pause until that time has come again."""
     clock = Clock(tmp_path)
     server = redis_factory(**clock.of_redis())
     broker = Broker("redis", server.url(0), server.url(1), server.url(0), server)
@@ -522,7 +522,7 @@ def test_when_redis_s_clock_jumps_nothing_is_fired_twice(
     ],
     ids=["cycle", "itself", "misspelt", "misspelt block"],
 )
-def test_what_cannot_work_is_named_in_one_line(scheduled: Scheduled, jobs: dict[str, Any], said: str):
+def test_mistakes_in_the_graph_are_reported_in_one_line(scheduled: Scheduled, jobs: dict[str, Any], said: str):
     stage = scheduled(jobs={"fine": HOURLY})
     schedule = {name: {**HOURLY, **options} for name, options in jobs.items()}
     beat = stage.beat(settled=False, env={"TEST_SCHEDULE": json.dumps({"jobs": schedule})})
@@ -556,7 +556,7 @@ def garbage(*fields: str) -> Callable[[ScheduleStage, str], None]:
 
 
 def reported(stage: ScheduleStage, beat: SchedulerProcess) -> list[str]:
-    """Keys that the scheduler's log, or the ledger's own, has something to say about."""
+    """Keys about which the scheduler's log, or the ledger's own record, has a report."""
     with closing(Orchestration(stage.app)) as people:
         told = [one.about for one in people.audit() if one.what in ("corrupt", "lost")]
     errors = "".join(line for line in beat.log().splitlines() if "ERROR" in line).replace("'", "")
@@ -615,7 +615,7 @@ def test_a_corrupt_record_is_reported_and_all_others_fire(scheduled: Scheduled, 
 
 @pytest.mark.slow
 def test_two_releases_lead_by_turns(scheduled: Scheduled):
-    """Each fires what it has; what only one of them has goes on when that one leads again."""
+    """Each fires the entries that it has; an entry of one release only continues when that release leads again."""
     both, old, new = (json.dumps({"jobs": jobs}) for jobs in releases())
     stage = scheduled(**json.loads(both))
     stage.worker()
@@ -644,7 +644,7 @@ def test_two_releases_lead_by_turns(scheduled: Scheduled):
 
 @pytest.mark.slow
 def test_fires_of_a_job_that_no_live_worker_has_yet_wait_for_one_that_has_it(scheduled: Scheduled):
-    """Beat is ahead of the workers, or they are. Nothing is revoked or lost."""
+    """Beat is updated before the workers, or after them. Nothing is revoked or lost."""
     both, old, new = (json.dumps({"jobs": jobs}) for jobs in releases())
     stage = scheduled(**json.loads(both))
     first = stage.worker(env={"TEST_SCHEDULE": old})
@@ -675,7 +675,7 @@ def releases() -> Iterator[dict[str, Any]]:
 
 
 def test_a_ledger_of_the_next_release_is_fine(scheduled: Scheduled):
-    """One release may be ahead: N and N + 1 work side by side."""
+    """One release may be ahead: N and N + 1 work together."""
     stage = scheduled(jobs={"tick": EVERY_SECOND})
     stage.beat()
     until(lambda: stage.ledger.hget(key_of(stage.prefix, "ledger"), "owner"))

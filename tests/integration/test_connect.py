@@ -39,7 +39,7 @@ def missing(what: str) -> None:
 def end_to_end(
     worker: Callable[..., WorkerProcess], load_app: Callable[..., ModuleType], history: Any
 ) -> Callable[..., None]:
-    """Two runs of an exclusive job, of which one has to wait; `ledger` is the database that must have the ledger."""
+    """Two runs of an exclusive job, one of which has to wait; `ledger` is the database that must have the ledger."""
 
     def run(server: RedisServer, broker_url: str, backend_url: str, ledger: redis.Redis, **conf: Any) -> None:
         env = {"TEST_CONF": json.dumps(conf)}
@@ -83,7 +83,7 @@ def _status(url: str) -> object:
 
 
 def test_a_ledger_on_a_unix_socket_is_reached(redis_factory: StartRedis, end_to_end: EndToEnd) -> None:
-    # A socket's path may have some hundred characters, and a test's directory often has more.
+    # The path of a socket may have about a hundred characters, and a test's directory often has more.
     with tempfile.TemporaryDirectory(prefix="redis-") as directory:
         path = f"{directory}/s"
         server = redis_factory(unixsocket=path)
@@ -109,7 +109,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def knows_tls(binary: str) -> bool:
-    """One without TLS does not know the directive at all; one with it refuses the value."""
+    """A Redis without TLS does not know the directive; one with TLS refuses the value."""
     said = subprocess.run([binary, "--tls-port", "none"], check=False, capture_output=True, text=True, timeout=10)
     return "Bad directive" not in said.stdout + said.stderr
 
@@ -161,7 +161,7 @@ def test_a_certificate_that_nobody_signed_is_refused(tls: tuple[RedisServer, int
 
 @pytest.fixture
 def sentinel(redis_server: RedisServer, tmp_path: Path, reported: Callable[..., None]) -> Iterator[int]:
-    """The port of a Sentinel that watches this test's Redis as ``main``."""
+    """The port of a Sentinel that monitors this test's Redis as ``main``."""
     port = free_port()
     configuration = tmp_path / "sentinel.conf"
     configuration.write_text(

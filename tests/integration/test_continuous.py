@@ -69,7 +69,7 @@ class TestContinuous:
         [grant] = one.turn(ends={self.start(one): "succeeded"}).grants
         assert one.ledger.read_granted(grant) == ("q", message_of(grant.id))
 
-    def test_waits_between_two_runs_if_it_is_told_to(self, beat: Beat):
+    def test_waits_between_two_runs_if_it_has_an_interval(self, beat: Beat):
         beat.begin({"one": {"max_running": 1}})
         beat.adopt_continuous(gap_ms=60_000)
         id = self.start(beat)  # the first one at once
@@ -79,7 +79,7 @@ class TestContinuous:
         assert self.go_on(beat) == "rests"
 
     def test_goes_on_when_the_clock_of_redis_was_set_back(self, beat: Beat):
-        """Its next run was to start two hours from now, as it seems then."""
+        """Its next run seems to be due in two hours then."""
         beat.begin({"one": {"max_running": 1}})
         beat.adopt_continuous(gap_ms=7_200_000)
         assert beat.end(self.start(beat)) == []
@@ -219,7 +219,7 @@ class TestContinuous:
         assert beat.runs() == {following: "running"}
 
     def test_a_run_that_nobody_knows_of_any_more_is_followed_by_another(self, one: Beat):
-        """The next look of the leader fixes the chain."""
+        """The next check of the leader repairs the chain."""
         id = self.start(one)
         one.redis.hset(key_of(PREFIX, "entry", "e"), "run", "forgotten")
         assert self.go_on(one) == "fired"

@@ -1,4 +1,4 @@
-"""Records that somebody else wrote over, or deleted: that job is reported, all others go on."""
+"""Records that other programs overwrote or deleted: that job is reported, and all others continue."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_job_whose_record_cannot_be_read_is_reported_and_restored_and_others_g
     assert json.loads(bad["disabled"])["by"] == "ledger"
     assert [problem for problem in redis_problems.problems(status) if "job:bad could not be read" in problem]
 
-    # Whoever sweeps sees that the policies are not installed any more.
+    # Each node that sweeps sees that the policies are not installed any more.
     swept = case.sweep()
     assert swept.installed_releases == "" != swept.live_releases
     merged = releases.merged([case.document])

@@ -42,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 @pytest.fixture
 def visit(whole: Shop) -> Iterator[Callable[..., Visitor]]:
-    """``visit(credentials=USERS)``: to a dashboard with these options."""
+    """``visit(credentials=USERS)``: a visitor of a dashboard with these options."""
     visitors = []
 
     def make(app: Any = None, *, address: str = "http://localhost", **options: Any) -> Visitor:
@@ -167,7 +167,7 @@ def test_a_host_or_an_origin_that_cannot_be_read_is_refused(visit: Callable[...,
 def test_without_credentials_only_browsers_on_this_machine_are_served(visit: Callable[..., Visitor]) -> None:
     assert visit().get("/").status_code == 200
     for address in ("http://evil.example", "http://192.0.2.7", "http://localhost.evil.example"):
-        assert visit(address=address).get("/").status_code == 403  # a name that leads here: DNS rebinding
+        assert visit(address=address).get("/").status_code == 403  # a name that leads to this machine: DNS rebinding
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "jobs.example", ""])
@@ -227,7 +227,7 @@ def test_a_login_never_leads_to_another_site(visit: Callable[..., Visitor]) -> N
         visitor = visit(credentials=USERS)
         data = {"name": "olaf", "password": "act", "csrf": visitor.csrf("/login"), "after": after}
         answer = visitor.do("POST", "/login", data=data, headers=HTML)
-        assert not re.search(r"[\s\\]|^//", answer.headers["location"])  # browsers leave white space out
+        assert not re.search(r"[\s\\]|^//", answer.headers["location"])  # browsers remove white space
         assert "a=b" not in answer.headers.get("set-cookie", "")
 
 
@@ -240,7 +240,7 @@ def test_guessing_is_slowed_down(visit: Callable[..., Visitor]) -> None:
     assert 0 < int(refused.headers["retry-after"]) <= 60
 
 
-def test_guesses_at_the_same_time_are_slowed_down_as_well(visit: Callable[..., Visitor]) -> None:
+def test_simultaneous_guesses_are_slowed_down_too(visit: Callable[..., Visitor]) -> None:
     visitor = visit(credentials=USERS)
     token = visitor.csrf("/login")
 
@@ -414,23 +414,23 @@ def test_nobody_looks_at_the_ledger_while_nobody_watches_and_one_look_serves_all
             assert "retry" in await anext(stream)
         for stream in streams:
             assert '"all": "the same"' in await anext(stream)
-        looks = live.looks
-        assert looks <= 3
-        assert page["rendered"] <= looks  # type: ignore[operator]
+        reads = live.reads
+        assert reads <= 3
+        assert page["rendered"] <= reads  # type: ignore[operator]
         assert live.watchers == 10
         for stream in streams:
             await stream.aclose()
         assert live.watchers == 0
-        await asyncio.sleep(1.5)  # two looks' worth: none may come
-        looks = live.looks
+        await asyncio.sleep(1.5)  # the time of two reads: none may come
+        reads = live.reads
         await asyncio.sleep(1.5)
-        assert live.looks == looks
+        assert live.reads == reads
         await dashboard.close()
 
     asyncio.run(play())
 
 
-def test_an_outage_is_told_and_so_is_its_end(tmp_path: Path) -> None:
+def test_an_outage_and_its_end_are_reported(tmp_path: Path) -> None:
     async def play(found: Shop) -> None:
         dashboard: Dashboard = create_app(found.module.app, secure_cookies=False).state.dashboard
 

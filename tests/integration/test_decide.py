@@ -1,4 +1,4 @@
-"""``testing.decide`` against the ledger: put into the same situation, both say the same, for the same reason."""
+"""``testing.decide`` and the ledger: in the same situation, both give the same answer and the same reason."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Call:
 class Situation:
     options: dict[str, dict[str, Any]]
     cap: int | None
-    #: Runs that came to an end, one after the other.
+    #: Runs that have ended, one after the other.
     past: list[tuple[str, str]]
     running: list[Call]
     waiting: list[Call]
@@ -69,7 +69,7 @@ def options(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
         found[name]["depends_on"] = []
         found[name]["exclusive"] = draw(st.sampled_from([None, None, "g"]))
     for before, after in sorted(draw(st.sets(st.sampled_from(PAIRS), min_size=1, max_size=4))):
-        # Success of a job of which any number may run is refused.
+        # A dependency on the success of a job is refused if any number of its runs may run at once.
         countable = found[before]["max_running"] is not None and "key" not in found[before]
         on = draw(st.sampled_from(["success", "finish", "idle"] if countable else ["finish", "idle"]))
         more: dict[str, Any] = {}
@@ -90,7 +90,7 @@ situations = st.builds(
     waiting=st.lists(calls, max_size=3),
     disabled=st.sets(st.sampled_from(NAMES), max_size=1),
     paused=st.sampled_from([False] * 19 + [True]),
-    job=st.builds(Call, st.sampled_from([*NAMES, "c", "d", "d"]), keys, priorities),  # the last depend on most
+    job=st.builds(Call, st.sampled_from([*NAMES, "c", "d", "d"]), keys, priorities),  # "c" and "d" depend on most
 )
 
 
@@ -129,7 +129,7 @@ def decided(app: Celery, now: Situation) -> Decision:
 
 
 class Played:
-    """The situation in a ledger: what runs or is over came while nothing forbade it."""
+    """The situation in a ledger: running and ended runs arrived while the gate was open for them."""
 
     def __init__(self, ledger: Ledger, app: Celery, now: Situation) -> None:
         self.ledger = ledger
@@ -185,7 +185,7 @@ class Played:
 @settings(
     max_examples=300,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    # Shrinking takes a minute or two; to understand a failure add Phase.shrink for a while.
+    # Shrinking takes a minute or two. To understand a failure, add Phase.shrink for a while.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     print_blob=True,
 )
@@ -203,7 +203,7 @@ def test_decide_and_the_ledger_say_the_same(server: RedisServer, now: Situation)
         event(f"{found.rule}: {str(found.reason).rpartition(': ')[2]}")
         assert (answer.what == "start") is found.starts, (answer, found)
         if not found.starts:
-            # The ledger knows where and how long, too.
+            # The ledger also knows where a run is running, and for how long.
             assert played.reason(id).startswith(str(found.reason))
     finally:
         ledger.close()

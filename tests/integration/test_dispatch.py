@@ -71,7 +71,7 @@ class TestTerms:
         assert beat.lead("s1") == beat.lead("s1")
 
     def test_a_clock_that_was_set_back_makes_no_term_longer(self, beat: Beat):
-        """Somebody asks, and the term ends within its length from then."""
+        """A scheduler asks, and its term ends within its length from then."""
         beat.lead("s1")
         beat.set_clock_back(3_600_000)
         assert beat.lead("s2") == ""
@@ -145,7 +145,7 @@ class TestEntries:
         assert int(again.generation) > int(first.generation)
 
     def test_whose_schedule_the_code_has_changed_begin_anew(self, beat: Beat):
-        """Due times of the new schedule before that never were: they are not missed."""
+        """Due times of the new schedule before the change never existed: they are not missed."""
         beat.begin({"one": {}})
         first = beat.adopt()
         beat.ledger.change_schedule("me", "pause", "e", "")
@@ -297,7 +297,7 @@ class TestFires:
 
     @pytest.mark.parametrize("ended", [True, False])
     def test_a_due_time_not_after_the_last_one_is_refused(self, beat: Beat, ended: bool):
-        """Whoever brings it, whenever: one run for each due time."""
+        """Whichever scheduler dispatches it, and whenever: one run for each due time."""
         beat.begin({"one": {}})
         beat.adopt()
         early, last = beat.fire(), beat.fire()
@@ -346,7 +346,7 @@ class TestFires:
         assert beat.dispatch(fire).answers == [("early",)]
         assert "fires" not in beat.entry()
 
-    def test_a_job_that_nobody_brought_is_unknown(self, beat: Beat):
+    def test_an_unregistered_job_is_unknown(self, beat: Beat):
         beat.begin({"one": {}, "gone": {}})
         beat.adopt()
         beat.adopt("g", "gone")
@@ -358,7 +358,7 @@ class TestFires:
         assert "fires" not in beat.entry("g")
 
     def test_a_run_that_is_remembered_is_not_made_again(self, beat: Beat):
-        """An entry was forgotten and came again."""
+        """An entry was forgotten and was added again."""
         beat.begin({"one": {}})
         beat.adopt()
         fire = beat.fire()
@@ -420,7 +420,7 @@ class TestFires:
 
 
 class TestCorruptRecords:
-    """That job is reported, the others go on."""
+    """The job of a corrupt record is reported, and the others continue."""
 
     def test_a_corrupt_entry_keeps_no_other_from_firing(self, any_beat: Beat):
         beat = any_beat
@@ -596,13 +596,13 @@ def replaced(beat: Beat) -> None:
 
 
 def unchanged(beat: Beat) -> None:
-    """The fire before it was skipped: what counts is the last run."""
+    """The fire before it was skipped: only the last run counts."""
     beat.starts()
     assert beat.fires(overlap="skip")[0] == "skipped"
 
 
 FIRED = ("fired",)
-#: What became of the entry's last run, and how the next fire is answered.
+#: The state of the entry's last run, and the answer to the next fire.
 OVERLAPS: list[tuple[Callable[[Beat], None], tuple[str, ...], tuple[str, ...]]] = [
     (nothing, FIRED, FIRED),
     (waiting, ("skipped", STARTED), ("skipped", STARTED)),
@@ -624,7 +624,7 @@ OVERLAPS: list[tuple[Callable[[Beat], None], tuple[str, ...], tuple[str, ...]]] 
 
 
 class TestMessagesThatAreMadeForEachFire:
-    """By code that sees each message: the ledger is asked first whether the fire makes a run."""
+    """Code that sees each message requires that: first the ledger is asked whether the fire makes a run."""
 
     def test_are_asked_for_and_nothing_changes_before(self, beat: Beat):
         beat.begin({"one": {}})
@@ -659,7 +659,7 @@ class TestOverlap:
     @pytest.mark.parametrize(
         ("last", "skip", "queue"), OVERLAPS, ids=[f"{number}-{one[0].__name__}" for number, one in enumerate(OVERLAPS)]
     )
-    def test_what_became_of_the_last_run_decides(
+    def test_the_state_of_the_last_run_decides(
         self, beat: Beat, last: Callable[[Beat], None], skip: tuple[str, ...], queue: tuple[str, ...]
     ):
         for overlap, expected in (("skip", skip), ("queue", queue), ("allow", FIRED)):
@@ -780,7 +780,7 @@ class TestHistory:
 
 
 class TestDependencies:
-    """A run of a dependency that arrived before keeps a run waiting (rule 4)."""
+    """A run of a dependency that arrived earlier keeps a run waiting (the rule depends)."""
 
     @pytest.fixture
     def line(self, beat: Beat) -> Beat:
@@ -818,7 +818,7 @@ class TestDependencies:
         line.dispatch(line.fire("d", "d"))
         assert line.end("busy") == [second.id]
 
-    def test_one_that_was_called_does_as_well(self, line: Beat):
+    def test_one_that_was_called_does_too(self, line: Beat):
         assert line.come("o", "other") == "start"
         assert line.come("called", "d") == "wait"
         assert line.come("j1", "j") == "wait"
@@ -888,7 +888,7 @@ class TestDependencies:
 
 
 class TestNothingIsLeftOver:
-    """I5: when all runs have ended there is configuration and history, and no more."""
+    """I5: when all runs have ended, only configuration and history are left."""
 
     def test_after_fires_that_ran(self, beat: Beat):
         beat.begin(
@@ -937,7 +937,7 @@ class TestNothingIsLeftOver:
 
 
 def test_two_schedulers_that_take_turns_make_each_fire_one_run(beat: Beat):
-    """I3: each thinks that it leads, and dispatches whatever is due by what it knows."""
+    """I3: each believes that it leads, and dispatches the entries that are due for it."""
     beat.begin({"one": {}})
     base = beat.adopt().last_ms
     terms = {"s1": beat.term, "s2": ""}

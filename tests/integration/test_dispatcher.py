@@ -1,4 +1,4 @@
-"""The dispatcher of one scheduler, step by step on a real Redis: every fire is made, whatever goes wrong among many
+"""The dispatcher of one scheduler, step by step on a real Redis: every fire is made, also if errors occur among many
 fires."""
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from support.servers import RedisServer
 from support.wait import until
 from support.workers import close_app
 
-#: More than one call tells the ledger of.
+#: More entries than one call to the ledger takes.
 COUNT = max(2 * MOST_FIRES, MOST_ENTRIES) + 10
 HOUR_MS = 3_600_000
 
 
 class Scheduler:
-    """A scheduler whose threads are not started: the tests take their steps one after the other."""
+    """A scheduler whose threads are not started: the tests call its steps one after the other."""
 
     def __init__(self, app: Celery, server: RedisServer) -> None:
         entries, _ = from_code(app, jobs_of(app), {})
@@ -53,25 +53,25 @@ class Scheduler:
         self.runtime.dispatcher._round()
 
     def make_due(self) -> None:
-        """All entries: as if each had fired an hour ago."""
+        """Makes all entries due, as if each had fired an hour ago."""
         last = self.runtime.term.now() - HOUR_MS
         for name in self.names:
             self.redis.hset(key_of("{fires}:", "entry", name), mapping={"generation": "1", "last": last})
 
     def take_over(self) -> None:
-        """A term of its own, after another one's."""
+        """Gets a term of its own, after another scheduler's."""
         term = self.runtime.term
         term._ledger.resign(self.runtime.worker, term.number)
         term.lost(term.number)
         term._ask()
 
     def has_a_worker(self) -> None:
-        """One with slots for all: every fire is handed over."""
+        """Registers a worker with slots for all: every fire is handed over."""
         presence = self.runtime.as_present("worker@host", "prefork", 2 * COUNT, ("celery", "default.granted"))
         self.ledger.register(replace(presence, worker="worker"))
 
     def published(self) -> list[Grant]:
-        """Has everything published that was granted; what is in the broker then."""
+        """Publishes all granted runs. Returns the messages in the broker then."""
         publisher = self.runtime.publisher
         publisher.start()
         publisher.stop()
@@ -88,7 +88,7 @@ class Scheduler:
         return self.fires == dict.fromkeys(self.names, 1)
 
     def fails_once(self, verb: str, call: int, *, after: bool = False) -> None:
-        """The ledger does not answer that call, whether it took effect or not."""
+        """The ledger does not answer that call, which may or may not have taken effect."""
         original, calls = getattr(self.ledger, verb), 0
 
         def failing(*args: Any) -> Any:
@@ -148,7 +148,7 @@ def test_fires_that_are_asked_for_one_by_one_survive_a_short_outage_of_the_ledge
 
 @pytest.mark.parametrize("adopted", [False, True])
 def test_a_leader_whose_term_the_ledger_refuses_stands_by(scheduler: Scheduler, adopted: bool):
-    """It still trusts its term, but another scheduler has one since."""
+    """It still trusts its term, but another scheduler has a newer one."""
     if adopted:
         scheduler.make_due()
         scheduler.runtime.dispatcher._take_over(scheduler.runtime.term.number)
@@ -177,7 +177,7 @@ def test_fires_survive_a_term_that_cannot_be_trusted_for_a_moment(scheduler: Sch
     assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
 
 
-def test_entries_are_adopted_in_spite_of_a_short_outage_of_the_ledger(scheduler: Scheduler):
+def test_entries_are_adopted_despite_a_short_outage_of_the_ledger(scheduler: Scheduler):
     scheduler.round()
     scheduler.make_due()
     scheduler.take_over()
@@ -188,7 +188,7 @@ def test_entries_are_adopted_in_spite_of_a_short_outage_of_the_ledger(scheduler:
     assert scheduler.fires == dict.fromkeys(scheduler.names, 1)
 
 
-def test_an_entry_that_vanished_is_adopted_again_in_spite_of_a_short_outage(scheduler: Scheduler):
+def test_a_lost_entry_is_adopted_again_despite_a_short_outage(scheduler: Scheduler):
     scheduler.make_due()
     vanished = scheduler.names[0]
     original = scheduler.runtime.dispatcher._dispatch
@@ -269,7 +269,7 @@ class TestAPublisherThatIsBehind:
 
 
 def _called(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> list[float]:
-    """The pauses that the dispatcher makes."""
+    """The pauses of the dispatcher."""
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -281,7 +281,7 @@ def _called(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> list[flo
 
 
 def test_a_fire_that_the_key_does_not_fit_is_made_and_left_to_fail(redis_server: RedisServer):
-    """A worker fails it: so it is in the history, and counts."""
+    """A worker fails it, so that it is in the history and counts."""
     app = Celery("fires", broker=redis_server.url(), set_as_current=False)
     options = {"base": OrchestratedTask, "max_running": 1, "key": "{tenant}"}
     app.task(name="fired", shared=False, **options)(_takes_anything)

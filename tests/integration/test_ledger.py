@@ -1,4 +1,4 @@
-"""Decisions of the ledger that deserve a test of their own, verb by verb, on a real Redis.
+"""Decisions of the ledger that need a test of their own, verb by verb, on a real Redis.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -38,7 +38,7 @@ from support.verbs import make_unknown
 
 
 def called_verbs(shop: Shop) -> set[str]:
-    """Every verb that is called from now on."""
+    """Collects the names of all verbs that are called from now on."""
     called: set[str] = set()
     call = shop.ledger._call
 
@@ -107,7 +107,7 @@ def test_every_verb_runs_on_every_redis(any_redis: RedisServer):  # noqa: PLR091
     epoch = shop.register("w1").epoch
     assert shop.ledger.claim_runs("w1", epoch, [], [Claim(arrival("d", "one"), "7")]).answers == ["ok"]
     shop.ledger.close()
-    assert shop.turn().answers == []  # on a new connection: meets
+    assert shop.turn().answers == []  # on a new connection: check_epoch
     assert shop.ledger.drain("w1") == shop.ledger.drain("w1", 1000) == []
     assert (shop.ledger.leave("w1"), shop.ledger.find_gone_workers(30_000, ["w9"])) == ([], set())
     assert set(verbs()) == called
@@ -162,7 +162,7 @@ class TestDrain:
         return next(one for one in found if one["id"] == worker)
 
     def test_a_draining_worker_is_handed_nothing(self, shop: Shop):
-        """However often it says so, and whatever becomes of it then."""
+        """However often it reports that, and whatever happens to it then."""
         shop.install({"one": {"max_running": 1}})
         shop.register("w2", slots=2)
         assert self.slots(shop) == {"q": "10"}
@@ -216,7 +216,7 @@ class TestDrain:
         assert shop.turn(ends={"a": outcome}).settled == [answer]
 
     def test_the_lease_of_one_that_departs_ends_then_and_not_before(self, shop: Shop):
-        """However long ago the last sweep was; a heartbeat that is late does not renew it."""
+        """However long ago the last sweep was; a late heartbeat does not renew it."""
         shop.install({"one": {}})
         shop.register("w2")
         shop.turn(come=[arrival("a", "one")], worker="w2")
@@ -269,7 +269,7 @@ class TestDrain:
         shop.install({name: {} for name in names})
         assert shop.come("r0", "j0") == "start"
         assert shop.come("r8", "j8") == "start"
-        # Each blocks the next one: pairs are cut by the parts, in both directions.
+        # Each job blocks the next one: the parts separate some pairs, in both directions.
         ring = {name: {"blocks": [names[(n + 1) % 9]]} for n, name in enumerate(names)}
         shop.install(ring, release="r2")
         assert [shop.come(f"s{n}", f"j{n}") for n in (1, 4, 7)] == ["wait", "start", "wait"]
@@ -297,7 +297,7 @@ class TestDrain:
 
 
 class TestDependents:
-    """When D ends, those who wait for D are looked at before a run of D that came after them."""
+    """When D ends, runs that wait for D are looked at before a later run of D."""
 
     def test_a_dependent_goes_before_the_next_run_of_what_it_waits_for(self, shop: Shop):
         shop.install({"d": {"max_running": 1}, "j": {"max_running": 1, "depends_on": [{"job": "d"}]}})
@@ -545,14 +545,14 @@ class TestTheLedgerIsNotForEverybody:
         shop.register("w9")
         assert shop.redis.hget(key_of(PREFIX, "ledger"), "schema") == str(keys.SCHEMA + 1)
 
-    def test_a_worker_that_is_not_registered_is_told_so(self, shop: Shop):
+    def test_a_worker_that_is_not_registered_gets_that_answer(self, shop: Shop):
         shop.install({"x": {}})
         with pytest.raises(NotRegistered):
             shop.ledger.turn("nobody", 1, "enforce", 0, [], [])
         with pytest.raises(NotRegistered):
             shop.ledger.heartbeat("nobody", 1000, [])
 
-    def test_a_job_without_policy_is_told_apart(self, shop: Shop):
+    def test_a_job_without_policy_is_unknown(self, shop: Shop):
         shop.install({"x": {}})
         assert shop.come("a", "never-heard-of") == "unknown"
 
@@ -622,7 +622,7 @@ class TestPoliciesChange:
 
 
 def test_the_ledger_clock_does_not_count_time_that_redis_was_away(shop: Shop):
-    """Leases run on a clock that advances with the sweeps, by at most two intervals each."""
+    """Leases use a clock that advances with the sweeps, by at most two intervals each."""
     shop.install({"x": {}})
     shop.register("w2")
     shop.ledger.sweep("w1", 1, 5000)
@@ -637,7 +637,7 @@ def test_the_ledger_clock_does_not_count_time_that_redis_was_away(shop: Shop):
 
 
 class TestAttemptsThatCameEarly:
-    """Of a running run a higher attempt has come, and waits for its end."""
+    """A higher attempt of a running run has arrived, and waits for its end."""
 
     def install_other(self, shop: Shop, change: Any) -> None:
         document = json.loads(shop.document)
@@ -722,7 +722,7 @@ class TestFailures:
         assert shop.come("j1", "j") == "wait"
         assert shop.come("k1", "k") == "start"
 
-    def test_a_job_that_nobody_brought_cannot_be_switched(self, shop: Shop):
+    def test_an_unregistered_job_cannot_be_enabled_or_disabled(self, shop: Shop):
         shop.install({"j": {}})
         assert shop.ledger.enable_or_disable("k", False, "me", "") is None
 
@@ -750,8 +750,8 @@ class TestFailures:
         ]
 
 
-def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
-    """Whatever either is made of: what ends one name in a key is part of none."""
+def test_no_two_pairs_of_job_and_room_key_are_confused(shop: Shop):
+    """Whatever characters either contains: a separator of keys is part of neither."""
     pairs = [(keys.encode_job(job), key) for job in TEXTS.values() for key in TEXTS.values()]
     policy = {"max_running": 1, "keyed": True}
     shop.install(dict.fromkeys(TEXTS.values(), policy))
@@ -765,7 +765,7 @@ def test_no_two_pairs_of_job_and_room_key_are_taken_for_one(shop: Shop):
     left = {key.removeprefix(PREFIX).partition(":")[0] for key in shop.redis.keys("*")}
     kept = {"done", "ledger", "history", "job", "jobs", "live", "releases", "release_order", "release_jobs", "slots"}
     kept |= {"release_slots", "worker", "worker_names", "leases", "installed", "ordered_names", "services"}
-    statistics = {"totals", "minutes", "hours"}  # if a minute or an hour was over meanwhile
+    statistics = {"totals", "minutes", "hours"}  # if a minute or an hour has ended meanwhile
     assert left - statistics == kept
 
 
@@ -793,7 +793,7 @@ class TestDeadLetters:
         assert len(shop.ledger.list_dead_letters("one", 0, 10)) == 1
 
     def test_a_dead_letter_whose_id_has_a_run_stays(self, shop: Shop):
-        """In a new epoch a worker may claim a run that the ledger knows as a dead letter only."""
+        """In a new epoch a worker may claim a run that the ledger knows only as a dead letter."""
         shop.install({"one": {"max_running": 1}})
         self.dead_letter(shop, "a")
         shop.redis.delete(key_of(PREFIX, "done", "a"))
@@ -803,10 +803,10 @@ class TestDeadLetters:
 
     def test_dead_letters_are_bounded_in_number_and_age(self, shop: Shop):
         shop.install({"one": {"max_running": 1}})
-        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"letters": 3})
+        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"dead_letters": 3})
         self.dead_letter(shop, *"abcde")
         assert [json.loads(info)["id"] for info, _ in shop.ledger.list_dead_letters("one", 0, 10)] == ["e", "d", "c"]
-        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"letters_ms": 0})
+        shop.redis.hset(key_of(PREFIX, "ledger"), mapping={"dead_letter_ms": 0})
         shop.ledger.sweep("w1", 77, 5000)
         assert shop.ledger.list_dead_letters(None, 0, 10) == []
         assert not list(shop.redis.scan_iter(key_of(PREFIX, "dead_letter", "*")))
@@ -841,7 +841,7 @@ class TestRelease:
 
 
 class TestNotes:
-    """Progress, and that the time of a run is over: of this very start, or of none."""
+    """Progress, and the end of a run's time: they are about the current start, or are refused."""
 
     def noted(self, shop: Shop, id: str = "a") -> dict[str, Any]:
         return next(run for run in shop.ledger.read_status(10, 10)["running"] if run["id"] == id)
@@ -883,7 +883,7 @@ class TestNotes:
         assert not shop.ledger.time_out(TimedOut("a", fence, "late", failed=True))
 
     def test_a_run_that_celery_knows_failed_is_not_recovered(self, shop: Shop):
-        """Its worker died while its code went on. It fails once, and the next one has its room."""
+        """Its worker died while its code continued. It fails once, and the next run has its room."""
         fence = self.start(shop)
         shop.ledger.time_out(TimedOut("a", fence, "too late", failed=True))
         assert shop.come("b", "one") == "wait"
@@ -904,7 +904,7 @@ class TestNotes:
 
 
 class TestInspect:
-    """Waiting runs for Celery's remote control: bounded, and each told to one worker."""
+    """Waiting runs for Celery's remote control: bounded, and each reported by one worker."""
 
     @pytest.fixture
     def shop(self, shop: Shop) -> Shop:
@@ -915,13 +915,13 @@ class TestInspect:
     def told(
         self, shop: Shop, *workers: str, which: str = "waiting", ids: tuple[str, ...] = ()
     ) -> dict[str, list[str]]:
-        """What each of them reports."""
+        """The report of each worker."""
         return {w: [run.id for run in shop.ledger.inspect(w, which, 100, 1000, 1000, ids)] for w in workers}
 
     def wait(self, shop: Shop, id: str, queue: str = "q") -> None:
         assert shop.turn(come=[replace(arrival(id, "one"), queue=queue)]).answers[0].what == "wait"
 
-    def test_a_run_is_told_to_the_first_worker_by_name_that_serves_its_queue(self, shop: Shop) -> None:
+    def test_a_run_is_reported_by_the_first_worker_by_name_that_serves_its_queue(self, shop: Shop) -> None:
         shop.register("w2", queues=("images", "q"))
         shop.register("w0", queues=("other",))
         self.wait(shop, "a")
@@ -937,13 +937,13 @@ class TestInspect:
         shop.register("w2")
         shop.ledger.drain("w1")
         assert self.told(shop, "w1", "w2") == {"w1": [], "w2": ["a"]}
-        shop.redis.hset(key_of(PREFIX, "worker", "w2"), "beat", 1)
+        shop.redis.hset(key_of(PREFIX, "worker", "w2"), "heartbeat", 1)
         assert self.told(shop, "w1", "w2") == {"w1": ["a"], "w2": []}, "the last that lives, though it stops"
         shop.ledger.leave("w1")
         shop.register("w2")
         assert self.told(shop, "w1", "w2") == {"w1": [], "w2": ["a"]}
 
-    def test_runs_that_are_not_due_yet_are_told_apart(self, shop: Shop) -> None:
+    def test_runs_that_are_not_due_yet_are_distinguished(self, shop: Shop) -> None:
         at = int(time.time() * 1000) + 60_000
         shop.turn(come=[replace(arrival("later", "one"), eta_ms=at)])
         self.wait(shop, "now")

@@ -33,7 +33,7 @@ class TestAlone:
         assert case.come("other", "fine", grant=grant.number) == "start"
 
     def test_a_run_that_came_to_a_worker_that_is_kept_free_waited_for_a_slot(self, case: Case):
-        """It is not the one that is tried alone."""
+        """It is not the run that is tried alone."""
         case.install({"bad": {}, "fine": {}})
         assert case.come("long", "fine") == "start"
         case.takes_workers_down()
@@ -72,7 +72,7 @@ class TestAlone:
         assert not case.redis.hexists(key_of(PREFIX, "worker", "w2"), "alone")
 
 
-def test_in_a_pause_only_forced_runs_start_whoever_depends_on_what(case: Case):
+def test_in_a_pause_only_forced_runs_start_whatever_the_dependencies(case: Case):
     case.install({"first": {"max_running": 1}, "second": {"depends_on": [{"job": "first"}], "max_running": 1}})
     assert case.come("a", "first") == "start"
     assert case.come("b", "second") == "wait"
@@ -88,7 +88,7 @@ class TestRelease:
         case.come("b", "one")
         assert [id for id, _, _ in case.ledger.release_waiting("me", 10)[1]] == ["b"]
         case.end("a")
-        case.redis.eval(  # it was let out more than a minute ago
+        case.redis.eval(  # it was released more than a minute ago
             "local r = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'record')); r.since = r.since - 61000;"
             "redis.call('HSET', KEYS[1], 'record', cmsgpack.pack(r))",
             1,
@@ -122,7 +122,7 @@ class TestRelease:
 
 
 class TestReleases:
-    """Of the code."""
+    """Releases of the code."""
 
     def other_release(self, case: Case, jobs: dict[str, Any]) -> None:
         case.ledger.leave("w1")
@@ -227,7 +227,7 @@ def test_a_retried_run_keeps_the_reason_that_it_first_waited_for(case: Case):
     assert case.come("run", "job") == "wait"
     assert [start.id for start in case.turn(ends={"first": "succeeded"}, free=1).starts] == ["run"]
     case.turn(ends={"run": "retry"})
-    # Its next attempt does not wait, or for something else.
+    # Its next attempt does not wait, or for another reason.
     assert case.come("second", "job") == "start"
     assert case.turn(come=[arrival("run", "job", attempt=1)]).answers[0].what == "wait"
     assert [start.id for start in case.turn(ends={"second": "succeeded"}, free=1).starts] == ["run"]
@@ -252,7 +252,7 @@ def test_how_long_a_run_took_is_how_long_its_code_ran_whenever_the_ledger_hears_
 
 
 class TestAJobOnWhichAThousandDepend:
-    """When it begins or ends, all of them are looked at: in parts, so that Redis has time for others."""
+    """When it begins or ends, all of them are looked at: in parts, so that Redis also serves others."""
 
     NUMBER = 1000
 
@@ -269,11 +269,11 @@ class TestAJobOnWhichAThousandDepend:
         return case
 
     def commands(self, case: Case) -> int:
-        """How many commands Redis has executed, those of scripts included."""
+        """The number of commands that Redis has executed, including those of scripts."""
         return sum(one["calls"] for one in case.redis.info("commandstats").values())
 
     def test_no_turn_does_all_the_work_at_once(self, hub: Case):
-        """Counted in commands, because times say little on a busy machine; ``make bench`` part j measures them."""
+        """Counts commands, because times mean little on a busy machine; ``make bench`` part j measures times."""
         counts = [self.commands(hub)]
         turn = hub.turn(ends={"hub1": "succeeded"}, free=4)
         assert turn.more
@@ -312,7 +312,7 @@ class TestAJobOnWhichAThousandDepend:
 
 
 def test_a_status_has_every_field_of_a_worker_that_is_shown(case: Case):
-    """Fields with a default would otherwise show it, and nobody would notice."""
+    """Fields with a default would otherwise show the default, and nobody would notice."""
     case.install({"one": {}})
     made_by_the_reader = {"state", "execution_pool", "last_beat", "fetched"}
     (worker,) = case.status()["workers"]

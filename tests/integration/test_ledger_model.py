@@ -1,8 +1,11 @@
-"""The ledger against the model: whatever happens, in any order, both decide the same.
+"""The ledger and the model: after any sequence of events, both decide the same.
 
-The machine drives a real Redis. Besides equal decisions it checks what must always hold: I1, no two runs together that
-the gate forbids and no outcome accepted with a void fence; I2, everything sent is somewhere; I4, nothing that may start
-is left waiting while there are slots; I5, nothing is left over when all is done.
+The machine drives a real Redis. It checks equal decisions, and these invariants:
+
+- I1: no two runs overlap that the gate forbids, and no outcome with a void fence is accepted.
+- I2: every run that was sent is in some state.
+- I4: no run that may start waits while there are slots.
+- I5: nothing is left over when all is done.
 
 This file is long because a second machine inherits all rules of the first and adds epochs.
 """
@@ -49,17 +52,17 @@ OUTCOMES = [
     "succeeded", "failed", "ignored", "rejected", "revoked", "retry", "requeued", "crashed", "interrupted", "returned",
 ]  # fmt: skip
 PREFIX = "{model}:"
-#: The keys that may be left over when all is done, and those of which there may be several.
+#: The keys that may be left over when all is done, and the families of such keys.
 KEPT = {
     "ledger", "jobs", "groups", "live", "releases", "release_order", "installed", "dead_letters", "dead_workers",
     "audit", "disabled_jobs", "decided", "services", "stopped_releases", "leader", "led_services", "entries",
 }  # fmt: skip
 HISTORY = ("done", "history", "dead_letter", "job_dead_letters", "task_runs", "totals", "minutes", "hours")
-#: A time in milliseconds that does not come by itself, and the priority of a forced run.
+#: A time in milliseconds that does not come during the test, and the priority of a forced run.
 FAR, FORCED = 10**14, 4
-#: Milliseconds: no end is half as old as that, however slow the machine is, unless time passes on purpose.
+#: Milliseconds: no end is half as old as that, however slow the machine is, unless the test moves time.
 OLD = 7_200_000
-LOOK = """
+READ_STATE = """
 local found = { runs = {}, jobs = {}, total = G.total }
 for _, key in ipairs(call('KEYS', K.run('*'))) do
   local r = load_run(string.sub(key, #K.run('') + 1))
@@ -78,7 +81,7 @@ end
 return cjson.encode(found)
 """
 
-#: All starts and ends so far were ARGV[1] milliseconds earlier, and the next sweep looks at all jobs.
+#: Moves all starts and ends so far ARGV[1] milliseconds back; the next sweep looks at all jobs.
 PASS = """
 for _, name in ipairs(call('SMEMBERS', K.jobs)) do
   local j = job(name)
@@ -168,7 +171,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.redis: redis.Redis = _server[0].client()
         self.redis.flushall()
         self.ledger = Ledger(redis.ConnectionPool.from_url(_server[0].url()), PREFIX)
-        self.look, self.pass_time = self.registered(LOOK), self.registered(PASS)
+        self.read_state, self.pass_time = self.registered(READ_STATE), self.registered(PASS)
         self.numbers = 0
         #: Jobs by run, and the task id and publication of each run.
         self.sent: dict[str, str] = {}
@@ -196,7 +199,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.install_policies("release", cap, documents(self.model.jobs))
 
     def entries(self) -> dict[str, str]:
-        """A scheduler leads, and has an entry for each job: their generations."""
+        """A scheduler leads, and has an entry for each job: returns their generations."""
         self.term = self.ledger.lead("scheduler", "scheduler", 3_600_000, self.term).term
         adoptions = [Adoption(name, name, name, name, "", "code", None) for name in NAMES]
         adopted = self.ledger.adopt_entries(self.term, 1, adoptions) or []
@@ -215,7 +218,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), offered=st.integers(0, 2), flush=st.booleans())
     def turn(self, data: st.DataObject, offered: int, flush: bool) -> None:
-        """A worker tells outcomes, asks for arrivals and offers slots, all in one call."""
+        """A worker reports outcomes, asks for arrivals and offers slots, all in one call."""
         if not self.model.workers:
             return
         worker = self.model.workers[data.draw(st.sampled_from(sorted(self.model.workers)))]
@@ -238,7 +241,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), fires=st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), min_size=1, max_size=3))
     def scheduler_dispatches(self, data: st.DataObject, fires: list[tuple[str, bool]]) -> None:
-        """Entries are due, some of them with a time before which they are not to start."""
+        """Entries are due, some of them with a start time."""
         generations = self.entries()
         calls, expected = [], []
         for name, later in fires:
@@ -265,7 +268,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: any(job.deps for job in self.model.jobs.values()))
     def line_is_due(self, data: st.DataObject) -> None:
-        """A job that others depend on fires, and they come after it."""
+        """A job that others depend on fires, and they arrive after it."""
         name = data.draw(st.sampled_from(sorted({dep.job for job in self.model.jobs.values() for dep in job.deps})))
         after = [job.name for job in self.model.jobs.values() if any(dep.job == name for dep in job.deps)]
         self.scheduler_dispatches(data, [(name, False), *((one, False) for one in after if data.draw(st.booleans()))])
@@ -280,7 +283,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return replace(new(name, key, priority), eta_ms=FAR)
 
         known = sorted(self.sent)
-        # Often those that have to wait for a fire that came before.
+        # Often jobs that have to wait for an earlier fire.
         waited_for = {run.job for run in self.model.runs.values() if run.first}
         held = [job.name for job in self.model.jobs.values() if any(dep.job in waited_for for dep in job.deps)]
         parts = st.sampled_from(NAMES + 4 * held), st.sampled_from(["", "k"]), st.integers(0, FORCED)
@@ -292,8 +295,8 @@ class LedgerMachine(RuleBasedStateMachine):
         )
 
     def again(self, id: str, kind: int, other: int) -> Arrival:  # noqa: PLR0911 - one return for each kind
-        """Another message of a known run: a copy, a granted copy, a retry, a replacement by another job, an attempt
-        before it; or its task id is published again."""
+        """Another message of a known run: a copy, a granted copy, a retry, a replacement by another job, an earlier
+        attempt; or its task id is published again."""
         run = self.model.runs.get(id)
         name = run.job if run is not None else self.sent[id]
         attempt = run.attempt if run is not None else self.model.done.get(id, (0, ""))[0]
@@ -322,13 +325,13 @@ class LedgerMachine(RuleBasedStateMachine):
         return id
 
     def priority(self, name: str, drawn: int) -> int:
-        """Of a keyed job the ledger looks at the first run of each lane only: one that arrived before a fire may stand
-        behind one of a higher priority that has to wait for it. That is known, and not compared."""
+        """Of a keyed job the ledger looks only at the first run of each lane: a run that arrived before a fire may be
+        behind one of a higher priority that has to wait for the fire. This difference is known, and not compared."""
         job = self.model.jobs[name]
         return 1 if job.keyed and job.deps else drawn
 
     def arrival(self, id: str, attempt: int, name: str, key: str, priority: int, grant: str) -> Arrival:
-        """A message of the run of that id."""
+        """A message of the run with that id."""
         task, publication = self.identity[id]
         queue, granted = QUEUES[name]
         priority = self.priority(name, priority)
@@ -498,7 +501,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def time_passes(self) -> None:
-        """What ended so far is too old for dependencies that mind."""
+        """All ends so far are too old for dependencies with max_age_seconds."""
         self.pass_time(keys=[PREFIX], args=[OLD])
         for past in self.model.past.values():
             past.old = past.ended is not None
@@ -553,7 +556,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(jobs=jobs(), cap=st.sampled_from([None, 1, 2]))
     def policies_change(self, jobs: dict[str, Job], cap: int | None) -> None:
-        """A new release: caps, blocks, dependencies. Whether room is counted by key stays, what a key is does not."""
+        """A new release: caps, blocks, dependencies. Whether room is counted by key stays, but the keys may change."""
         old = self.model.jobs
         self.model.jobs = {
             n: Job(
@@ -573,7 +576,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def somebody_asks_why(self, data: st.DataObject) -> None:
-        """Whatever has happened, there is a root cause, and nobody waits for himself."""
+        """After any events, explain finds a root cause, and no chain leads to itself."""
         asked = [("job", name) for name in sorted(self.model.jobs)] + [("run", id) for id in sorted(self.model.runs)]
         kind, name = data.draw(st.sampled_from(asked))
         found = self.ledger.explain(kind, name)
@@ -591,7 +594,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def sweep(self, again: list[str] | None = None, endings: list[str] | None = None) -> None:
         self.numbers += 1
         worker = sorted(self.model.workers)[0]
-        # The ledger clock must not come as far as a deadline by itself, however slow the machine is.
+        # The ledger clock must not reach a deadline by itself, however slow the machine is.
         found = self.ledger.sweep(worker, self.numbers, 1)
         assert found == self.ledger.sweep(worker, self.numbers, 1)
         dead = {r.id for r in self.model.runs.values() if r.state == "ending" and r.why == "crashed"}
@@ -609,7 +612,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def both_agree(self) -> None:
         if not hasattr(self, "model"):
             return
-        found = json.loads(self.look(keys=[PREFIX], args=["", ""]))
+        found = json.loads(self.read_state(keys=[PREFIX], args=["", ""]))
         runs = {run["id"]: run for run in found["runs"] or ()}
         assert runs.keys() == self.model.runs.keys()
         for id, run in self.model.runs.items():
@@ -667,7 +670,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(self.redis.ttl(key) > 0 for key in left if key.startswith(key_of(PREFIX, "done", "")))
 
     def policies_allow_everything(self) -> None:
-        """Dependencies on jobs that never run again are dropped; the rest has to come to an end by itself."""
+        """Drops dependencies on jobs that never run again; the rest has to end by itself."""
         for name in NAMES:
             self.somebody_switches(name, True)
         self.somebody_pauses(False)
@@ -709,7 +712,7 @@ def message_of(task: str, publication: str) -> bytes:
 
 
 def _sane(job: Job) -> tuple[Dep, ...]:
-    """Where nothing but being idle is asked for, no end has to be fresh or young."""
+    """A dependency that only has to be idle has no condition on the age of its end."""
     return tuple(dep if dep.on != "idle" else Dep(dep.job, "idle") for dep in job.deps)
 
 
@@ -717,7 +720,7 @@ LedgerMachine.TestCase.settings = settings(
     max_examples=150,
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
-    # Shrinking an example of this size takes minutes; to understand a failure add Phase.shrink for a while.
+    # Shrinking an example of this size takes minutes. To understand a failure, add Phase.shrink for a while.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     print_blob=True,
 )
@@ -737,7 +740,7 @@ class EpochMachine(LedgerMachine):
         self.kept: tuple[dict[str, tuple[bytes, int]], Model, dict[str, list[str]]] | None = None
         self.raw = self.redis.__class__.from_url(self.redis_url(), decode_responses=False)
 
-    #: A run that is claimed brings the time of its start, which would have to become earlier, too.
+    #: A claimed run brings the time of its start, which would have to be moved back, too.
     time_passes = None  # type: ignore[assignment]
 
     def redis_url(self) -> str:
@@ -751,7 +754,7 @@ class EpochMachine(LedgerMachine):
         self.raw.close()
 
     def register(self, name: str, queues: tuple[str, ...], slots: int) -> None:
-        """A process of its own each time: it has nothing to claim."""
+        """A new process each time: it has nothing to claim."""
         self.announce(Worker(name, slots, queues), "")
 
     def announce(self, worker: Worker, epoch: str) -> str:
@@ -776,7 +779,7 @@ class EpochMachine(LedgerMachine):
 
     @rule()
     def everything_is_kept(self) -> None:
-        """By a replica, or on disk: Redis may come back like that."""
+        """By a replica, or on disk: Redis may come back in that state."""
         dump = {key: (self.raw.dump(key), max(self.raw.pttl(key), 0)) for key in self.raw.keys("*")}
         self.kept = dump, copy.deepcopy(self.model), copy.deepcopy(self.grants)
 
@@ -795,7 +798,7 @@ class EpochMachine(LedgerMachine):
         self.model.in_new_epoch = True
         told = {name: self.announce(worker, self.epochs[name]) for name, worker in sorted(workers.items())}
         if what != "restarted":
-            # What was kept may be of other policies.
+            # The kept state may have other policies.
             for run in self.model.runs.values():
                 run.first = run.first and self.model.has_dependents(run.job)
             assert self.ledger.install_policies("release", self.model.cap, documents(self.model.jobs))
@@ -804,7 +807,7 @@ class EpochMachine(LedgerMachine):
             self.claim(name, told[name], running[name])
         self.dead = sorted(self.model.workers.keys() - workers.keys())
         for name in self.dead:
-            # In what was kept it was alive.
+            # In the kept state it was alive.
             self.redis.zadd(key_of(PREFIX, "leases"), {name: -1})
             del self.model.workers[name]
             self.model.take_runs(name, counted="worker")
@@ -812,7 +815,7 @@ class EpochMachine(LedgerMachine):
 
     @rule(data=st.data(), before=st.integers(0, 4), after=st.integers(1, 4))
     def redis_goes_back(self, data: st.DataObject, before: int, after: int) -> None:
-        """With work before and after what it kept."""
+        """With work before and after the kept state."""
         self.work(data, before)
         self.everything_is_kept()
         self.work(data, after)

@@ -1,4 +1,4 @@
-"""The ledger's data is declared once for Lua and once for Python: the two agree, and nothing spells out a key."""
+"""The ledger's data is declared once for Lua and once for Python: the two agree, and no other code spells out a key."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_fields_that_lua_uses_are_declared_and_those_declared_are_used(declared,
     assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
 
 
-def test_what_is_inherited_or_has_a_default_is_a_field(declared):
+def test_every_inherited_name_and_every_default_is_a_field(declared):
     assert {*declared["inherited"], *declared["defaults"]} <= declared["run"].keys()
 
 
@@ -136,7 +136,7 @@ def test_a_line_that_the_history_keeps_has_only_declared_fields(redis_server: Re
 
 
 def test_a_library_shares_only_what_others_use():
-    """Lua allows 200 local variables: what only one file uses is local to it."""
+    """Lua allows 200 local variables: a name that only one file uses is local to that file."""
     without_comments = {path: re.sub(r"--.*", "", path.read_text()) for path in lua_files()}
     for path, text in without_comments.items():
         if path.parent.name in ("lua", "lib"):

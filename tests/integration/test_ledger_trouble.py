@@ -1,4 +1,4 @@
-"""Trouble with Redis, verb by verb, on every Redis there is: emptied, restarted, failed over; full; evicting.
+"""Problems of Redis, verb by verb, on every supported Redis: emptied, restarted, failed over; full; evicting.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -33,7 +33,7 @@ LEASE_MS = 30_000
 
 
 class Worker:
-    """A worker as the ledger sees it: it knows its epoch and what it runs."""
+    """A worker as the ledger sees it: it knows its epoch and its runs."""
 
     def __init__(self, shop: Shop, name: str, lease_ms: int = LEASE_MS) -> None:
         self.shop, self.name, self.lease_ms = shop, name, lease_ms
@@ -76,8 +76,8 @@ class Worker:
         self.epoch = epoch
         return found
 
-    def meet(self) -> Claimed:
-        """All that a worker does in a new epoch."""
+    def enter_epoch(self) -> Claimed:
+        """Everything that a worker does in a new epoch."""
         return self.claim(self.register().epoch)
 
     def sweep(self) -> list[str]:
@@ -104,13 +104,13 @@ def any_redis(request: pytest.FixtureRequest, redis_factory: Callable[..., Redis
 
 
 def restart(shop: Shop) -> None:
-    """Nothing is lost in fact; nobody can know."""
+    """Nothing is lost in fact, but nobody can know that."""
     shop.server.restart(kill=True)
     shop.ledger.close()
 
 
 def pass_time(shop: Shop, ms: int) -> None:
-    """On the ledger clock."""
+    """Advances the ledger clock."""
     shop.redis.hincrby(key_of(PREFIX, "ledger"), "clock", ms)
 
 
@@ -147,16 +147,16 @@ class TestANewEpoch:
 
     def test_is_noticed_by_every_verb_that_could_start_or_void_something(self, any_redis: RedisServer):
         shop = shop_on(any_redis, {"x": {}})
-        for verb in ("beat", "sweep", "turn"):
+        for verb in ("heartbeat", "sweep", "turn"):
             one = worker(shop, verb)
             restart(shop)
             with pytest.raises(NewEpoch):
                 {
-                    "beat": lambda one=one: shop.ledger.heartbeat(one.name, 1000, [("a", "1")]),
+                    "heartbeat": lambda one=one: shop.ledger.heartbeat(one.name, 1000, [("a", "1")]),
                     "sweep": lambda one=one: one.sweep(),
                     "turn": lambda one=one: one.come("a", "x"),
                 }[verb]()
-            one.meet()
+            one.enter_epoch()
 
     def test_does_not_begin_when_a_replica_comes(self, any_redis: RedisServer, redis_factory):
         """The id of the history of writes changes, but nothing was lost."""
@@ -190,7 +190,7 @@ class TestANewEpoch:
         restart(shop)
         with pytest.raises(NewEpoch):
             one.come("a", "x")
-        one.meet()
+        one.enter_epoch()
         assert one.come("a", "x") == "wait"
         [waits] = document(shop)["waits"]
         assert waits["reason"] == ["epoch"]
@@ -199,7 +199,7 @@ class TestANewEpoch:
         assert shop.turn(free=4, worker="w").starts == []
         pass_time(shop, 1000)
         assert one.sweep() == ["a"]
-        assert other.meet().answers == []
+        assert other.enter_epoch().answers == []
 
     def test_an_epoch_opens_at_once_if_no_worker_was_there(self, any_redis: RedisServer):
         """Everything was stopped and started again."""
@@ -220,7 +220,7 @@ class TestANewEpoch:
         assert one.register().closed_ms == LEASE_MS
         pass_time(shop, 10_000)
         assert other.register().closed_ms == 40_000
-        one.meet()
+        one.enter_epoch()
         pass_time(shop, 39_000)
         assert one.come("a", "x") == "wait"
         pass_time(shop, 1000)
@@ -233,7 +233,7 @@ class TestANewEpoch:
         one.come("a", "x")
         before = one.epoch
         restart(shop)
-        one.meet()
+        one.enter_epoch()
         one.epoch = before
         one.register()
         assert one.end("a") == "ok"
@@ -242,7 +242,7 @@ class TestANewEpoch:
         shop = shop_on(any_redis, {"x": {}})
         one = worker(shop)
         restart(shop)
-        one.meet()
+        one.enter_epoch()
         [entry] = [json.loads(text) for text in shop.ledger.read_audit(9)]
         assert (entry["who"], entry["what"], entry["why"]) == ("ledger", "epoch", "moved")
         epoch = document(shop)["epoch"]
@@ -279,8 +279,8 @@ class TestAnEmptiedLedger:
         assert one.register().why == "emptied"
         with pytest.raises(NewEpoch):
             other.come("b", "x")
-        other.meet()
-        one.meet()
+        other.enter_epoch()
+        one.enter_epoch()
         assert other.come("b", "x") == "wait"
 
     def test_fences_do_not_go_back(self, any_redis: RedisServer):
@@ -292,8 +292,8 @@ class TestAnEmptiedLedger:
         one.come("a", "x")
         shop.redis.flushall()
         other.register()
-        one.meet()
-        other.meet()
+        one.enter_epoch()
+        other.enter_epoch()
         pass_time(shop, LEASE_MS)
         other.come("b", "x")
         assert int(other.fence) > int(one.fence) > ahead
@@ -306,7 +306,7 @@ class TestAnEmptiedLedger:
         one.end("a")
         seen = one.fence
         shop.redis.flushall()
-        one.meet()
+        one.enter_epoch()
         pass_time(shop, LEASE_MS)
         one.come("b", "x")
         assert int(one.fence) > int(seen)
@@ -317,9 +317,9 @@ class TestAnEmptiedLedger:
         one, other = worker(shop), worker(shop, "v")
         one.come("a", "x", key="k")
         shop.redis.flushall()
-        one.meet()
+        one.enter_epoch()
         other.runs["b"] = Claim(arrival("b", "x", key="k"), "77")
-        assert other.meet().answers == ["ok"]
+        assert other.enter_epoch().answers == ["ok"]
         pass_time(shop, LEASE_MS)
         assert [one.come(id, job) for id, job in [("c", "y"), ("d", "z")]] == ["wait", "wait"]
         assert one.come("e", "x", key="k") == "wait"
@@ -330,7 +330,7 @@ class TestAnEmptiedLedger:
         assert {run["id"] for run in document(shop)["running"]} == {"c", "d"}
 
     def test_a_run_asks_whether_it_is_current_before_it_was_claimed(self, any_redis: RedisServer):
-        """It is: nothing can have started since."""
+        """It is current: no other start can have happened since."""
         shop = shop_on(any_redis, {"x": {}})
         one = worker(shop)
         one.come("a", "x")
@@ -346,7 +346,7 @@ class TestAnEmptiedLedger:
 
 
 class TestALedgerThatForgotItsLastWrites:
-    """A replica took over, or a file was read back: what was told last is missing."""
+    """A replica took over, or a file was loaded: the latest writes are missing."""
 
     @pytest.fixture
     def shop(self, any_redis: RedisServer) -> Shop:
@@ -397,7 +397,7 @@ class TestALedgerThatForgotItsLastWrites:
                 assert one.come("a", "x", grant=grant.number) == "start"
         self.go_back(shop, kept)
         other.runs.clear()
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
         other.claim(other.register().epoch, taken)
         assert total(shop) == 1
         pass_time(shop, LEASE_MS)
@@ -407,7 +407,7 @@ class TestALedgerThatForgotItsLastWrites:
         busy = [job for job in document(shop)["jobs"] if job["busy"]]
         assert busy == []
 
-    def test_an_outcome_is_told_again(self, shop: Shop):
+    def test_an_outcome_is_reported_again(self, shop: Shop):
         one = worker(shop)
         one.come("a", "x")
         kept = self.keep(shop)
@@ -424,7 +424,7 @@ class TestALedgerThatForgotItsLastWrites:
         kept = self.keep(shop)
         one.end("a")
         self.go_back(shop, kept)
-        found = one.meet()
+        found = one.enter_epoch()
         assert (found.answers, found.returned) == ([], 1)
         [waits] = document(shop)["waits"]
         assert (waits["id"], waits["state"]) == ("a", "waiting")
@@ -432,7 +432,7 @@ class TestALedgerThatForgotItsLastWrites:
         assert one.sweep() == ["a"]
 
     def test_a_grant_that_arrives_waits_until_everybody_had_a_lease(self, shop: Shop):
-        """Somebody may have started it."""
+        """Another worker may have started it."""
         one, other = worker(shop), worker(shop, "v")
         one.come("first", "x")
         assert one.come("a", "x") == "wait"
@@ -443,9 +443,9 @@ class TestALedgerThatForgotItsLastWrites:
         self.go_back(shop, kept)
         with pytest.raises(NewEpoch):
             other.come("a", "x", grant=grant.number)
-        other.meet()
+        other.enter_epoch()
         assert other.come("a", "x", grant=grant.number) == "wait"
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
         assert one.end("a") == "ok"
         assert total(shop) == 0
 
@@ -462,8 +462,8 @@ class TestALedgerThatForgotItsLastWrites:
         assert other.come("retried", "free", attempt=1) == "start"
         one.runs = stale
         restart(shop)
-        assert one.meet().answers == ["void", "void", "void"]
-        assert other.meet().answers == ["ok", "ok"]
+        assert one.enter_epoch().answers == ["void", "void", "void"]
+        assert other.enter_epoch().answers == ["ok", "ok"]
         assert total(shop) == 2
 
     def test_a_higher_attempt_that_waited_behind_stays_behind(self, shop: Shop):
@@ -482,7 +482,7 @@ class TestALedgerThatForgotItsLastWrites:
         one.runs["a"] = Claim(arrival("a", "x"), str(int(one.fence) + 1))
         self.count_room(shop)
         one.register()
-        one.meet()
+        one.enter_epoch()
         assert one.end("a", "retry") == "ok"
         pass_time(shop, LEASE_MS)
         assert one.sweep() == ["a"]
@@ -495,7 +495,7 @@ class TestALedgerThatForgotItsLastWrites:
         [start] = shop.turn(ends={"a": "retry"}, free=1, worker="w").starts
         one.runs["a"] = Claim(arrival("a", "x", attempt=1), start.fence)
         self.go_back(shop, kept)
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
         found = document(shop)
         assert (found["total"], found["waiting"]) == (1, 0)
         assert one.end("a") == "ok"
@@ -506,7 +506,7 @@ class TestALedgerThatForgotItsLastWrites:
         ] == []
 
     def count_room(self, shop: Shop) -> None:
-        """What belongs to the record that was put back."""
+        """Restores the counts that belong to the record that was put back."""
         script = """
         local v = redis.call('HGET', KEYS[1], 'state')
         local s = v and cmsgpack.unpack(v) or { waiting = 0, waiting_checked = 0, parked = 0 }
@@ -516,11 +516,11 @@ class TestALedgerThatForgotItsLastWrites:
         """
         shop.redis.eval(script, 2, key_of(PREFIX, "job", "x"), key_of(PREFIX, "ledger"))
 
-    def test_a_worker_that_knows_a_later_epoch_tells_that_the_ledger_went_back(self, shop: Shop):
+    def test_a_worker_that_knows_a_later_epoch_shows_that_the_ledger_went_back(self, shop: Shop):
         one = worker(shop)
         kept = self.keep(shop)
         restart(shop)
-        one.meet()
+        one.enter_epoch()
         later = one.epoch
         self.go_back(shop, kept)
         server = shop.redis.hget(key_of(PREFIX, "ledger"), "server")
@@ -530,14 +530,14 @@ class TestALedgerThatForgotItsLastWrites:
         assert int(found.epoch) > int(later)
 
     def test_a_call_that_the_ledger_remembers_keeps_its_reply(self, shop: Shop):
-        """What it started is not taken away before the worker knows of it."""
+        """The runs that the call started are not taken away before the worker knows of them."""
         one = worker(shop)
         [lost] = shop.ledger.turn("w", 7, "enforce", 0, [], [arrival("a", "x")]).answers
         restart(shop)
         [again] = shop.ledger.turn("w", 7, "enforce", 0, [], [arrival("a", "x")]).answers
         assert again == lost
         one.runs["a"] = Claim(arrival("a", "x"), again.fence)
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
 
     def test_a_claim_of_another_epoch_is_refused(self, shop: Shop):
         one = worker(shop)
@@ -548,7 +548,7 @@ class TestALedgerThatForgotItsLastWrites:
 
 
 class TestWhatPeopleDecided:
-    """Members remember it, and restore it in a ledger that was emptied."""
+    """Nodes remember it, and restore it in a ledger that was emptied."""
 
     @pytest.fixture
     def shop(self, any_redis: RedisServer) -> Shop:
@@ -618,7 +618,7 @@ class TestWhatPeopleDecided:
         shop.ledger.enable_or_disable("x", False, "ann", "")
         known = self.known(shop)
         shop.redis.flushall()
-        shop.ledger.pause_or_resume(False, "bob", "")  # before anybody has noticed
+        shop.ledger.pause_or_resume(False, "bob", "")  # before any node has noticed
         one.register()
         shop.ledger.enable_or_disable("x", True, "bob", "")
         assert self.restore(shop, one, known) == 0
@@ -728,7 +728,7 @@ class TestAFullRedis:
         one.come("a", "x")
         shop.redis.flushall()
         self.fill(shop)
-        assert one.meet().answers == ["ok"]
+        assert one.enter_epoch().answers == ["ok"]
         assert one.end("a") == "ok"
         assert total(shop) == 0
 
@@ -741,7 +741,7 @@ def test_the_eviction_policy_is_known(any_redis: RedisServer):
 
 
 def test_a_redis_that_may_not_be_asked_works_all_the_same(any_redis: RedisServer):
-    """ACLs often forbid INFO: then restarts cannot be told, but an emptied ledger can."""
+    """ACLs often forbid INFO: then restarts cannot be noticed, but an emptied ledger can."""
     shop = shop_on(any_redis, {"x": {"max_running": 1}})
     shop.redis.acl_setuser("default", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-info"])
     assert shop.ledger.eviction() == ""

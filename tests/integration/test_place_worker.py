@@ -106,8 +106,8 @@ def test_a_place_that_is_to_go_is_given_up_when_the_last_worker_is_gone_and_not_
     assert place_worker.worker is None
 
 
-def test_a_last_worker_of_which_the_system_tells_nothing_is_not_waited_for(place_worker: PlaceWorker) -> None:
-    """It had died before its start was written down, or there is no /proc."""
+def test_an_earlier_worker_without_a_known_start_time_is_not_waited_for(place_worker: PlaceWorker) -> None:
+    """It had died before its start was recorded, or there is no /proc."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     place_worker.wait_for_last(last_worker(gone.pid, ""))
@@ -115,7 +115,7 @@ def test_a_last_worker_of_which_the_system_tells_nothing_is_not_waited_for(place
     assert place_worker.worker is not None
 
 
-def test_a_stall_is_told_for_a_while_and_not_again_whenever_a_worker_starts(
+def test_a_stall_is_reported_for_a_while_and_not_again_when_a_worker_starts(
     place_worker: PlaceWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place_worker.step(0.0)

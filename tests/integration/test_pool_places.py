@@ -1,4 +1,5 @@
-"""Places of pools in the ledger: two supervisors never hold the same one, whatever is lost, repeated or forgotten."""
+"""Places of pools in the ledger: two supervisors never hold the same one, also after lost replies, repeated calls and
+lost data."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ class Site:
         return machine
 
     def passes(self, ms: int) -> None:
-        """This much time passes by the ledger clock."""
+        """This much time passes on the ledger clock."""
         self.redis.hincrby(key_of(PREFIX, "ledger"), "clock", ms)
 
 
@@ -158,7 +159,7 @@ class TestLeases:
         assert b.claim().place.number == 1
         assert b.held() == {1: "b"}
 
-    def test_one_that_comes_back_too_late_is_told_that_its_place_is_gone(self, site: Site):
+    def test_one_that_comes_back_too_late_learns_that_its_place_is_gone(self, site: Site):
         a, b = site.machine("a"), site.machine("b")
         a.scale(None, 1)
         a.claim()
@@ -206,7 +207,7 @@ class TestLeases:
         ]
 
     def test_supervisors_alone_let_the_clock_run(self, site: Site):
-        """When every worker died with its machine, nobody else does."""
+        """If every worker died with its machine, only supervisors advance the clock."""
         a = site.machine("a")
         before = int(site.redis.hget(key_of(PREFIX, "ledger"), "clock"))
         site.redis.hincrby(key_of(PREFIX, "ledger"), "swept", -4000)
@@ -282,7 +283,7 @@ class TestScaling:
             known = number % 2
         assert site.redis.llen(key_of(PREFIX, "pool_changes", "images")) == 100
 
-    def test_only_as_many_as_are_too_many_are_told_to_stop(self, site: Site):
+    def test_only_surplus_workers_are_asked_to_stop(self, site: Site):
         a = site.machine("a")
         a.scale(None, 3)
         for _ in range(3):
@@ -316,7 +317,7 @@ def test_whatever_happens_no_place_has_two_holders(site: Site):
             site.redis.flushall()
             machine.renew()
             machine.scale(None, 4)
-        # What the ledger says is what counts: each place has one holder there. Whoever believes otherwise is told so at
+        # Only the ledger counts: each place has one holder there. A machine that believes otherwise learns the truth at
         # its next renewal.
         before = machine.held()
         assert len(before) <= 4
@@ -364,7 +365,7 @@ class TestFigures:
         found = shop.ledger.read_pools({"images": ["q"]})
         assert found["pools"]["images"]["open"] == [{"job": "one", "runs": 2}]
 
-    def test_handed_over_runs_and_typical_durations_are_told(self, redis_server: RedisServer):
+    def test_handed_over_runs_and_typical_durations_are_returned(self, redis_server: RedisServer):
         shop = Shop(redis_server)
         shop.install({"one": {"max_running": 1}})
         shop.come("first", "one")

@@ -1,4 +1,4 @@
-"""What workers and schedulers say about the jobs of their code when they start."""
+"""The log lines of workers and schedulers about the jobs of their code when they start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``up`` starts a Redis of its own where the app's is on loopback and nothing listens there."""
+"""``up`` starts a private Redis if the app's address is on loopback and nothing listens there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call is one run: a task id that is published again is another run, a copy of a message is not."""
+"""One call is one run: a task id that is published again is another run, and a copy of a message is not."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def starts(shop: Shop, one: Arrival) -> str:
 
 
 def copies(shop: Shop, job: str = "one") -> int:
-    """How many were dropped."""
+    """How many copies were dropped."""
     [found] = shop.ledger.read_jobs([job])
-    return found["copies"]
+    return found["dropped_copies"]
 
 
 def history(shop: Shop, job: str = "one") -> list[tuple[str, str]]:

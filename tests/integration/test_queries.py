@@ -1,4 +1,4 @@
-"""Looking costs little: few round trips, and nothing that grows with the number of waiting runs."""
+"""Questions are cheap: they need few round trips, and their cost does not grow with the number of waiting runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYED = "crowd.keyed"
 
 
 class Crowd:
-    """A ledger with jobs of which each runs once, and a worker that never does anything."""
+    """A ledger with jobs that each run once at a time, and a worker that executes nothing."""
 
     def __init__(self, server: RedisServer) -> None:
         self.redis = server.client()
@@ -55,7 +55,7 @@ class Crowd:
         assert self.ledger.install_policies(live, merged.cap, merged.jobs)
 
     def arrive(self, count: int) -> None:
-        """So many runs of each job."""
+        """This many runs of each job arrive."""
         for _ in range(count):
             self.turns += 1
             arrivals = [self._arrival(name) for name in (*JOBS, KEYED)]
@@ -96,7 +96,7 @@ def client(crowd: Crowd) -> Iterator[Orchestration]:
 
 
 def commands(crowd: Crowd, look: Callable[[], Any]) -> tuple[list[str], list[str]]:
-    """What Redis is asked meanwhile: by clients, and by scripts."""
+    """The commands that Redis gets meanwhile: from clients, and from scripts."""
     seen: list[dict[str, Any]] = []
     with crowd.redis.monitor() as monitor:
 
@@ -119,7 +119,7 @@ def commands(crowd: Crowd, look: Callable[[], Any]) -> tuple[list[str], list[str
 
 
 def shape(command: str) -> str:
-    """Without ids of runs and numbers of any kind."""
+    """Without ids of runs and without numbers."""
     return re.sub(r"run-\d+|job\d+|key\d+|\d+", "…", command)
 
 
@@ -152,7 +152,7 @@ def test_the_answer_does_not_grow_when_more_runs_wait(crowd):
     assert all(now < 1.1 * then for now, then in zip(after, before, strict=True))
 
 
-def test_a_job_that_blocks_all_others_is_told_once_for_each(crowd):
+def test_a_job_that_blocks_all_others_is_listed_once_for_each(crowd):
     jobs = {job["name"]: job for job in crowd.ledger.read_graph()["jobs"]}
     assert sorted(jobs) == sorted([*JOBS, KEYED])
     assert sorted(jobs[JOBS[0]]["conflicts"]) == JOBS[1:]
@@ -160,7 +160,7 @@ def test_a_job_that_blocks_all_others_is_told_once_for_each(crowd):
     assert jobs[JOBS[6]]["depends_on"] == [{"job": JOBS[5], "on": "finish", "max_age_seconds": 9, "fresh": False}]
 
 
-def test_the_graph_tells_how_jobs_are_doing(crowd, client):
+def test_the_graph_shows_the_state_of_jobs(crowd, client):
     crowd.arrive(2)
     client.disable(JOBS[4], "by a test")
     found = {one.name: (one.state, one.running, one.waiting) for one in client.graph().jobs}

@@ -1,4 +1,4 @@
-"""A run is handed only to workers whose release has its job: never revoked, never lost."""
+"""A run is handed only to workers whose release has its job. It is never revoked and never lost."""
 
 from __future__ import annotations
 

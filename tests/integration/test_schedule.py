@@ -187,7 +187,7 @@ def test_the_time_of_the_last_fire_is_that_of_a_fire_and_not_of_a_change(diary):
         assert (diary.entry()["at"], diary.entry()["how"]) == (str(due), "fired")
 
 
-def test_names_are_told_apart_whatever_they_are(diary):
+def test_names_stay_distinct_whatever_they_are(diary):
     names = [*TEXTS.values(), "x" * 300, "x" * 300 + "y"]
     for name in names:
         assert diary.ledger.change_schedule("me", "add", name, name, ("one", "one", "every 1 s", "{}", "")) == "ok"
@@ -239,7 +239,7 @@ def test_a_broken_record_can_be_removed_and_nothing_else(diary, broken, source):
     assert diary.adopt(source=source).problem.startswith("corrupt")
     assert diary.people("remove") == "ok"
     if source == "code":
-        assert diary.adopt(source=source).problem == ""  # it is back, and whole
+        assert diary.adopt(source=source).problem == ""  # it is back, and intact
     else:
         assert diary.people("add") == "ok"
 
@@ -321,7 +321,7 @@ def test_entries_come_in_parts(diary):
     assert diary.ledger.read_entries(0, 0) == []
 
 
-def test_entries_tell_what_came_of_them(diary):
+def test_entries_show_what_became_of_their_fires(diary):
     diary.people("add")
     due = diary.adopt().last_ms + 1
     assert diary.fire(due) == "fired"
@@ -361,7 +361,7 @@ def client(app: Celery) -> Iterator[Orchestration]:
 
 @pytest.fixture
 def shop(redis_server: RedisServer, app: Celery) -> Diary:
-    """The ledger of the app, as a scheduler has it."""
+    """The ledger of the app, after a scheduler has adopted its entries."""
     diary = Diary(redis_server)
     diary.install({"shop.fetch": {}, "shop.poll": {}})
     diary.lead()
@@ -551,7 +551,7 @@ def member(shop: Diary, name: str, kind: str = "beat") -> None:
 LEADERLESS = "no scheduler leads: nothing is fired; start one with celery -A … beat"
 
 
-def test_status_tells_who_leads_and_who_stands_by(client, shop):
+def test_status_names_the_leader_and_the_standbys(client, shop):
     for name in ("s1", "s3", "s2"):
         member(shop, name)
     status = client.status()
@@ -613,7 +613,7 @@ def test_a_scheduler_that_died_is_no_worker_that_died(client, shop):
 # -- fires in the history
 
 
-def test_history_tells_entry_and_due_time_and_counts_fires_that_made_no_run(client, shop):
+def test_history_has_entry_and_due_time_and_counts_fires_that_made_no_run(client, shop):
     client.schedule.add("of\u202eten:", "shop.fetch", 1)
     entry, begin = keys.entry("of\u202eten:"), shop.adopt("of\u202eten:").last_ms
     gen = shop.entry("of\u202eten:")["generation"]
@@ -642,7 +642,7 @@ def test_an_entry_that_nothing_would_fire_is_not_added(client, app):
         False,
         "this app's beat is celery.beat:PersistentScheduler: the ledger does not know whether it is alive",
     )
-    # One of ours may have been started with -S.
+    # A scheduler of ours may have been started with -S.
     client._ledger.lead("s1", "s1@host", 60_000, "")
     assert client.schedule.add("x", "shop.fetch", 5).name == "x"
     assert client.health(scheduler=True).ok

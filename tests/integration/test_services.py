@@ -1,4 +1,4 @@
-"""What ``up`` runs besides workers ends with it, whatever it does."""
+"""The processes of ``up`` besides workers end with it, whatever they do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STUBBORN = (
 )
 
 
-def test_a_process_that_does_not_end_when_it_is_told_to_is_killed(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("celery_orchestration.pools.services.ENDING_SECONDS", 0.5)
     out = io.StringIO()
     service = CommandService("stubborn", [sys.executable, "-c", STUBBORN], MergedLog(out))

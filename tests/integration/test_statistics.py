@@ -39,7 +39,7 @@ def run(shop: Shop, id: str, job: str = "one", outcome: str = "succeeded", ran_m
 
 
 def counted(durations: Durations, limits: list[float]) -> dict[float, int]:
-    """How many by the upper end of their bucket."""
+    """Counts by the upper end of their bucket."""
     ends = [*limits, float("inf")]
     return {ends[i]: count for i, count in enumerate(durations.buckets) if count}
 
@@ -51,7 +51,7 @@ def clock(tmp_path: Path) -> Clock:
 
 @pytest.fixture
 def timed(clock: Clock, redis_factory: Any) -> Shop:
-    """Of a Redis whose clock a test can set."""
+    """The ledger on a Redis whose clock a test can set."""
     made = Shop(redis_factory(**clock.of_redis()))
     made.install({"one": {}})
     return made
@@ -75,7 +75,7 @@ def test_queue_wait_gate_wait_hand_over_and_requested_delay_are_separate_figures
     assert shop.come("b", "one", queued_ms=40) == "wait"
     now = int(time.time() * 1000)
     assert shop.come("c", "one", eta_ms=now + 50) == "wait"
-    time.sleep(0.1)  # what is measured is time
+    time.sleep(0.1)  # this test measures time
     grant = shop.turn(ends={"a": "succeeded"}).grants[0]
     time.sleep(0.02)
     assert shop.turn(come=[arrival("b", "one", grant=grant.number)]).answers[0].what == "start"
@@ -128,13 +128,13 @@ def traced(id: str, job: str, trace: str = TRACE, **more: Any) -> Any:
     return replace(arrival(id, job, **more), message=message)
 
 
-def test_what_a_traced_run_waited_for_comes_with_its_start(shop: Shop):
-    """Whatever the gate let it wait for; and again if the reply gets lost."""
+def test_the_waits_of_a_traced_run_are_returned_with_its_start(shop: Shop):
+    """Whatever the gate made it wait for; and again if the reply was lost."""
     other = TRACE.replace("b7ad", "c7ad")
     shop.install({"one": {"max_running": 1}})
     assert shop.turn(come=[traced("a", "one", other)]).answers[0].what == "start"
     assert shop.turn(come=[traced("b", "one")]).answers[0].what == "wait"
-    time.sleep(0.02)  # what is told is time
+    time.sleep(0.02)  # this test measures time
     turn = shop.turn(ends={"a": "succeeded"}, free=1)
     shop.number -= 1
     assert turn.traces == shop.turn(ends={"a": "succeeded"}, free=1).traces
@@ -144,7 +144,7 @@ def test_what_a_traced_run_waited_for_comes_with_its_start(shop: Shop):
     assert wait.to_ms - wait.from_ms >= 20
 
 
-def test_a_handed_over_run_tells_of_its_wait_and_of_the_hand_over(shop: Shop):
+def test_a_handed_over_run_reports_its_wait_and_its_hand_over(shop: Shop):
     shop.install({"one": {"max_running": 1}})
     shop.come("a", "one")
     assert shop.turn(come=[traced("b", "one")]).answers[0].what == "wait"
@@ -160,7 +160,7 @@ def test_a_handed_over_run_tells_of_its_wait_and_of_the_hand_over(shop: Shop):
     assert waits[0].traceparent == "", "nobody traced the run that it waited for"
 
 
-def test_a_run_that_nobody_traces_tells_nothing(shop: Shop):
+def test_a_run_without_a_trace_reports_no_waits(shop: Shop):
     shop.install({"one": {"max_running": 1}})
     shop.come("a", "one")
     assert shop.turn(come=[traced("b", "one", "")]).answers[0].what == "wait"
@@ -175,7 +175,7 @@ def over_time(shop: Shop, unit: Any) -> list[dict[str, int]]:
 
 
 def test_minutes_become_hours_and_nothing_is_counted_twice(timed: Shop, clock: Clock):
-    """An hour and a minute pass between two runs: both units tell of both, and so does the sum of all time."""
+    """An hour and a minute pass between two runs: both units have both runs, and so has the sum of all time."""
     run(timed, "a")
     run(timed, "b")
     clock.set(MINUTE)
@@ -197,8 +197,8 @@ def test_minutes_are_kept_for_a_day_and_hours_for_thirty(timed: Shop, clock: Clo
     assert all_of(timed, "one").counters["succeeded"] == 40
 
 
-def test_what_is_kept_of_a_job_is_bounded(timed: Shop, clock: Clock):
-    """However long it runs: places are written over when their time comes again, and no key has a TTL."""
+def test_the_statistics_of_a_job_are_bounded(timed: Shop, clock: Clock):
+    """However long it runs: places in a ring are overwritten when their time comes again, and no key has a TTL."""
     for hours in range(0, 24 * 65, 5):
         clock.set(hours * HOUR)
         run(timed, f"run {hours}")
@@ -243,8 +243,8 @@ def test_the_statistics_of_a_deleted_job_go_with_it_but_for_the_sum_of_all(shop:
     assert told["succeeded"] == 1
 
 
-#: A whole day of minutes and 30 days of hours of a job that does a lot: as the ledger would have them.
-#: KEYS: those of its 24 hours of minutes, then those of its 30 days of hours. ARGV: now, in minutes.
+#: A whole day of minutes and 30 days of hours of a job that does a lot, as the ledger would have them. KEYS: those of
+#: its 24 hours of minutes, then those of its 30 days of hours. ARGV: now, in minutes.
 FILL = """
 local now, sum = tonumber(ARGV[1]), {}
 for id = 1, 200, 11 do sum[id] = id * 1000 end
@@ -281,7 +281,7 @@ def test_thousand_jobs_are_read_in_parts_that_keep_redis_busy_for_less_than_20_m
     assert {1400 < len(one.counts) <= 1441 for one in found.jobs} == {True}
     # Only Redis's time counts now: nothing is unpacked.
     monkeypatch.setattr(operator, "_sums", lambda job, unit: {})
-    # A busy machine may slow any one script, but hardly the same one three times.
+    # A busy machine may slow down any one script, but hardly the same one three times.
     rounds = [scripts_of(shop, lambda: read_all(shop, names)) for _ in range(3)]
     assert len({len(one) for one in rounds}) == 1
     yardstick = min(yardstick_of(shop) for _ in range(3))
@@ -303,7 +303,7 @@ def yardstick_of(shop: Shop) -> int:
 
 
 def scripts_of(shop: Shop, function: Callable[[], None]) -> list[int]:
-    """How long each script took, in microseconds, by Redis's own account, the latest first."""
+    """How long each script took by Redis's own account, in microseconds, the latest first."""
     shop.redis.slowlog_reset()
     function()
     found = shop.redis.slowlog_get(10_000)
@@ -316,7 +316,7 @@ def scripts_of(shop: Shop, function: Callable[[], None]) -> list[int]:
     )
 )
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_redis_packs_is_unpacked_here(redis_server: RedisServer, found: dict[int, float]):
+def test_sums_that_redis_packs_are_unpacked(redis_server: RedisServer, found: dict[int, float]):
     pack = """
 local sum = {}
 for i = 1, #ARGV, 2 do sum[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end

@@ -1,4 +1,4 @@
-"""A supervisor of pools with a real ledger, step by step: how it treats the places that it finds there."""
+"""A supervisor of pools with a real ledger, step by step: how it handles the places that it finds there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ledger(app: Celery) -> Iterator[Ledger]:
 
 @pytest.fixture
 def places(app: Celery, ledger: Ledger) -> Places:
-    """Those of a supervisor ``a`` that is killed later."""
+    """The places of a supervisor ``a`` that is killed later."""
     found = Places(ledger, read_settings(app), "a")
     found.renew({"host": "h", "pid": 1, "tables": {"images": shared(POOL)}, "report": ""}, {})
     return found
@@ -116,10 +116,10 @@ def test_a_claim_whose_reply_was_lost_is_not_made_again_once_a_renewal_has_found
     assert second.number == 2
 
 
-def test_what_does_not_fit_a_new_table_is_told_by_the_code_as_it_is_now(
+def test_mismatches_with_a_new_table_are_found_with_the_current_code(
     supervise: Callable[[], Supervisor], lines: list[str]
 ):
-    """The jobs that this process has loaded are from before."""
+    """The jobs that this process has loaded are those of the old code."""
     supervisor = supervise()
     lines.clear()
     told = json.dumps({"pools": {"images": {}, "new": {}}, "problems": ["pool 'x' of a new job is not in the table"]})

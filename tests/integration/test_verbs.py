@@ -1,4 +1,4 @@
-"""How verbs get into Redis: as one library of functions, or as scripts where there are none."""
+"""How verbs get into Redis: in libraries of functions, or as scripts where there are no functions."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_redis_that_was_full_before_the_functions_were_loaded_runs_scripts(ser
 
 
 def test_an_error_within_a_function_is_not_tried_again_as_a_script(server, ledger):
-    """It may have written something by then."""
+    """It may have written something before the error."""
     server.client().set(key_of(PREFIX, "leases"), "no sorted set")
     with pytest.raises(Exception, match="WRONGTYPE"):
         ledger.list_nodes()

@@ -1,4 +1,4 @@
-"""Small deliberate mistakes, each of which some fast test must notice: ``make mutants``.
+"""Small deliberate mistakes, each of which a fast test must notice: ``make mutants``.
 
 A mutant replaces one piece of text in one file of the package. The runner applies each one in a copy of the checkout,
 runs the tests that the mutant names, and expects them to fail. :mod:`mutants.ledger`, :mod:`mutants.worker` and
@@ -18,9 +18,9 @@ class Mutant:
     #: Must occur exactly once in the file.
     old: str
     new: str
-    #: What a user would see if this mistake were released.
+    #: The effect for users if this mistake were released.
     breaks: str
     #: Files or node ids, relative to ``tests/``. One failing test is enough.
     tests: tuple[str, ...]
-    #: If no test can tell the mutant from the original: why not. Then it must survive.
+    #: The reason, if no test can distinguish the mutant from the original. Then it must survive.
     equivalent: str = ""

@@ -21,9 +21,9 @@ MUTANTS: list[Mutant] = [*ledger.MUTANTS, *worker.MUTANTS, *others.MUTANTS]
 ROOT = Path(__file__).parents[2]
 #: Seconds. A mutant that makes its tests hang was noticed as well.
 TIMEOUT = 120
-#: Exit codes of pytest. 1 may also mean that something went wrong after all tests had passed.
+#: Exit codes of pytest. 1 may also mean an error after all tests had passed.
 PASSED, FAILED = 0, 1
-#: How pytest sums up what failed.
+#: pytest's summary of failures.
 FAILURES = re.compile(r"\b[1-9]\d* (failed|error)")
 
 
@@ -108,7 +108,7 @@ def copied(to: Path) -> Path:
 
 
 def tests_pass_unchanged(mutants: list[Mutant], copy: Path) -> bool:
-    """Else every mutant would look caught."""
+    """Otherwise every mutant would seem to be caught."""
     print("The tests without a mutant ...", flush=True)
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     whole_files = {test for test in tests if "::" not in test}
@@ -139,7 +139,7 @@ def tried(mutant: Mutant, copy: Path) -> Verdict:
 
 def write(path: Path, text: str) -> None:
     path.write_text(text)
-    # Python compares size and second of change only: a compiled file might be taken for that of the new text.
+    # Python compares only size and second of change: it might use a compiled file of the old text.
     shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
 
 

@@ -373,7 +373,7 @@ MUTANTS = [
         "ledger/lua/verbs/worker/heartbeat.lua",
         "if not r or r.fence ~= run.fence then",
         "if not r then",
-        "A worker that lost its lease is not told, and its code runs on beside the new copy.",
+        "A worker that lost its lease does not learn of it, and its code runs on in parallel to the new copy.",
         (f"{HAND_OVER}::TestFences",),
     ),
     Mutant(
@@ -478,7 +478,7 @@ MUTANTS = [
         TRANSITIONS,
         "if died == 'worker' and not fails and not r.alone then",
         "if false then",
-        "Runs that were beside a poisonous one are dead-lettered with it.",
+        "Runs on the same worker as a run that kills it are dead-lettered with it.",
         (f"{CASES}::TestAlone",),
     ),
     Mutant(
@@ -551,7 +551,7 @@ MUTANTS = [
         "ledger/lua/lib/epoch.lua",
         "G.opens = G.clock + lease",
         "G.opens = G.clock",
-        "After a failover runs start twice, before their workers have said that they run.",
+        "After a failover runs start twice, before their workers have claimed them.",
         (f"{TROUBLE}::TestANewEpoch",),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Mutants of what decides outside of the ledger and the worker.
+"""Mutants of the code outside of the ledger and the worker.
 
 This file is long because it is a list: each mutant stands alone.
 """
@@ -35,7 +35,7 @@ MUTANTS = [
         "scheduler/times.py",
         "return Due(at, passed - 1, at + self.ms)",
         "return Due(at, passed, at + self.ms)",
-        "The history tells of fires that were missed and were not.",
+        "The history counts fires as missed that were not.",
         (TIMES,),
     ),
     Mutant(
@@ -239,7 +239,7 @@ MUTANTS = [
         "job/rules.py",
         "if (not job.keyed or one.key == run.key) and bars_others(gate, one):",
         "if bars_others(gate, one):",
-        "testing.decide lets runs of one key wait for another's.",
+        "testing.decide makes runs of one key wait for another key's.",
         (TESTING, "unit/test_forecast.py", "integration/test_decide.py"),
     ),
     Mutant(
@@ -255,7 +255,7 @@ MUTANTS = [
         "job/rules.py",
         "NOT_BARRING = (\n    depends,\n",
         "NOT_BARRING = (\n",
-        "testing.decide says that a run waits for one that waits for something else.",
+        "testing.decide says that a run waits behind one that waits for a dependency.",
         (TESTING,),
     ),
     # -- for operators
@@ -272,7 +272,7 @@ MUTANTS = [
         "operate/explain/idle_causes.py",
         'wrong=code == "failed" or not comes',
         "wrong=not comes",
-        "explain does not say that a failed dependency needs somebody.",
+        "explain does not say that a person has to fix a failed dependency.",
         (EXPLAIN,),
     ),
     Mutant(
@@ -320,7 +320,7 @@ MUTANTS = [
         "operate/doctor/checks/redis.py",
         'if policy.startswith("allkeys-"):',
         'if policy == "allkeys-":',
-        "doctor calls a Redis fine that may drop waiting runs.",
+        "doctor accepts a Redis that may drop waiting runs.",
         (DOCTOR,),
     ),
     Mutant(
@@ -328,7 +328,7 @@ MUTANTS = [
         "operate/doctor/checks/redis.py",
         'yield about.problem("Redis writes nothing to disk: when it is restarted, runs that wait are lost", fix)',
         'yield about.fine("Redis writes nothing to disk: when it is restarted, runs that wait are lost", fix)',
-        "doctor calls a Redis fine that forgets everything with a restart.",
+        "doctor accepts a Redis that forgets everything in a restart.",
         (DOCTOR,),
     ),
     Mutant(
@@ -336,7 +336,7 @@ MUTANTS = [
         "operate/doctor/checks/redis.py",
         'elif facts.info.get("role") == "slave":',
         'elif facts.info.get("role") == "replica":',
-        "doctor calls a Redis fine that takes no writes.",
+        "doctor accepts a Redis that takes no writes.",
         (DOCTOR,),
     ),
     Mutant(
@@ -347,7 +347,7 @@ MUTANTS = [
         "The dashboard names every job that waits for a failed one as a cause of its own.",
         (PARTS,),
     ),
-    # -- the dashboard's doors
+    # -- access to the dashboard
     Mutant(
         "csrf-not-checked",
         "web/access.py",
@@ -377,7 +377,7 @@ MUTANTS = [
         "web/auth.py",
         "return session if session.until > self._now() else None",
         "return session",
-        "A stolen cookie lets in for ever.",
+        "A stolen cookie is valid forever.",
         (PARTS,),
     ),
     Mutant(
@@ -385,7 +385,7 @@ MUTANTS = [
         "web/auth.py",
         'if not hmac.compare_digest(signature.encode(), self._sign("session", body).encode()):',
         "if False:",
-        "Anybody can write a cookie that lets in.",
+        "Anybody can forge a valid cookie.",
         (PARTS,),
     ),
     Mutant(
@@ -393,7 +393,7 @@ MUTANTS = [
         "web/auth.py",
         "hmac.compare_digest(found, _decoded(key)) and known else None",
         "known else None",
-        "Any password lets in.",
+        "Any password is accepted.",
         (PARTS,),
     ),
     Mutant(
@@ -409,7 +409,7 @@ MUTANTS = [
         "web/auth.py",
         'return self.role == "operator"',
         "return True",
-        "Who may only look can cancel runs.",
+        "A viewer can cancel runs.",
         (DASHBOARD,),
     ),
     Mutant(
@@ -417,7 +417,7 @@ MUTANTS = [
         "web/auth.py",
         "return hmac.compare_digest(self.csrf(session).encode(), token.encode())",
         "return bool(token)",
-        "Another site can act in the name of who is logged in.",
+        "Another site can act in the name of a logged-in user.",
         (DASHBOARD,),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Mutants of the worker: the parts of its gate, its heartbeat, how it fetches.
+"""Mutants of the worker: the parts of its gate, its heartbeat, and its fetching.
 
 This file is long because it is a list: each mutant stands alone.
 """
@@ -80,7 +80,7 @@ MUTANTS = [
         ADMISSION,
         'if self._state.draining:\n                request.settle("returned")\n            elif self._execution.waits',
         "if self._execution.waits",
-        "A worker that was told to stop begins new runs.",
+        "A worker that was asked to stop begins new runs.",
         (GATES,),
     ),
     Mutant(
@@ -288,7 +288,7 @@ MUTANTS = [
         SETTLEMENT,
         "guarded(then, answer)",
         "then(answer)",
-        "If Celery cannot be told how one run ended, the other runs of that turn wait for ever.",
+        "If the end of one run cannot be reported to Celery, the other runs of that turn wait forever.",
         (SETTLING,),
     ),
     Mutant(

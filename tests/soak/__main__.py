@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2] / ".soak"
 
 def main() -> int:
     arguments = _parse(sys.argv[1:])
-    # A terminated soak ends its processes as an interrupted one does.
+    # SIGTERM ends the processes of a soak, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     plan = _plan(arguments)
     directory = ROOT / f"{plan.seed}-{time.strftime('%H%M%S')}-{os.getpid()}"
@@ -72,7 +72,7 @@ def _plan(arguments: argparse.Namespace) -> plans.Plan:
 
 
 def _progress() -> Progress:
-    """One live line on a terminal; elsewhere a line now and then."""
+    """One line that is updated on a terminal; elsewhere, a line from time to time."""
     said = 0.0
 
     def show(line: str) -> None:

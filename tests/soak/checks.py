@@ -1,14 +1,16 @@
-"""What must hold, found out from the story that a soak recorded, and from nothing else. Pure.
+"""What must hold, derived only from the story that a soak recorded. Pure.
 
-I1  no two executions together that the gate forbids, and no run twice at once; the fences of a run rise; no outcome is
-    accepted but that of the latest start, and only one.
-I2  everything sent has ended as it may end. What the broker lost is allowed for where plain Celery loses it too.
-I3  one run per fire: comes with the scheduler, see ``one_run_per_fire``.
-I4  what may start starts: nothing is left over at the end, and nobody waited for long with nobody in the way.
-I5  the ledger holds nothing but configuration.
+- I1: no two executions overlap that the gate forbids, and no run executes twice at once; the fences of a run rise; only
+  the outcome of the latest start is accepted, and only one.
+- I2: every run that was sent has ended in an allowed way. Messages that the broker lost are excused where plain Celery
+  loses them, too.
+- I3: one run for each fire; schedulers do not take part in the soak yet, see ``one_run_per_fire``.
+- I4: a run that may start does start: nothing is left over at the end, and no run waited for long while nothing was in
+  its way.
+- I5: the ledger holds nothing but configuration.
 
-An execution is *void* if its worker stood still (SIGSTOP) long enough to lose its lease: nobody can keep its code from
-running on. It may overlap others; but then its outcome must not have been accepted.
+An execution is *void* if its worker stood still (SIGSTOP) long enough to lose its lease: nobody can stop its code. It
+may overlap others, but then its outcome must not have been accepted.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from soak.plan import LEASE, SWEEP, Run
 from soak.story import ACCEPTED, PLAIN, READY, Rule, Story
 from support.history import Span
 
-#: Seconds that a run may wait with nobody in its way. The machine may be slow: about order these checks are strict,
-#: about time they are not.
+#: Seconds that a run may wait with nothing in its way. These checks are strict about order, but not about time: the
+#: machine may be slow.
 PATIENCE = 10.0
-#: Seconds until a message that a dead worker had fetched is back in its queue and was taken, after the sweep.
+#: Seconds until a message that a dead worker had fetched is back in its queue and was taken, counted from the sweep.
 REDELIVERY = 5.0
 
 
@@ -54,7 +56,7 @@ def forbidden_overlaps(story: Story) -> Iterator[Violation]:
     for span in story.spans:
         begin = span.start.monotonic
         running = [other for other in running if story.gone[other.start.execution] > begin]
-        # One that is void itself overlaps by no fault of the gate; neither do those that are when it starts.
+        # An execution that is void itself does not violate the gate; nor do executions that are void when it starts.
         if story.void_since(span) > begin:
             holding = [other for other in running if story.void_since(other) > begin]
             for why, others in _forbidden(story, span, holding):
@@ -125,8 +127,8 @@ def accepted_outcomes(story: Story) -> Iterator[Violation]:
 
 
 def stored_results(story: Story) -> Iterator[Violation]:
-    """The result is that of the execution whose outcome was accepted, or of one that had ended before that began: its
-    worker died before it could tell. (Celery keeps the first success that is stored.)"""
+    """The result is that of the execution whose outcome was accepted, or of one that had ended before that one began:
+    its worker died before it could report. (Celery keeps the first success that is stored.)"""
     for run, spans in story.by_run.items():
         result = story.results.get(run)
         accepted = [span for span in spans if span.end and story.accepted(span)]
@@ -148,8 +150,9 @@ STORING = 0.5
 
 
 def written_over(story: Story) -> list[str]:
-    """Runs that succeeded, and whose result a zombie wrote over. Celery looks whether a success is stored, then stores
-    its own state: a worker that stands still in between, and loses its lease, stores it when it goes on."""
+    """Runs that succeeded, and whose result another worker overwrote. Celery checks whether a success is stored, and
+    then stores its own state: a worker that stands still in between, and loses its lease, stores its state when it
+    continues."""
     found = []
     for run, spans in story.by_run.items():
         accepted = [entry["at"] for span in spans for entry in story.settled[run, span.start.fence or 0]
@@ -167,7 +170,7 @@ def written_over(story: Story) -> list[str]:
 
 
 def ends(story: Story) -> Iterator[Violation]:
-    """Everything sent has ended, as it may end; what has not is here or in ``stuck``."""
+    """Every run that was sent has ended in an allowed way; a run that has not ended is found here or by ``stuck``."""
     sent = {run: entry["at"] for entry in story.kinds["sent"] for run in entry["runs"]}
     lost = set(written_over(story))
     for _, run in story.plan.runs():
@@ -191,19 +194,20 @@ def _may_end(story: Story, run: Run, lost: set[str]) -> tuple[str, ...]:
 
 
 def _touched(story: Story, run: str) -> bool:
-    """Whether a fault befell a worker that had it."""
+    """Whether a fault happened to a worker that had it."""
     workers = {entry["worker"] for entry in story.kinds["received"] if entry["run"] == run}
     pids = {span.start.pid for span in story.by_run.get(run, [])}
     return any(entry["worker"] in workers for entry in story.kinds["struck"]) or any(story._deaths[pid] for pid in pids)
 
 
 def repeats(story: Story) -> Iterator[Violation]:
-    """What was executed to its end is not executed again, unless its worker or the way to the ledger broke."""
+    """A run that was executed to its end is not executed again, unless its worker or the connection to the ledger
+    failed."""
     for run, spans in story.by_run.items():
         for first, second in pairwise(spans):
             if first.start.attempt != second.start.attempt or first.end is None or first.job not in story.rules:
                 continue
-            # A worker that is told to end may be so busy with that that its outcomes come too late.
+            # A worker that is stopping may be so busy that it reports its outcomes too late.
             begin, end = first.start.monotonic - LEASE, second.start.monotonic
             struck = any(
                 begin < entry["at"] < end
@@ -218,7 +222,7 @@ def repeats(story: Story) -> Iterator[Violation]:
 
 
 def gathered(story: Story) -> Iterator[Violation]:
-    """A chord's body gets what all members of its header returned."""
+    """The body of a chord gets the results of all members of its header."""
     for _, run in story.plan.runs():
         for span in story.by_run.get(run.id, []) if run.job == "gather" else ():
             if span.start.note != run.kwargs["expected"]:
@@ -230,7 +234,7 @@ def gathered(story: Story) -> Iterator[Violation]:
 
 
 def one_run_per_fire(story: Story) -> Iterator[Violation]:
-    """Comes with the scheduler: its fires will be in the journal, and each (entry, due time) must have one run."""
+    """For a soak with schedulers: the journal has the fires, and each (entry, due time) must have one run."""
     runs: dict[tuple[str, float], set[str]] = defaultdict(set)
     for entry in story.kinds["fire"]:
         runs[entry["entry"], entry["due"]].add(entry["run"])
@@ -243,7 +247,7 @@ def one_run_per_fire(story: Story) -> Iterator[Violation]:
 
 
 def stuck(story: Story) -> Iterator[Violation]:
-    """At rest, everybody had the time to end."""
+    """Every run has ended when the soak is at rest: there was time enough."""
     last = max((entry["at"] for entry in story.journal), default=0.0)
     for _, run in story.plan.runs():
         state = story.states.get(run.id, "PENDING")
@@ -253,7 +257,7 @@ def stuck(story: Story) -> Iterator[Violation]:
 
 
 def waited_for_nobody(story: Story) -> Iterator[Violation]:
-    """Nobody waits for long while nobody that came before is in the way and nothing is broken."""
+    """No run waits for long while no earlier run is in its way and nothing is broken."""
     sent = {run: entry["at"] for entry in story.kinds["sent"] for run in entry["runs"]}
     broken = list(_broken(story))
     singles = [call.runs[0] for call in story.plan.calls if call.shape == "single" and call.runs[0].id in sent]
@@ -277,8 +281,8 @@ def waited_for_nobody(story: Story) -> Iterator[Violation]:
 
 
 def recovered(story: Story) -> Iterator[Violation]:
-    """A run whose process or worker died goes again: at once, or within a lease and a sweep. Where another fault came
-    meanwhile nothing is said: it may have taken the run a second time."""
+    """A run whose process or worker died is started again: at once, or within a lease and a sweep. Runs with another
+    fault in between are not checked: it may have interrupted the run a second time."""
     children = {entry["pid"] for entry in story.kinds["struck"] if entry.get("pid")}
     breaks = [entry["at"] for kind in ("fault", "dies", "act", "stall") for entry in story.kinds[kind]]
     for run, spans in story.by_run.items():
@@ -287,13 +291,13 @@ def recovered(story: Story) -> Iterator[Violation]:
             if first.end is not None or first.job not in story.rules or not story.killed(first):
                 continue
             limit = PATIENCE + (0.0 if first.start.pid in children else LEASE + 2 * SWEEP)
-            # The fault that killed it was written down right before.
+            # The fault that killed it was recorded just before.
             if again - died > limit and not any(died + 0.1 < at < again for at in breaks):
                 what = f"run {run} of {first.job} was killed and went again after {again - died:.1f} s"
                 yield Violation("I4", what, again, (run,))
 
 
-#: Their dependencies may be in the way.
+#: Shapes of runs whose dependencies may be in the way.
 _DEPENDENT = ("process", "publish", "report")
 
 
@@ -313,7 +317,7 @@ def _last_end(story: Story, run: str) -> float:
 
 
 def _broken(story: Story) -> Iterator[tuple[float, float]]:
-    """When something was broken, and the time that it takes to fix."""
+    """The times at which something was broken, including the time to repair it."""
     recovery = LEASE + 2 * SWEEP
     for entry in story.kinds["fault"]:
         yield entry["at"], entry["at"] + entry.get("seconds", 0.0) + recovery + REDELIVERY
@@ -326,7 +330,7 @@ def _broken(story: Story) -> Iterator[tuple[float, float]]:
 
 
 def _longest_gap(begin: float, end: float, covered: Iterable[tuple[float, float]]) -> float:
-    """The longest stretch of time between the two that nothing covers."""
+    """The longest part of the time between the two that no interval covers."""
     longest, at = 0.0, begin
     for a, b in sorted(covered):
         if a > end:
@@ -346,11 +350,11 @@ def leftovers(story: Story) -> Iterator[Violation]:
 
 
 def workers(story: Story) -> Iterator[Violation]:
-    """Nobody ends but by our hand, and everybody ends when told to."""
+    """A worker ends only if we end it, and every worker ends when it is stopped."""
     for entry in story.kinds["ended_by_itself"]:
         yield Violation("I4", f"worker {entry['worker']} ended by itself: {entry['code']}", entry["at"])
     for entry in story.kinds["did_not_end"]:
-        yield Violation("I4", f"worker {entry['worker']} was told to end and did not", entry["at"])
+        yield Violation("I4", f"worker {entry['worker']} was asked to end and did not", entry["at"])
 
 
 CHECKS: tuple[Check, ...] = (

@@ -1,4 +1,4 @@
-"""Who takes part in a soak: its servers and workers, everything that befalls them, and who takes a dead one's place."""
+"""The servers and workers of a soak, the faults that happen to them, and the workers that replace dead ones."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from support.wait import until
 from support.workers import Broker, WorkerProcess
 
 APP = "support.apps.soak"
-#: Seconds for a worker that is told to end.
+#: Seconds for a worker that was asked to stop.
 STOP = 30.0
-#: How Celery 5.7 ends, plain tasks or not, when its broker's Redis dies while it has unacknowledged messages.
+#: How Celery 5.7 ends, with plain tasks as well, when its broker's Redis dies while it has unacknowledged messages.
 GIVES_UP = "Unrecoverable error: AttributeError(\"'NoneType' object has no attribute 'hostname'\")"
 
 Later = Callable[[float, Callable[[], None]], None]
 
 
 class Crew:
-    """``later`` has something done in so many seconds."""
+    """``later(seconds, function)`` calls a function after a time."""
 
     def __init__(
         self, plan: Plan, directory: Path, journal: Journal, later: Later, rabbit: RabbitServer | None = None
@@ -69,11 +69,11 @@ class Crew:
         return server.start()
 
     def _servers(self) -> tuple[Broker, RedisServer]:
-        """Whatever Redis is killed keeps what it acknowledged."""
+        """A Redis that is killed keeps every write that it has acknowledged."""
         durable = self._redis(name="ledger", appendonly=True)
         if self._plan.topology == "together":
             return Broker("redis", durable.url(0), durable.url(1), durable.url(0), durable), durable
-        # A client that sends wants to hear of the result: it could not while that Redis is down.
+        # A client that sends wants to subscribe to the result, which it cannot do while that Redis is down.
         other = self._redis(name="other")
         if self._plan.topology == "apart":
             return Broker("redis", other.url(0), other.url(1), durable.url(0), other), durable
@@ -130,7 +130,7 @@ class Crew:
         self.workers[fault.worker] = self._worker(fault.worker)
 
     def _end_worker(self, fault: Fault) -> None:
-        """As a deploy does it: told to end, and the next one starts beside it."""
+        """As a deployment does it: the worker is stopped, and the next one starts at the same time."""
         worker = self.workers[fault.worker]
         self._struck(worker)
         worker.signal(signal.SIGTERM)
@@ -144,7 +144,7 @@ class Crew:
         self._later(fault.seconds, lambda: self._continue(worker))
 
     def _stop_main(self, fault: Fault) -> None:
-        """Its children run on, and nobody renews their lease."""
+        """Its children continue, but nobody renews their lease."""
         self._stop_worker(fault, whole=False)
 
     def _continue(self, worker: WorkerProcess) -> None:
@@ -173,7 +173,7 @@ class Crew:
         self._journal.write("ledger_is_back")
 
     def _cut_broker(self, _: Fault) -> None:
-        """Every connection to the broker; where the ledger is there too, those to the ledger as well."""
+        """Closes every connection to the broker; if the ledger is in the same Redis, also those to the ledger."""
         if self.broker.rabbit is not None:
             self.broker.rabbit.close_connections()
         elif self.broker_is_up:
@@ -186,7 +186,7 @@ class Crew:
 
     # -- looking after them
 
-    def look(self) -> None:
+    def check(self) -> None:
         now = time.monotonic()
         for place, worker in enumerate(self.workers):
             if not worker.running:
@@ -203,7 +203,7 @@ class Crew:
                 self._leaving.remove(leaving)
 
     def _replace(self, place: int, worker: WorkerProcess) -> None:
-        """A job that kills its process has taken a worker of threads along; or Celery gave up; or it is a bug."""
+        """A job that kills its process has ended a worker with threads; or Celery ended it; or it is a bug."""
         self._struck(worker)
         self._died(worker.kill())
         killed = any(entry["kind"] == "dies" and entry["pid"] == worker.pid for entry in self._journal.read())

@@ -1,7 +1,7 @@
-"""What happened besides the executions: one line each, in one file, written by the soak and by its workers.
+"""The events besides the executions: one line each, in one file that the soak and its workers write.
 
-``spy`` makes a worker write down what reached it and what the ledger answered to its outcomes: only from those answers
-can be told which outcome of a run was accepted.
+``spy`` makes a worker record the messages that it received and the ledger's answers to its outcomes: only these answers
+show which outcome of a run was accepted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Journal:
 
 
 def note(kind: str, **fields: Any) -> None:
-    """Into the journal that the environment names; a client of the app has none."""
+    """Writes into the journal that the environment names. A client of the app has no journal."""
     if VARIABLE in os.environ:
         Journal(Path(os.environ[VARIABLE])).write(kind, **fields)
 

@@ -1,6 +1,6 @@
-"""What a soak does, and when: all of it follows from a seed.
+"""The calls and faults of a soak, and their times: all of them follow from a seed.
 
-A plan is plain data: it is written beside the history, can be read again, cut down by hand and carried out again.
+A plan is plain data: it is written beside the history, and can be read, shortened by hand and carried out again.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 #: The ledger in one Redis with broker and results; in a Redis of its own; the same, with RabbitMQ as the broker.
 TOPOLOGIES = ("together", "apart", "rabbitmq")
-#: Chosen by the seed. RabbitMQ is not on every machine: it has to be asked for.
+#: The topologies that a seed may choose. RabbitMQ is not installed on every machine, so it has to be requested.
 BY_SEED = ("together", "apart")
 
 LEASE = 3.0
 SWEEP = 0.5
-#: Calls and faults, a second, while a storm lasts.
+#: Calls a second, and faults a second during a storm.
 CALLS, FAULTS = 7.0, 0.45
-#: Seconds: faults come in storms, and in the calm after one everything must have begun to move again.
+#: Seconds: faults come in storms; in the quiet time after a storm everything must have begun to progress again.
 STORM, CALM = 20.0, 15.0
-#: Seconds at the beginning without faults, and at the end: nothing could come of a later one.
+#: Seconds without faults at the beginning and at the end: a later fault could have no effect.
 QUIET = 1.5
 
 RING = 6
@@ -31,21 +31,21 @@ KEYS = 4
 
 @dataclass(frozen=True)
 class Run:
-    """One run that is sent, or that a canvas brings about."""
+    """A run that is sent by itself or as part of a canvas."""
 
     id: str
     job: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    #: How it may end.
+    #: The outcomes that are allowed.
     ends: tuple[str, ...] = ("SUCCESS",)
-    #: Runs without which it is never sent.
+    #: Runs that must have happened before this one is sent.
     after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Call:
-    """Something that is sent: a single run, or a canvas of them. Of a chord the last run is the body."""
+    """A call: a single run, or a canvas of runs. The last run of a chord is its body."""
 
     at: float
     shape: str  # "single" | "chain" | "group" | "chord"
@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Act:
-    """What a person does meanwhile: revoke, terminate or cancel a run, pause everything for a while."""
+    """An action of a person: revoke, terminate or cancel a run, or pause everything for a while."""
 
     at: float
     what: str  # "revoke" | "terminate" | "cancel" | "pause"
@@ -64,7 +64,8 @@ class Act:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something breaks. ``worker`` is a place, not a process: whoever has it then is meant."""
+    """A fault. ``worker`` is a place, not a process: the fault happens to the worker that has the place at that
+    time."""
 
     at: float
     what: str
@@ -75,7 +76,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Place:
-    """A worker: when it is gone, another one takes its place."""
+    """A place of a worker: when the worker is gone, another one takes the place."""
 
     pool: str
     concurrency: int
@@ -117,7 +118,7 @@ def _run(found: dict[str, Any]) -> Run:
 
 
 def make(seed: str, seconds: float, topology: str | None = None) -> Plan:
-    """The plan of a seed. Load and faults are drawn apart: a longer soak begins like a shorter one."""
+    """The plan of a seed. Load and faults are drawn separately, so that a longer soak begins like a shorter one."""
     chance = Random(f"{seed} setting")
     chosen = chance.choice(BY_SEED)
     topology = topology or chosen
@@ -143,7 +144,8 @@ class _Load:
 
     def draw(self) -> None:
         shapes, weights = zip(*_SHAPES, strict=True)
-        # What others depend on; and again at the end, whatever befell the runs before: then those who wait can go.
+        # Jobs that others depend on. They are sent again at the end, so that waiting dependents can start even if
+        # earlier runs failed.
         self._dependencies(0.0)
         at = self._chance.expovariate(CALLS)
         while at < self._seconds:
@@ -258,7 +260,7 @@ _SHAPES: list[tuple[Callable[[_Load, float], None], float]] = [
 
 # -- the faults
 
-#: What breaks, and how often next to the others.
+#: The faults, and how often each is drawn relative to the others.
 _KINDS = {
     "kill_child": 6,
     "kill_worker": 4,
@@ -270,7 +272,7 @@ _KINDS = {
     "cut_broker": 2,
     "flush_scripts": 2,
 }
-#: Seconds until a worker that was just started is worth a fault.
+#: Seconds for which a worker that was just started is left alone.
 _STARTING = 4.0
 
 
@@ -286,12 +288,13 @@ def _faults(chance: Random, seconds: float, topology: str, places: tuple[Place, 
             return
         what = chance.choices(list(_KINDS), list(_KINDS.values()))[0]
         fault = Fault(round(at, 3), what, child=chance.randrange(8))
-        long = round(chance.uniform(0.5, 2.5) * LEASE, 2)  # around a lease: some lose it, some do not
+        long = round(chance.uniform(0.5, 2.5) * LEASE, 2)  # around the length of a lease: some lose it, some do not
         short = round(chance.choice((0.0, 0.2, 1.0, 1.5 * LEASE)), 2)
         candidates = [n for n, place in enumerate(places) if what != "kill_child" or place.pool == "prefork"]
         worker = chance.choice(candidates)
         if what.endswith(("_child", "_worker", "_main")):
-            # One whose place is empty or that stands still is left alone; and one of them is always whole.
+            # A worker whose place is empty, or that stands still, is left alone; and at least one worker is always
+            # intact.
             if free_at[worker] > at or sum(until > at for until in free_at) > 1:
                 continue
             lasts = long if what.startswith("stop") else 0.0

@@ -1,4 +1,4 @@
-"""What a soak did and found, for people."""
+"""What a soak did and what it found, for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from soak.checks import Violation, written_over
 from soak.story import PLAIN, Story
 
-#: Seconds before and after a violation whose events are shown, and how many of them at most.
+#: Seconds before and after a violation whose events are shown, and the maximum number of them.
 AROUND, MOST = 6.0, 40
 
 
@@ -50,7 +50,7 @@ def _recoveries(story: Story) -> Iterator[float]:
 
 
 def around(story: Story, violation: Violation) -> Iterator[str]:
-    """The events of its runs, and the faults of that time."""
+    """The events of its runs, and the faults at that time."""
     begin = next((entry["at"] for entry in story.kinds["begin"]), 0.0)
     runs = set(violation.runs)
     events: list[tuple[float, str]] = []

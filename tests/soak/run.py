@@ -1,4 +1,4 @@
-"""A plan is carried out on real servers and workers, until everything came to rest; what happened is the story."""
+"""Carries out a plan on real servers and workers, until nothing is left to do. The record of that is the story."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from support.servers import RabbitServer
 from support.wait import until
 from support.workers import celery_state_of_its_own, loaded_app
 
-#: Seconds between two looks at the processes.
+#: Seconds between two checks of the processes.
 TICK = 0.1
-#: Seconds for all runs to end once nothing is broken any more. (Before 5.7, kombu takes up to 105 s to deliver again.)
+#: Seconds for all runs to end once nothing is broken any more. (Before 5.7, kombu takes up to 105 s to redeliver.)
 REST = 120.0
-#: Seconds of rest after which, in a hurry, what was handed over and has not started counts as lost.
+#: Seconds of rest after which a handed-over run that has not started counts as lost, to save time.
 HURRY_AFTER = 4.0
-#: Seconds after which the soak itself, had it stood still that long, says that the machine was too busy to tell.
+#: If the soak itself stood still for this many seconds, the machine was too busy for a verdict.
 STALL = LEASE / 3
-#: The state of a run's record, for those that status() has no reason for.
+#: Reads the state of a run's record, for runs without a reason in status().
 _STATE = "local s = redis.call('HGET', KEYS[1], 'record'); return s and cmsgpack.unpack(s).state or false"
 
 Progress = Callable[[str], None]
@@ -119,7 +119,7 @@ class Soak:
         try:
             self._apply(call)
         except (OperationalError, RedisError, OSError) as error:
-            # Part of it may have been sent. It is not counted on, and must not break anything either.
+            # A part of it may have been sent. It is not expected to end, but must not break anything either.
             self.journal.write("unsent", runs=runs, error=repr(error))
             self.counts["unsent"] += 1
             return None
@@ -179,7 +179,7 @@ class Soak:
         self._crew.befall(fault)
 
     def _look(self) -> None:
-        self._crew.look()
+        self._crew.check()
         self._progress(self._line())
 
     def _line(self) -> str:
@@ -216,7 +216,7 @@ class Soak:
                 del self._outstanding[run]
 
     def _publish_again_what_was_lost(self) -> None:
-        """Half a minute is long for a short soak: what was handed over and has not started is overdue now."""
+        """Half a minute is long for a short soak: handed-over runs that have not started are made overdue now."""
         for run in status_of(self.app).runs:
             if run.state == "queued" and run.seconds > 2:
                 self._crew.ledger.zadd(key_of(prefix_of(self.app), "deadlines"), {run.id: 0}, xx=True)
@@ -273,7 +273,8 @@ class Soak:
         return found
 
     def _queued(self) -> set[str]:
-        """Runs that have not ended and whose message the broker has. RabbitMQ is not asked: it does not lose any."""
+        """Runs that have not ended and whose message is in the broker. RabbitMQ is not asked, because it does not lose
+        messages."""
         if self._crew.broker.rabbit is not None or not self._outstanding:
             return set()
         with self._crew.broker.redis.client(decode_responses=False) as client:
@@ -287,7 +288,7 @@ class Soak:
 
 @contextlib.contextmanager
 def _pulse(journal: Journal) -> Iterator[None]:
-    """Writes down when this process itself could not run: then the workers may have been as badly off."""
+    """Records the times at which this process could not run: the workers may have been affected, too."""
     done = threading.Event()
 
     def beat() -> None:

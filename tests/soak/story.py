@@ -1,4 +1,4 @@
-"""The story of a soak: its plan, what its runs recorded, what its journal says, and what was left at the end. Pure."""
+"""The story of a soak: its plan, the events that its runs recorded, its journal, and the state at the end. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from soak.plan import LEASE, Plan
 from support.history import Span
 
 READY = ("SUCCESS", "FAILURE", "REVOKED")
-#: Answers of the ledger by which an outcome was accepted.
+#: Answers of the ledger that mean that an outcome was accepted.
 ACCEPTED = ("ok", "dead")
 
 PLAIN = "plain"
@@ -20,7 +20,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True)
 class Rule:
-    """What the gate forbids to a job."""
+    """The limits that the gate enforces for a job."""
 
     cap: int | None = None
     keyed: bool = False
@@ -29,7 +29,7 @@ class Rule:
 
 @dataclass
 class Story:
-    """Everything that is known when a soak has come to rest."""
+    """Everything that is known when a soak is at rest."""
 
     plan: Plan
     rules: Mapping[str, Rule]
@@ -37,9 +37,9 @@ class Story:
     journal: list[dict[str, Any]]
     states: dict[str, str]
     results: dict[str, Any] = field(default_factory=dict)
-    #: Runs that the ledger still has, and why.
+    #: Runs that the ledger still has, each with the reason.
     listed: dict[str, str] = field(default_factory=dict)
-    #: Runs with a message in the broker.
+    #: Runs whose message is in the broker.
     queued: set[str] = field(default_factory=set)
     leftovers: dict[str, Any] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class Story:
         return any(at >= span.start.monotonic for at in self._deaths[span.start.pid])
 
     def _gone(self, span: Span) -> float:
-        """When its code was gone; without an end, at its process's death, or when that was last seen alive."""
+        """When its code was gone; without an end, the death of its process, or when the process was last seen alive."""
         if span.end is not None:
             return span.end.monotonic
         deaths = [at for at in self._deaths[span.start.pid] if at >= span.start.monotonic]
@@ -75,7 +75,7 @@ class Story:
         return max(last, span.start.monotonic)
 
     def _stops(self) -> Iterator[tuple[str, float, float]]:
-        """Which workers stood still, from when to when."""
+        """The workers that stood still, each with begin and end."""
         for stop in self.kinds["stopped"]:
             ends = [e["at"] for e in self.kinds["continued"] if e["worker"] == stop["worker"] and e["at"] > stop["at"]]
             yield stop["worker"], stop["at"], min(ends, default=math.inf)
@@ -85,10 +85,10 @@ class Story:
         return any(entry["answer"] in ACCEPTED for entry in self.settled[span.run, fence])
 
     def void_since(self, span: Span) -> float:
-        """From when on it may have lost its lease; never, if its outcome was accepted."""
+        """The time from which it may have lost its lease; never, if its outcome was accepted."""
         if self.accepted(span):
             return math.inf
-        # A fence is Redis's time at the admission, in microseconds: that may be well before the function begins.
+        # A fence is Redis's time at the admission, in microseconds. That may be well before the function begins.
         start = span.start
         admitted = start.monotonic - max(0.0, start.wall - (start.fence or 0) / 1e6) if start.fence else start.monotonic
         # The last heartbeat may have been a third of a lease before.
@@ -105,5 +105,5 @@ class Story:
         )
 
     def stalled(self, begin: float, end: float) -> bool:
-        """Whether the machine was too busy, somewhere in that time, for a lease to be renewed."""
+        """Whether the machine was too busy, at some point in that time, for a lease to be renewed."""
         return any(begin - LEASE < entry["at"] and entry["since"] < end for entry in self.kinds["stall"])

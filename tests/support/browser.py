@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-#: It needs neither a display nor a sandbox, and speaks to nobody but the dashboard.
+#: It needs neither a display nor a sandbox, and connects only to the dashboard.
 ARGUMENTS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -12,7 +12,7 @@ ARGUMENTS = [
 
 
 def opened(page: Any, address: str) -> Any:
-    """Loaded, and told something by its stream."""
+    """The page is loaded, and its stream has sent an event."""
     page.goto(address)
     page.wait_for_selector("body[data-updated]")
     return page

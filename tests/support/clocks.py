@@ -1,7 +1,8 @@
-"""A wall clock that a test can set, in processes of its own. Monotonic time goes on as ever.
+"""A wall clock that a test can set, in processes of its own. Monotonic time is not affected.
 
-Redis gets it by libfaketime, which jemalloc does not bear: only the bundled redis-server can have it. It does not bear
-Python's ``sleep`` either: there ``time.time`` and Celery's ``datetime.now`` are replaced.
+Redis gets it through libfaketime, which does not work with jemalloc: so only the bundled redis-server can have it. It
+does not work with Python's ``sleep`` either: in Python processes ``time.time`` and Celery's ``datetime.now`` are
+replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Clock:
         self.set(0)
 
     def set(self, seconds: int) -> None:
-        """So many seconds ahead of the true time."""
+        """Sets it this many seconds ahead of the true time."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+d}s")
         new.replace(self._file)
@@ -48,7 +49,7 @@ class Clock:
 
 
 def follow(path: str) -> None:
-    """In the process whose clock it is."""
+    """Called in the process that is to have this clock."""
     true_time, true_time_ns = time.time, time.time_ns
 
     def ahead() -> float:

@@ -13,7 +13,7 @@ from support.ledger import PREFIX, Case, arrival
 from support.servers import RedisServer
 
 TERM_MS, EVER_MS = 600_000, 10**12
-#: KEYS: the pattern of all keys of runs. Its last character, the asterisk, stands where a run's id begins.
+#: KEYS: the pattern of all keys of runs. Its last character, the asterisk, is where a run's id begins.
 RUNS = """
 local found = {}
 for _, key in ipairs(redis.call('KEYS', KEYS[1])) do
@@ -24,7 +24,7 @@ return found
 
 
 class Beat(Case):
-    """A ledger with a worker and a scheduler that leads; its entries came an hour ago."""
+    """A ledger with a worker and a scheduler that leads; its entries were added an hour ago."""
 
     def __init__(self, server: RedisServer) -> None:
         super().__init__(server)
@@ -43,7 +43,7 @@ class Beat(Case):
         return self.ledger.lead(scheduler, f"{scheduler}@host", length_ms, term).term
 
     def set_clock_back(self, ms: int) -> None:
-        """As far as the term is concerned."""
+        """Moves Redis's clock back, as far as the term is concerned."""
         self.redis.hincrby(key_of(PREFIX, "leader"), "until", ms)
 
     def time_passes(self, ms: int) -> None:
@@ -73,7 +73,7 @@ class Beat(Case):
     # -- fires
 
     def fire(self, entry: str = "e", job: str = "one", due_ms: int | None = None, **more: Any) -> Fire:
-        """The next one of an entry, a second after the last, unless it is said when."""
+        """The next fire of an entry, a second after the last one, unless a time is given."""
         if due_ms is None:
             due_ms = self.due[entry] = self.due[entry] + 1000
         given = {"generation": self.adopted[entry].generation, "next_ms": due_ms + 1000, "missed": 0}
@@ -87,11 +87,11 @@ class Beat(Case):
         return found
 
     def fires(self, entry: str = "e", job: str = "one", **more: Any) -> tuple[str, ...]:
-        """How a fire is answered."""
+        """Dispatches one fire, and returns the answer."""
         return self.dispatch(self.fire(entry, job, **more)).answers[0]
 
     def run(self, grant: Grant, job: str = "one", worker: str = "w1") -> None:
-        """It was published, and starts."""
+        """The run was published, and starts."""
         assert self.ledger.confirm_published([grant]) == 1
         [answer] = self.turn(come=[arrival(grant.id, job, grant=grant.number)], worker=worker).answers
         assert answer.what == "start"
@@ -106,12 +106,13 @@ class Beat(Case):
     # -- looking
 
     def past(self, job: str = "one") -> list[tuple[str, Any, int]]:
-        """Of each record in the history, the latest first: how it ended, why, and for how many fires it stands."""
+        """Each record in the history, the latest first: its outcome, its reason, and the number of fires that it stands
+        for."""
         found = [HistoryLine.read(one) for one in self.ledger.read_history(job, 100) or ()]
         return [(one.outcome, one.error, one.fires or 1) for one in found]
 
     def runs(self) -> dict[str, str]:
-        """All that have not ended, with their states."""
+        """All runs that have not ended, with their states."""
         found = dict(self.redis.eval(RUNS, 1, key_of(PREFIX, "run", "*")))
         return {id: state for id, state in found.items() if state != "ending"}
 
@@ -119,7 +120,7 @@ class Beat(Case):
         return {key: self.raw.dump(key) for key in self.raw.keys("*")}
 
     def leftovers(self) -> set[str]:
-        """I5: what is neither configuration nor history."""
+        """I5: the keys that are neither configuration nor history."""
         parts = [key.removeprefix(PREFIX).partition(":") for key in self.redis.keys("*")]
         return {
             f"{kind}:{rest}" for kind, _, rest in parts if kind not in (CONFIGURATION_OF if rest else CONFIGURATION)
@@ -127,6 +128,6 @@ class Beat(Case):
 
 
 def message_of(id: str, body: bytes = b"[[], {}, {}] " + MARK.encode()) -> bytes:
-    """The body may have anything in it."""
+    """The body may contain anything."""
     headers = {"id": id, "root_id": id}
     return Envelope(headers, {"correlation_id": id}, "application/json", "utf-8", "", "q", body).pack()

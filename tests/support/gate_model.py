@@ -16,7 +16,7 @@ class Dep(NamedTuple):
     job: str
     on: str
     fresh: bool = False
-    #: Whether the end of the dependency counts no more once it is old.
+    #: Whether an old end of the dependency does not count.
     ages: bool = False
 
     @property
@@ -29,10 +29,10 @@ class Job:
     name: str
     cap: int | None = None
     keyed: bool = False
-    #: All jobs that never run beside it, those of its groups included. Symmetric already.
+    #: All jobs that never run at the same time, those of its groups included. Symmetric.
     blocks: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
-    #: Those that it blocks by name.
+    #: The jobs that it blocks by name.
     pairs: frozenset[str] = frozenset()
     deps: tuple[Dep, ...] = ()
     crash: str = "requeue"
@@ -51,7 +51,7 @@ class Run:
     rank: tuple[int, int]
     own_queue: str
     granted_queue: str = ""
-    #: Which call it comes from, and with which task id.
+    #: The call that it comes from, and its task id.
     publication: str = ""
     task: str = ""
     dest: str | None = None
@@ -62,15 +62,15 @@ class Run:
     recoveries: int = 0
     why: str = ""
     next_attempt: Run | None = None
-    #: Of its start: when that was, and the fence.
+    #: The time of its start, and its fence.
     begun: int = 0
     fence: int = 0
-    later: bool = False  # it came with a time
+    later: bool = False  # it arrived with a start time
     alone: bool = False
     scheduled: bool = False
-    #: It waits, has not started, and others depend on its job: it comes before runs of theirs that arrive later.
+    #: It waits, has not started, and other jobs depend on its job: runs of theirs that arrive later wait for it.
     first: bool = False
-    #: An arrival that may be a copy of a run that waits: that is found out after the gate has looked at it.
+    #: An arrival that may be a copy of a waiting run; that is known only after the gate has looked at it.
     may_be_copy: bool = False
 
     @property
@@ -105,12 +105,12 @@ class GateModel:
     jobs: dict[str, Job]
     cap: int | None = None
     runs: dict[str, Run] = field(default_factory=dict)
-    #: Of runs that ended: the attempt, and the publication.
+    #: For ended runs: the attempt, and the publication.
     done: dict[str, tuple[int, str]] = field(default_factory=dict)
     past: dict[str, Past] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     paused: bool = False
-    #: A new epoch has begun, and the workers have not had a lease to claim what they run.
+    #: A new epoch has begun, and the workers have not had a lease to claim their runs.
     in_new_epoch: bool = False
     #: Disabled jobs, each with its probe: None (there is none), '' (there may be one) or the run.
     disabled: dict[str, str | None] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class GateModel:
         return sorted((r for r in self.runs.values() if r.state == "waiting" and not r.alone), key=lambda r: r.rank)
 
     def forget_first(self) -> None:
-        """Other policies are in force: nobody waits for runs of a job that no other one depends on any more."""
+        """After a change of policies: nobody waits for runs of a job that no other job depends on any more."""
         for run in self.runs.values():
             run.first = run.first and self.has_dependents(run.job)
 
@@ -211,7 +211,7 @@ class GateModel:
         return run.granted_queue if run.granted_queue and self.slots(run.granted_queue) else run.own_queue
 
     def run_id(self, task: str, publication: str) -> str:
-        """The run that a message belongs to, or is to make."""
+        """The run to which a message belongs, or which it creates."""
         own = f"{task}~{publication}"
         for id in (task, own):
             if id in self.runs and self.runs[id].publication == publication:

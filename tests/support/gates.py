@@ -26,7 +26,7 @@ HOST = "w1@host"
 
 
 class Loop:
-    """What is to be called soon or later is called when a test says so."""
+    """Calls that are due soon or later are made when a test says so."""
 
     def __init__(self) -> None:
         self._soon: list[Callable[[], None]] = []
@@ -54,7 +54,7 @@ class Loop:
 
 
 class Pool:
-    """An execution pool that only remembers what it was given."""
+    """An execution pool that only records what it was given."""
 
     def __init__(self) -> None:
         self.given: list[str] = []
@@ -77,7 +77,7 @@ class GateStage:
         self.acknowledged: list[str] = []
         self.turns: list[Batch] = []
         self.called: list[str] = []
-        #: Whether it takes messages from the granted queues, each time that changed.
+        #: Whether it takes messages from the granted queues, each time that this changed.
         self.take_granted: list[bool] = []
         #: Runs whose message was copied to their queue.
         self.copied: list[str] = []
@@ -170,7 +170,7 @@ class GateStage:
         return request
 
     def reported(self) -> list[Outcome]:
-        """The outcomes of all turns since."""
+        """The outcomes of all turns so far."""
         return [outcome for batch in self.turns for outcome in batch.outcomes]
 
 

@@ -1,11 +1,9 @@
 """What the tasks did, and when, as they recorded it themselves.
 
-Tasks in the worker processes write the start and the end of each execution to one file, a line each, opened
-for appending: whole lines whoever writes, and no server that a test might kill. A task that was killed has a
-start and no end.
-
-Times are ``time.monotonic()``, one clock for all processes of a machine, and unharmed by what a test does to
-the wall clock.
+Tasks in the worker processes write the start and the end of each execution to one file that is opened for appending,
+one line each. So lines of several processes do not mix, and no server is needed that a test might kill. A task that was
+killed has a start and no end. Times are ``time.monotonic()``: one clock for all processes of a machine, which tests of
+the wall clock do not affect.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class Event:
     monotonic: float
     wall: float
     outcome: str | None = None  # of an end: "returned", or the exception's class name
-    note: Any = None  # whatever the task wants to tell: its key, its arguments
+    note: Any = None  # anything that the task wants to record: its key, its arguments
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Span:
         return self.start.run
 
     def ended_at(self, deaths: Mapping[int, float] | None = None) -> float:
-        """When it was over; without an end, at its process's death, and never if that is not known."""
+        """When it was over; without an end, the death of its process, and never if that is unknown."""
         if self.end is not None:
             return self.end.monotonic
         return (deaths or {}).get(self.start.pid, math.inf)
@@ -79,7 +77,7 @@ class History:
         if not self.path.exists():
             return []
         text = self.path.read_text()
-        # What follows the last newline is a line that is being written.
+        # The text after the last newline is a line that is being written.
         lines = text[: text.rfind("\n") + 1].splitlines()
         return [Event(**json.loads(line)) for line in lines]
 
@@ -93,7 +91,7 @@ class History:
         return [span for span in spans(self.events()) if job in (None, span.job)]
 
     def running(self, job: str | None = None) -> list[Span]:
-        """Started and not ended, killed ones among them."""
+        """Executions that have started and not ended, killed ones among them."""
         return [span for span in self.spans(job) if span.end is None]
 
     def _of(self, kind: str, job: str | None) -> list[Event]:
@@ -114,10 +112,10 @@ def overlaps(
     *,
     deaths: Mapping[int, float] | None = None,
 ) -> list[tuple[Span, Span]]:
-    """Pairs of executions, one of a job in ``jobs_a`` and one of a job in ``jobs_b``, that ran together.
+    """Pairs of executions that overlapped, one of a job in ``jobs_a`` and one of a job in ``jobs_b``.
 
-    ``deaths`` (pid to monotonic time, as ``ManagedProcess.deaths`` has it) ends executions that were killed.
-    One that has neither an end nor a death counts as running for ever: the strictest reading.
+    ``deaths`` (pid to monotonic time, as ``ManagedProcess.deaths`` has it) ends executions that were killed. An
+    execution that has neither an end nor a death counts as running forever, which is the strictest interpretation.
     """
     if isinstance(jobs_a, str) or isinstance(jobs_b, str):
         raise TypeError("jobs_a and jobs_b are collections of job names")
@@ -132,7 +130,7 @@ def overlaps(
 
 
 def most_at_once(events: Collection[Event], jobs: Collection[str], *, deaths: Mapping[int, float] | None = None) -> int:
-    """The largest number of executions of ``jobs`` that ran together."""
+    """The largest number of executions of ``jobs`` that overlapped."""
     changes = []
     for span in spans(events):
         if span.job in jobs:
@@ -165,7 +163,7 @@ def recorded(task: Any, note: Any = None) -> Iterator[None]:
 def _append(task: Any, kind: str, execution: str, note: Any, outcome: str | None = None) -> None:
     path = os.environ.get(VARIABLE)
     if not path:
-        # Silence would let every test pass that looks for what must not have happened.
+        # Without this error, tests would pass that check that something did not happen.
         raise RuntimeError(f"{VARIABLE} is not set: nothing would be recorded")
     request = task.request
     event = Event(

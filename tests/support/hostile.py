@@ -1,4 +1,4 @@
-"""Texts that mean something to a key, a pattern, a terminal, a log, a page or a template."""
+"""Texts with a meaning in a key, a pattern, a terminal, a log, a page or a template."""
 
 TEXTS = {
     "colon": "a:b",

@@ -1,10 +1,10 @@
-"""What must hold after every fault, from what the runs recorded and what is left in the ledger.
+"""What must hold after every fault, checked from what the runs recorded and from the state of the ledger.
 
-I1  no two executions together that the gate forbids; every start of a run has a higher fence than the one before.
-I2  everything sent has ended, or is listed as waiting with a reason.
-I3  one run per entry and due time.
-I4  what may start has started: nothing waits for a slot while slots are free.
-I5  when everything has ended the ledger holds its configuration, its live workers, history and done-markers, no more.
+- I1: no two executions overlap that the gate forbids; every start of a run has a higher fence than the one before.
+- I2: every run that was sent has ended, or is listed as waiting with a reason.
+- I3: one run for each entry and due time.
+- I4: every run that may start has started: no run waits for a slot while slots are free.
+- I5: when everything has ended, the ledger holds only its configuration, its live workers, history and done-markers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from celery_orchestration.operate import Orchestration, Status
 from support.history import History, Span
 from support.wait import until
 
-#: Keys (``lua/schema.lua``) that are not about a run that has not ended: configuration and history.
+#: Keys (``lua/schema.lua``) that stay when all runs have ended: configuration and history.
 CONFIGURATION = ("ledger", "jobs", "groups", "live", "releases", "release_order", "slots", "leases", "worker_names")
 CONFIGURATION += ("dead_letters", "dead_workers", "audit", "services", "stopped_releases", "led_services")
 CONFIGURATION += ("ordered_names", "installed", "entries", "added_entries", "changed_entries", "leader", "corrupt")
@@ -63,10 +63,10 @@ def forbidden_overlaps(
     deaths: Mapping[int, float] | None = None,
     void: Collection[str] = (),
 ) -> list[tuple[Span, ...]]:
-    """Executions that ran together although the jobs' policies forbid it.
+    """Executions that overlapped although the jobs' policies forbid it.
 
-    ``deaths`` ends those that were killed; ``void`` names executions that had lost their lease, which nobody can keep
-    from running on for a while.
+    ``deaths`` ends executions that were killed. ``void`` names executions that had lost their lease: nobody can prevent
+    their code from running on for a while.
     """
     jobs = jobs_of(app)
     running: list[Span] = []
@@ -102,7 +102,7 @@ def fences_out_of_order(history: History) -> list[tuple[Span, Span]]:
 
 
 def vanished(app: Celery, sent: Iterable[AsyncResult]) -> list[str]:
-    """Ids that have not ended and that the ledger does not list as waiting for something."""
+    """Ids that have not ended and that the ledger does not list as waiting."""
     status = status_of(app)
     listed = {run.id for run in status.waits if run.reason} | {run.id for run in status.runs}
     return [result.id for result in sent if result.state not in READY_STATES and result.id not in listed]
@@ -121,10 +121,10 @@ def stuck(app: Celery) -> list[str]:
 
 @dataclass(frozen=True)
 class Fired:
-    """A fire of an entry as the ledger's history has it: a run that ended, or why there was none."""
+    """A fire of an entry as the ledger's history has it: a run that ended, or the reason why there was none."""
 
     entry: str
-    due: int  # ms; of several that made no run, the last one's
+    due: int  # ms; of several fires without a run, the last one's
     job: str
     run: str
     outcome: str
@@ -137,7 +137,7 @@ _NOT_OVER = ("requeued", "released")
 
 
 def fires_of(app: Celery) -> list[Fired]:
-    """By due time. Needs a history that is long enough for all."""
+    """The fires by due time. The history has to be long enough for all of them."""
     found = []
     with closing(Ledger.of(app, read_settings(app))) as ledger:
         for job in jobs_of(app):
@@ -164,7 +164,7 @@ def fired_twice(app: Celery) -> list[tuple[Fired, ...]]:
 
 
 def leftovers(app: Celery, client: redis.Redis) -> dict[str, Any]:
-    """What is in the ledger beyond configuration, live workers and done-markers."""
+    """Keys of the ledger beyond configuration, live workers and done-markers."""
     prefix = prefix_of(app)
     found: dict[str, Any] = {}
     for key in client.scan_iter(match=f"{prefix}*", count=1000):
@@ -186,7 +186,7 @@ def leftovers(app: Celery, client: redis.Redis) -> dict[str, Any]:
 
 
 def _counters(app: Celery, client: redis.Redis) -> Iterator[tuple[str, int]]:
-    """Jobs that count as busy, or as blocked by somebody."""
+    """Jobs that count as busy or as blocked."""
     prefix = prefix_of(app)
     for name in client.smembers(key_of(prefix, "jobs")):
         blocked = client.hget(key_of(prefix, "job", name), "blocked")
@@ -199,7 +199,7 @@ def _counters(app: Celery, client: redis.Redis) -> Iterator[tuple[str, int]]:
 
 
 def assert_ledger_is_clean(app: Celery, client: redis.Redis, timeout: float = 40) -> None:
-    """Soon: Celery stores a result before the ledger is told."""
+    """Waits for this: Celery stores a result before the ledger hears of it."""
     last: dict[str, Any] = {}
 
     def clean() -> bool:
@@ -214,7 +214,7 @@ def assert_ledger_is_clean(app: Celery, client: redis.Redis, timeout: float = 40
 
 
 def all_ended(results: Iterable[AsyncResult], timeout: float = 40) -> None:
-    """Until every one has a final state, however it ended; asks the backend, whatever happened to subscriptions."""
+    """Waits until every one has a final state, whatever it is. Asks the backend, because subscriptions may be lost."""
     open_ones = list(results)
 
     def ended() -> bool:
@@ -237,7 +237,7 @@ def assert_all_well(
     void: Collection[str] = (),
     timeout: float = 40,
 ) -> None:
-    """After a test in which everything was to end."""
+    """For a test in which every run was to end."""
     sent = list(sent)
     try:
         all_ended(sent, timeout)

@@ -1,4 +1,4 @@
-"""A ledger on a real Redis, with short words for what workers, schedulers and operators do to it, verb by verb."""
+"""A ledger on a real Redis, with short methods for the actions of workers, schedulers and operators, verb by verb."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIX = keys.prefix("shop")
 
 
 class Shop:
-    """A ledger with one worker, and short words for what happens to it."""
+    """A ledger with one worker, and short methods for its actions."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server
@@ -85,7 +85,7 @@ class Shop:
         return self.turn(come=[arrival(id, job, **more)]).answers[0].what
 
     def end(self, id: str, outcome: str = "succeeded", free: int = 1) -> list[str]:
-        """Returns the runs that start in the slot that is free now."""
+        """Returns the runs that start in the slot that became free."""
         turn = self.turn(ends={id: outcome}, free=free)
         assert turn.settled == ["ok"]
         return [start.id for start in turn.starts]
@@ -151,14 +151,14 @@ class Desk(Case):
         return cause.code, cause.job
 
     def path(self, name: str, kind: str = "job") -> list[str]:
-        """Runs, and jobs that nobody has asked for a run of."""
+        """Runs, and jobs without a run that anybody asked for."""
         return [step.run.id if step.run else step.job for step in self.chain(name, kind)]
 
     def told(self, name: str) -> Any:
         return (self.ledger.explain("job", name) or {})["jobs"][name]
 
     def silence(self, worker: str, ms: int) -> None:
-        self.redis.hincrby(key_of(PREFIX, "worker", worker), "beat", -ms)
+        self.redis.hincrby(key_of(PREFIX, "worker", worker), "heartbeat", -ms)
 
     def fire(self, job: str, id: str = "fired", name: str = "entry", **more: Any) -> str:
         """An entry of the schedule asks for a run. Returns the term."""

@@ -1,8 +1,8 @@
-"""A plain model that the ledger is compared with.
+"""A simple model with which the ledger is compared. The gate's rules are those of
+``celery_orchestration/job/rules.py``.
 
-The gate's rules are those of ``celery_orchestration/job/rules.py``. No counters, no indexes, no cleverness: the model
-answers every question of a rule by looking at all runs. Where the ledger keeps numbers up to date, the model computes
-them again, so that a wrong update shows as a difference.
+It has no counters and no indexes: the model answers every question of a rule by looking at all runs. Where the ledger
+keeps numbers up to date, the model computes them again, so that a wrong update shows as a difference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Model(GateModel):
         self.claim(run)
 
     def claim(self, run: Run) -> None:
-        """The first to go while a disabled job may be tried is the probe."""
+        """The first run that goes while a disabled job may be tried is the probe."""
         if self.disabled.get(run.job) == "" and not run.forced:
             self.disabled[run.job] = run.id
 
@@ -90,7 +90,7 @@ class Model(GateModel):
         self.kept = {worker: id for worker, id in self.kept.items() if id != run.id}
 
     def recover(self, run: Run, counted: str, begun: bool = True) -> str:
-        """``counted``: 'process' or 'worker' if that is what died, '' if none did."""
+        """``counted``: 'process' or 'worker' if that died, '' if none did."""
         run.worker = None
         self.no_longer_kept(run)
         if run.next_attempt is not None:
@@ -123,7 +123,7 @@ class Model(GateModel):
                 run.state, run.worker, run.alone = "retrying", None, False
             return "ok"
         if outcome == "requeued" and run.scheduled and run.next_attempt is None:
-            # Its entry is not done with it: the message that is back in the broker counts as its next attempt.
+            # The run goes on for its entry: the message that is back in the broker counts as its next attempt.
             run.state, run.worker, run.alone, run.attempt = "retrying", None, False, run.attempt - 1
             return "ok"
         self.note_end(run, {"succeeded": True, "failed": False}.get(outcome))
@@ -135,7 +135,7 @@ class Model(GateModel):
     # -- handing over ---------------------------------------------------------------------------------
 
     def try_alone(self, here: Worker, free: int) -> tuple[list[str], int]:
-        """Keeps the worker free for a run that has to be tried alone, and starts that if nothing else runs there."""
+        """Keeps the worker free for a run that has to be tried alone, and starts the run if nothing else runs there."""
         if here.name not in self.kept:
             for run in sorted(self.runs.values(), key=lambda r: r.rank):
                 taken = any(id == run.id and worker in self.workers for worker, id in self.kept.items())
@@ -168,7 +168,7 @@ class Model(GateModel):
                 continue
             if self.may_start(run):
                 found.append(((float(run.rank[0]), float(run.rank[1])), run, place))
-            # When D ends, those who wait for D may pass D's next run.
+            # When D ends, the runs that wait for D may pass D's next run.
             for ended, following in next_ones.items():
                 depends = any(dep.job == ended for dep in self.jobs[run.job].deps)
                 passes = depends and following.rank < run.rank and self._first_of(run.job) is run
@@ -177,17 +177,15 @@ class Model(GateModel):
         return sorted(found, key=lambda one: one[0])
 
     def _first_of(self, name: str) -> Run | None:
-        """The run a job would start next: the first that has room, is enabled and has its dependencies."""
+        """The run that a job would start next: the first that has room, is enabled and has its dependencies."""
         waiting = (run for run in self.waiting() if run.job == name and rules.room(self, run) is None)
         return next((run for run in waiting if rules.bars_others(self, run)), None)
 
     def hand_over(
         self, after: list[str], here: Worker | None, free: int, spare: Callable[[], int] | None = None
     ) -> tuple[list[str], list[str], int]:
-        """Returns ids granted, ids started here, and how many of the offered slots are left.
-
-        ``spare``: says how many more slots there are, when they are needed.
-        """
+        """Returns the ids granted, the ids started here, and the number of offered slots that are left. ``spare``
+        returns how many more slots there are, when they are needed."""
         granted, started = [], []
         for _ in range(LIMIT):
             if self.held_back():
@@ -218,7 +216,8 @@ class Model(GateModel):
     def known(  # noqa: PLR0911 - one return for each answer
         self, arrival: Run, granted: bool, worker: str, after: list[str]
     ) -> tuple[str, Run | None, bool]:
-        """What is known of an arrival: an answer, or '' with the attempt before it, and whether that one runs."""
+        """What is known of an arrival: an answer; or '' with the attempt before it, and whether that attempt is
+        running."""
         attempt, job, run = arrival.attempt, arrival.job, self.runs.get(arrival.id)
         if run is None:
             ended = self.done_attempt(arrival.id, arrival.publication) >= attempt
@@ -249,7 +248,7 @@ class Model(GateModel):
         return "", run, False
 
     def would_wait(self, arrival: Run, priority: int, number: int, worker: str) -> bool:
-        """Whether the gate is closed for an arrival, the so many-th of its turn, as things stand."""
+        """Whether the gate is closed for an arrival, given its number in the turn, in the present state."""
         key = arrival.key if self.jobs[arrival.job].keyed else ""
         run = replace(arrival, key=key, rank=(3 - priority, self.arrivals + number), may_be_copy=True)
         return worker in self.kept or not self.may_start(run)
@@ -285,7 +284,7 @@ class Model(GateModel):
         return "wait"
 
     def fire(self, entry: str, run: Run, priority: int, overlap: str) -> str:
-        """An entry is due: its run goes to the gate, unless its last one keeps it from that."""
+        """An entry is due: its run goes to the gate, unless its last run prevents that."""
         last = self.runs.get(self.entries.get(entry, ""))
         in_the_way = last is not None and last.state != "ending" and (overlap == "skip" or not last.started)
         if overlap != "allow" and in_the_way:
@@ -331,7 +330,7 @@ class Model(GateModel):
     # -- a new epoch ------------------------------------------------------------------------------------
 
     def take_back(self, worker: str, told: Run) -> str:
-        """A worker tells that it has this run, by the fence that `told` has."""
+        """A worker reports that it has this run, by the fence that `told` has."""
         run = self.runs.get(told.id)
         if run is not None and run.publication != told.publication:
             if run.state not in ("waiting", "later", "granted", "queued"):
@@ -378,7 +377,7 @@ class Model(GateModel):
             self.comes_first(run)
 
     def return_all_but(self, worker: str, has: set[tuple[str, str]]) -> int:
-        """What was running there and is not. `has`: ids and publications."""
+        """The runs that were running there and are not any more. `has`: ids and publications."""
         gone = [run for run in self.runs.values() if run.worker == worker and (run.id, run.publication) not in has]
         for run in gone:
             if self.recover(run, counted="") == "dead":

@@ -1,9 +1,9 @@
 """pytest-celery's nodes on processes instead of containers.
 
-pytest-celery wraps docker-py's ``Container``. ``ProcessContainer`` has the part of that class's interface
-which is used, over one of our processes or servers; everything above it (clusters, ``celery_setup``, the
-worker's generated ``app.py``) is pytest-celery's own code, unpatched. The fixtures that would start
-containers are overridden in ``conftest.py``.
+pytest-celery wraps docker-py's ``Container``. ``ProcessContainer`` has the part of that class's interface that
+pytest-celery uses, over one of our processes or servers. Everything above it (clusters, ``celery_setup``, the worker's
+generated ``app.py``) is pytest-celery's own code, unpatched. ``conftest.py`` overrides the fixtures that would start
+containers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NODES_VARIABLE = "ORCHESTRATION_TEST_NODES"
 
 
 def check_kind_of_nodes() -> None:
-    """Processes, unless something else was asked for; and never quietly something else than was asked for."""
+    """Processes, unless Docker was asked for, which is refused instead of replaced silently."""
     kind = os.environ.get(NODES_VARIABLE, "process")
     if kind == "docker":
         raise pytest.UsageError(
@@ -49,7 +49,7 @@ def check_kind_of_nodes() -> None:
         raise pytest.UsageError(f"{NODES_VARIABLE} may be 'process' or 'docker', not {kind!r}")
 
 
-#: What stands behind a container.
+#: What runs in place of a container.
 Service = ManagedProcess | Server
 
 
@@ -59,7 +59,7 @@ class ExecResult(NamedTuple):
 
 
 class ProcessContainer:
-    """Stands in for ``docker.models.containers.Container``."""
+    """Replaces ``docker.models.containers.Container``."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ProcessContainer:
                 "Env": [f"{key}={value}" for key, value in self._env.items()],
             },
             "HostConfig": {"PortBindings": {}},
-            # No ports: pytest-docker-tools would look for their listeners inside of the container.
+            # No ports: pytest-docker-tools would look for their listeners inside the container.
             "NetworkSettings": {"Networks": {}, "Ports": {}},
             "State": {"Status": self.status},
         }
@@ -144,7 +144,7 @@ class ProcessContainer:
 
 
 class _ProcessBacked:
-    """Mixed into pytest-celery's container classes: ready within 50 ms, not within the next second."""
+    """Mixed into pytest-celery's container classes: ready within 50 ms, not within a second."""
 
     _container: ProcessContainer
 
@@ -177,15 +177,13 @@ class ProcessRedisContainer(_ProcessBacked, RedisContainer):
 
 class ProcessRedisBackend(RedisTestBackend):
     def teardown(self) -> None:
-        """Without looking for results among all objects: that evaluates every proxy of Celery in the process.
-
-        ``close_app`` has seen to it that results which outlive their server do nothing.
-        """
+        """Does not look for results among all objects, which would evaluate every proxy of Celery in the process.
+        ``close_app`` makes sure that results that outlive their server do nothing."""
         self.container.teardown()
 
 
 class ProcessRabbitMQContainer(_ProcessBacked, RabbitMQContainer):
-    """One virtual host of the run's RabbitMQ server; killing or restarting it is the whole server's."""
+    """One virtual host of the run's RabbitMQ server; a kill or restart affects the whole server."""
 
     def __init__(self, server: RabbitServer, vhost: str) -> None:
         super().__init__(ProcessContainer(server))
@@ -247,7 +245,7 @@ class ProcessWorkerContainer(_ProcessBacked, CeleryWorkerContainer):
 
 
 class ProcessTestWorker(CeleryTestWorker):
-    """A worker node that looks at its log every 50 ms, and at its own processes only."""
+    """A worker node that reads its log every 50 ms, and looks only at its own processes."""
 
     container: ProcessWorkerContainer
 

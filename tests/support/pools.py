@@ -1,4 +1,4 @@
-"""Supervisors of pools as processes, and what the ledger says about their places."""
+"""Supervisors of pools as processes, and their places in the ledger."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class PoolStage(Stage):
         found: list[CeleryProcess] = self.__dict__.setdefault("_supervisors", [])
         return found
 
-    def look(self) -> dict[str, Any]:
+    def read_pools(self) -> dict[str, Any]:
         settings = read_settings(self.app)
         with closing(Ledger.of(self.app, settings)) as ledger:
             return ledger.read_pools({name: queues_of(self.app, name) for name in settings.pools}, changes=50)
 
     def places(self, pool: str = "images") -> dict[int, str]:
-        return {one["number"]: one["by"] for one in self.look()["pools"][pool].get("places") or ()}
+        return {one["number"]: one["by"] for one in self.read_pools()["pools"][pool].get("places") or ()}
 
     def live(self, pool: str = "images") -> list[dict[str, Any]]:
         """The workers of a pool that take runs."""
-        found = self.look().get("workers") or ()
+        found = self.read_pools().get("workers") or ()
         return [one for one in found if one["name"].startswith(f"{pool}-") and not one["draining"] and one["left"] > 0]
 
     def wait_live(self, count: int, pool: str = "images", timeout: float = 30) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """A child process that can always be found, paused, killed and accounted for.
 
-Every process that the tests start is a ``ManagedProcess``. It leads its own session, so that all it forked
-can be found by that session's id even after their parent died. All of them are on one list (``survivors``
-tells which are still there), and a guard process ends them should the test run itself be killed.
+Every process that the tests start is a ``ManagedProcess``. It leads its own session, so that all its descendants can be
+found by that session's id even after their parent died. All of them are in one list (``survivors`` returns those that
+still exist), and a guard process ends them if the test run itself is killed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def listening(port: int) -> bool:
 
 
 class _Guard:
-    """Tells guard.py, started with the first process, which process groups are ours."""
+    """Reports to guard.py, which is started with the first process, which process groups are ours."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -98,7 +98,7 @@ _guard = _Guard()
 
 @dataclass(frozen=True)
 class _Started:
-    """One start of a process; with the test that did it, for the report of what is left over."""
+    """One start of a process; with the test that started it, for the report about left-over processes."""
 
     name: str
     process: psutil.Process
@@ -109,7 +109,7 @@ _started: list[_Started] = []
 
 
 def survivors() -> list[str]:
-    """Every process that was started, or that one of those left behind, and is still there."""
+    """Every process that was started, or that such a process left behind, and that still exists."""
     found = []
     for started in _started:
         alive = _session_members(started.process.pid)
@@ -126,11 +126,9 @@ def close_guard() -> None:
 
 
 def _alive(process: psutil.Process) -> bool:
-    """Whether something of it can still run.
-
-    One that is dead and not yet collected by its parent cannot, unless only its main thread is dead: the
-    others of a killed process may take a moment longer, and its sockets are open until then.
-    """
+    """Whether something of it can still run. A dead process that its parent has not collected yet cannot, unless only
+    its main thread is dead: the other threads of a killed process may take a moment longer, and its sockets are open
+    until then."""
     try:
         if not process.is_running():
             return False
@@ -149,13 +147,14 @@ def _session_members(session: int) -> list[int]:
 
 
 class ManagedProcess:
-    """A command, started any number of times, each time as the leader of its own session.
+    """A command, started any number of times, each time as the leader of its own session. Its output goes to one log
+    file.
 
-    Its output goes to one log file. ``deaths`` tells for each pid killed from here when that was asked for
-    (``time.monotonic()``, right before the signal): nothing of it ran for more than an instant after that.
+    ``deaths`` has for each pid that was killed from here the time of the kill (``time.monotonic()``, just before the
+    signal): nothing of it ran for more than an instant after that.
     """
 
-    # Text in the log, since the last start, that says it can be used.
+    # A text in the log, since the last start, that says that it is ready.
     ready_prompt: str | None = None
 
     def __init__(
@@ -199,12 +198,12 @@ class ManagedProcess:
         _started.append(_Started(self.name, psutil.Process(self._popen.pid), test))
 
     def wait_ready(self, timeout: float = 60) -> None:
-        """Until ``ready_prompt`` is in the log of this start."""
+        """Waits until ``ready_prompt`` is in the log of this start."""
         if self.ready_prompt is not None:
             self.wait_for_log(self.ready_prompt, timeout)
 
     def wait_for_log(self, text: str, timeout: float = 30) -> None:
-        """Until this start's log has ``text``; a process that ended meanwhile is told with its log."""
+        """Waits until this start's log has ``text``; if the process ends before, fails with its log."""
 
         def logged() -> bool:
             running = self.running
@@ -238,10 +237,8 @@ class ManagedProcess:
         return popen.returncode
 
     def kill(self, *, whole: bool = True) -> dict[int, float]:
-        """SIGKILL to everything of this process, as if the power went, or to the main process alone.
-
-        Returns when they are gone, with the time of each one's death.
-        """
+        """SIGKILL to the whole process group, as in a power failure, or to the main process alone. Returns when they
+        are gone, with the time of each death."""
         popen = self._popen
         if popen is None or (not whole and popen.returncode is not None):
             return {}
@@ -249,7 +246,7 @@ class ManagedProcess:
             deaths = self._kill(psutil.Process(popen.pid))
             popen.wait(10)
             return deaths
-        # The whole group in one go: no member sees another one's death.
+        # The whole group at once: no member notices the death of another one.
         family = self._family()
         deaths = self._kill(*family, group=popen.pid)
         self.cleanup()
@@ -268,7 +265,7 @@ class ManagedProcess:
         return deaths
 
     def cleanup(self) -> None:
-        """Whatever state it is in: afterwards nothing of it runs."""
+        """Ends it, whatever its state: afterwards nothing of it runs."""
         popen = self._popen
         if popen is None:
             return
@@ -287,7 +284,7 @@ class ManagedProcess:
     # -- signals
 
     def signal(self, number: int, *, whole: bool = False) -> None:
-        """To the main process, or to the whole process group."""
+        """Sends a signal to the main process, or to the whole process group."""
         if self._popen is None or self._popen.poll() is not None:
             return
         (os.killpg if whole else os.kill)(self._popen.pid, number)
@@ -313,7 +310,7 @@ class ManagedProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the main process is there (paused ones are)."""
+        """Whether the main process exists (also if it is paused)."""
         return self._popen is not None and self._popen.poll() is None
 
     @property
@@ -321,11 +318,11 @@ class ManagedProcess:
         return None if self._popen is None else self._popen.poll()
 
     def pids(self) -> list[int]:
-        """Everything alive of the last start, the main process first."""
+        """All living processes of the last start, the main process first."""
         return [process.pid for process in self._family()]
 
     def children(self) -> list[int]:
-        """The main process's direct children: with prefork, the processes of the execution pool."""
+        """The direct children of the main process: with prefork, the processes of the execution pool."""
         try:
             found = psutil.Process(self.pid).children()
         except psutil.NoSuchProcess:
@@ -349,7 +346,7 @@ class ManagedProcess:
             return log.read().decode("utf-8", errors="replace")
 
     def _family(self) -> list[psutil.Process]:
-        """Main process, its session, and descendants that left that session (Erlang's helpers do)."""
+        """The main process, its session, and descendants that left that session (Erlang's helpers do)."""
         if self._popen is None:
             return []
         family: dict[int, psutil.Process] = {}

@@ -1,8 +1,7 @@
-"""A TCP proxy before Redis that loses replies.
+"""A TCP proxy in front of Redis that loses replies.
 
-It understands enough of Redis's protocol to know where one request and one reply ends, so that it loses the
-reply of one given request, in a pipeline too, and only after Redis has sent it: the script has run, and its
-caller does not know.
+It understands enough of Redis's protocol to know where a request or a reply ends. So it can lose the reply of one given
+request, also in a pipeline, and only after Redis has sent it: the script has run, and its caller does not know that.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from support.processes import free_port
 from support.wait import until
 
 Request = list[bytes]
-# A text or pattern to be found in the request's words, joined by blanks; or a function of the words.
+# A text or pattern that must be in the request's words, joined by blanks; or a function of the words.
 Match = str | bytes | re.Pattern[bytes] | Callable[[Request], bool]
 
 _SUBSCRIBES = {b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE", b"MONITOR"}
@@ -28,7 +27,7 @@ _AGGREGATES = {b"*": 1, b"~": 1, b">": 1, b"%": 2, b"|": 2}
 
 
 def frame_end(data: bytes | bytearray, at: int = 0) -> int | None:
-    """Where the protocol frame that begins at ``at`` ends; None if it is not all there yet."""
+    """Where the protocol frame that begins at ``at`` ends; None if it is not complete yet."""
     line_end = data.find(b"\r\n", at)
     if line_end < 0:
         return None
@@ -72,7 +71,7 @@ def _matcher(match: Match) -> Callable[[Request], bool]:
 
 @dataclass
 class Rule:
-    """What is to be lost, how often, and what was."""
+    """What is to be lost, how often, and what was lost."""
 
     matches: Callable[[Request], bool]
     remaining: int
@@ -80,22 +79,22 @@ class Rule:
     lost: list[Request] = field(default_factory=list)
 
     def wait(self, timeout: float = 30) -> Request:
-        """Until it happened; the request that it happened to, the last one."""
+        """Waits until it has happened. Returns the request that it happened to, the last one."""
         until(lambda: self.lost, timeout, "the proxy loses a reply")
         return self.lost[-1]
 
 
 class _Link:
-    """One client's connection, and the one to Redis that it stands for."""
+    """One client's connection, and the matching one to Redis."""
 
     def __init__(self, proxy: DroppingProxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
         self._client = client
         self._server = server
-        # Per request that Redis has not answered: the rule to apply to its reply, if any.
+        # For each request that Redis has not answered: the rule to apply to its reply, if any.
         self._awaited: deque[tuple[Request, Rule | None]] = deque()
         self._streaming = False
-        #: Nothing passes any more, and neither end hears of it.
+        #: Nothing passes any more, and neither end notices that.
         self.silent = False
         self.threads = [
             threading.Thread(target=self._run, args=(pump,), daemon=True) for pump in (self._requests, self._replies)
@@ -137,7 +136,7 @@ class _Link:
                 self._awaited.append((request, rule))
                 self._server.sendall(frame)
                 if rule is not None:
-                    # Nothing more from this client: its connection ends when the reply is there.
+                    # The client sends nothing more: its connection ends after the reply.
                     self._drain_client()
                     return
             chunk = self._client.recv(65536)
@@ -156,9 +155,9 @@ class _Link:
             while data and (end := frame_end(data)) is not None:
                 frame = bytes(data[:end])
                 del data[:end]
-                # Messages that Redis pushes are nobody's reply.
+                # Messages that Redis pushes are no replies.
                 if not self._streaming and not frame.startswith(b">"):
-                    # One that nobody asked for: "max number of clients reached".
+                    # A reply without a request: "max number of clients reached".
                     request, rule = self._awaited.popleft() if self._awaited else ([], None)
                     if rule is not None:
                         rule.lost.append(request)
@@ -205,7 +204,7 @@ class DroppingProxy:
     # -- faults
 
     def lose_reply(self, match: Match, times: int = 1) -> Rule:
-        """The next ``times`` matching requests run, their replies are swallowed, and the connection ends."""
+        """The next ``times`` matching requests run, their replies are lost, and the connection ends."""
         return self._add(Rule(_matcher(match), times, forward=True))
 
     def lose_request(self, match: Match, times: int = 1) -> Rule:
@@ -213,20 +212,21 @@ class DroppingProxy:
         return self._add(Rule(_matcher(match), times, forward=False))
 
     def cut(self) -> None:
-        """End all connections; new ones are taken."""
+        """Ends all connections; new ones are accepted."""
         with self._lock:
             links = list(self._links)
         for link in links:
             link.cut()
 
     def silence(self) -> None:
-        """All connections are there and carry nothing any more, as after a failure of the network; new ones work."""
+        """All connections stay open and transport nothing any more, as after a failure of the network; new ones
+        work."""
         with self._lock:
             for link in self._links:
                 link.silent = True
 
     def refuse(self) -> None:
-        """End all connections and refuse new ones, until ``accept``."""
+        """Ends all connections and refuses new ones, until ``accept``."""
         listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(OSError):
@@ -235,7 +235,7 @@ class DroppingProxy:
         self.cut()
 
     def accept(self) -> None:
-        """Take new connections (again)."""
+        """Accepts new connections (again)."""
         if self._listener is not None:
             return
         listener = socket.socket()
@@ -246,11 +246,11 @@ class DroppingProxy:
         self._start(threading.Thread(target=self._serve, args=(listener,), daemon=True))
 
     def delay(self, seconds: float) -> None:
-        """Hold each reply for so long; 0 ends it."""
+        """Holds each reply for this many seconds; 0 ends it."""
         self.delay_seconds = seconds
 
     def pass_all(self) -> None:
-        """Forget all faults."""
+        """Removes all faults."""
         with self._lock:
             self._rules.clear()
         self.delay_seconds = 0.0
@@ -259,7 +259,7 @@ class DroppingProxy:
     def close(self) -> None:
         self.closing.set()
         self.refuse()
-        # One that was just being accepted brings threads of its own, which end at once.
+        # A connection that is just being accepted starts threads of its own, which end at once.
         until(lambda: not any(thread.is_alive() for thread in self._threads), 30, "the proxy's threads end", poll=0.01)
 
     # -- inside
@@ -306,7 +306,7 @@ class DroppingProxy:
             self._threads.append(thread)
 
     def _ended(self, link: _Link) -> None:
-        """Called by both threads of a link; its sockets are closed by the last one."""
+        """Called by both threads of a link; the last one closes its sockets."""
         with self._lock:
             if link in self._links:
                 self._links.discard(link)

@@ -22,10 +22,10 @@ from support.wait import until
 from support.workers import BACKEND_VARIABLE, BROKER_VARIABLE, CeleryProcess, celery_command
 
 SCHEDULED = "support.apps.scheduled"
-#: As the app has it, in seconds; and how long it may take at most until another one leads, and fires, after the leader
-#: died, on a busy machine.
+#: The length of a term in the app, in seconds; and the longest time on a busy machine until another scheduler leads and
+#: fires after the leader died.
 TERM, TAKEOVER = 1.5, 15.0
-#: What a scheduler says when it knows whether it leads.
+#: What a scheduler logs when it knows whether it leads.
 _SETTLED = ("This scheduler leads", "Standing by:")
 
 
@@ -57,7 +57,7 @@ class SchedulerProcess(CeleryProcess):
         return f"beat-{self.pid}@{socket.gethostname()}"
 
     def wait_settled(self, timeout: float = 60) -> None:
-        """Until it leads or stands by."""
+        """Waits until it leads or stands by."""
 
         def settled() -> bool:
             if not self.running:
@@ -76,7 +76,7 @@ class Lead:
 
 
 class ScheduleStage(Stage):
-    """A schedule of a test's own, its schedulers and workers, and what was fired."""
+    """A schedule of the test's own, its schedulers and workers, and its fires."""
 
     def __init__(self, *args: Any, directory: Path, schedule: Mapping[str, Any], **options: Any) -> None:
         env = {"TEST_SCHEDULE": json.dumps(schedule), **options.pop("env", {})}
@@ -108,12 +108,12 @@ class ScheduleStage(Stage):
     def stop_all(self) -> None:
         for process in self.schedulers:
             if process.running:
-                process.wait_settled()  # told to end while it starts, it ends, but not with 0
+                process.wait_settled()  # asked to stop while it starts, it ends, but not with 0
                 assert process.stop() == 0, f"{process.name} ended with {process.returncode}"
 
     @property
     def lead(self) -> Lead | None:
-        """Who leads by the ledger's own account, if anybody does."""
+        """The scheduler that leads by the ledger's record, if any."""
         found = self.ledger.hgetall(key_of(self.prefix, "leader"))
         if not found or int(found["until"]) < self.now:
             return None
@@ -145,21 +145,21 @@ class ScheduleStage(Stage):
         return int(seconds) * 1000 + int(micros) // 1000
 
     def was_last_due(self, name: str, seconds_ago: float) -> int:
-        """As if the entry had been there before, and had fired so long ago. Returns when that was, in ms."""
+        """As if the entry had existed before, and had fired this long ago. Returns that time, in ms."""
         last = self.now - round(seconds_ago * 1000)
         self.ledger.hsetnx(self.key(name), "generation", "1")
         self.ledger.hset(self.key(name), "last", last)
         return last
 
     def fires(self, entry: str) -> list[Fired]:
-        """Those whose runs have ended, and those that made none, by their due times."""
+        """The fires whose runs have ended, and those that made no run, by their due times."""
         return [one for one in fires_of(self.app) if one.entry == entry]
 
     def ran(self, entry: str) -> list[Fired]:
         return [one for one in self.fires(entry) if one.made_a_run]
 
     def wait_fires(self, entry: str, count: int = 1, *, after: int = 0, timeout: float = 30) -> list[Fired]:
-        """Until so many runs of it have ended that were due after that time (ms)."""
+        """Waits until this many runs of it have ended that were due after that time (ms)."""
         wanted = f"{count} runs of {entry} ended"
         return until(lambda: found if len(found := self._since(entry, after)) >= count else [], timeout, wanted)
 
@@ -173,13 +173,13 @@ class ScheduleStage(Stage):
     # -- what must hold
 
     def nothing_fired_twice(self) -> None:
-        """I3; and where no worker died, no run was executed twice."""
+        """I3; and if no worker died, no run was executed twice."""
         assert not (twice := fired_twice(self.app)), twice
         executions = Counter(event.run for event in self.history.started() if event.job in jobs_of(self.app))
         assert self.deaths or not (twice := [run for run, times in executions.items() if times > 1]), twice
 
     def all_fired_well(self) -> None:
-        """The schedulers end: what they fired has run, once, and nothing is left over."""
+        """The schedulers end: each fire has run, once, and nothing is left over."""
         self.stop_all()
         self.all_well()
         self.nothing_fired_twice()
@@ -194,7 +194,7 @@ class ScheduleStage(Stage):
 
     @contextlib.contextmanager
     def ending(self, reported: Callable[[SchedulerProcess], None]) -> Iterator[ScheduleStage]:
-        """Whatever becomes of the test, its schedulers are gone after it."""
+        """Ends its schedulers with the block, whatever happens in the test."""
         self._reported = reported
         with self._cleanups:
             yield self

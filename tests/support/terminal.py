@@ -36,7 +36,7 @@ class Terminal:
         self.before = termios.tcgetattr(self._theirs)
 
     def __enter__(self) -> Terminal:
-        # The leader of a session gets the first terminal that it opens as its own: only then Ctrl-C means something.
+        # The leader of a session gets the first terminal that it opens as its own. Only then Ctrl-C has an effect.
         opened = ["sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", *self.command]
         env = {**self.env, "TTY": os.ttyname(self._theirs)}
         self.process = subprocess.Popen(opened, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -84,6 +84,6 @@ class Terminal:
         return self.process.returncode
 
     def is_as_before(self) -> bool:
-        """The alternate screen is left, and keys mean what they did."""
+        """The alternate screen is left, and keys have their usual meaning."""
         switches = _ALTERNATE.findall(self.written)
         return switches[-1:] != [b"h"] and termios.tcgetattr(self._theirs) == self.before

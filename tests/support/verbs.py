@@ -18,7 +18,7 @@ ANY = "(FCALL|EVALSHA) "
 
 
 def make_known(client: redis.Redis, *verbs: str) -> None:
-    """Else the first call of each is answered by an error, which makes the caller load it."""
+    """Loads all verbs. Otherwise an error answers the first call of each, and the caller loads it."""
     for verb in verbs:
         client.script_load(script(verb).text)
         if has_functions(client):

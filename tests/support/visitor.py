@@ -1,4 +1,4 @@
-"""The dashboard asked over HTTP, within the test's own process."""
+"""Requests to the dashboard over HTTP, within the test's own process."""
 
 from __future__ import annotations
 

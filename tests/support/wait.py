@@ -18,9 +18,9 @@ def until(
     *,
     poll: float = POLL_SECONDS,
 ) -> T:
-    """Ask ``predicate`` until it is truthy and return that value; fail with its last value after ``timeout``.
+    """Calls ``predicate`` until its value is true, and returns that value; fails with the last value after ``timeout``.
 
-    It is asked once more after the deadline: a machine that froze us past it is not the code's fault.
+    It is called once more after the deadline: a machine that stood still past the deadline is not the code's fault.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -41,7 +41,7 @@ def stays(
     *,
     poll: float = POLL_SECONDS,
 ) -> None:
-    """Fail as soon as ``predicate`` is not truthy, for ``seconds``: for "nothing starts meanwhile"."""
+    """Fails as soon as ``predicate`` is not true, for ``seconds``: for checks that nothing starts meanwhile."""
     deadline = time.monotonic() + seconds
     while True:
         value = predicate()

@@ -30,7 +30,7 @@ BACKEND_VARIABLE = "TEST_BACKEND"
 
 @dataclass(frozen=True)
 class Broker:
-    """Where an app's messages, results and ledger are: by their defaults, as a user would have it."""
+    """Where an app's messages, results and ledger are; by default as in a user's project."""
 
     name: str
     broker_url: str
@@ -44,7 +44,7 @@ class Broker:
 
 
 def environment(*paths: Path | str) -> dict[str, str]:
-    """The environment of a child process: ours, without what would configure Celery or the extension."""
+    """The environment of a child process: ours, without variables that configure Celery or the extension."""
     foreign = ("CELERY_", "TEST_", "PYTEST_", "PYTHON")
     env = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     env["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, TESTS, PROJECT]))
@@ -64,7 +64,7 @@ def run_celery(
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
 ) -> subprocess.CompletedProcess[str]:
-    """``celery -A app ...`` to its end, for commands that have one."""
+    """Runs ``celery -A app ...`` to its end, for commands that end by themselves."""
     return subprocess.run(
         celery_command(app, *arguments),
         env={**environment(), **(broker.env() if broker else {}), **(env or {})},
@@ -76,7 +76,7 @@ def run_celery(
 
 
 class CeleryProcess(ManagedProcess):
-    """Any ``celery`` command that goes on until it is ended: a worker, beat."""
+    """Any ``celery`` command that runs until it is stopped: a worker, beat."""
 
     def __init__(
         self,
@@ -101,10 +101,8 @@ class CeleryProcess(ManagedProcess):
 
 
 class WorkerProcess(CeleryProcess):
-    """A stock ``celery worker`` process.
-
-    ``quick`` leaves out mingle, a wait of one second at each start, and gossip.
-    """
+    """A stock ``celery worker`` process. ``quick`` leaves out mingle, a wait of one second at each start, and
+    gossip."""
 
     def __init__(
         self,
@@ -141,10 +139,10 @@ class WorkerProcess(CeleryProcess):
 
 @contextlib.contextmanager
 def celery_state_of_its_own() -> Iterator[None]:
-    """Have Celery forget which app was current and which tasks were defined meanwhile.
+    """Makes Celery forget which app was current and which tasks were defined in the meantime.
 
-    Celery gives every task that was ever defined in this process to every app that is finalised later. A
-    later test's task of the same name would then be refused in favour of the earlier one's function.
+    Celery gives every task that was ever defined in this process to every app that is finalised later. A later test's
+    task of the same name would then be refused in favour of the earlier function.
     """
     current, default = _state._tls.current_app, _state.default_app
     finalizers = set(_state._on_app_finalizers)
@@ -158,8 +156,8 @@ def celery_state_of_its_own() -> Iterator[None]:
 
 def _forget_tasks_since(before: set[Callable[[Celery], object]]) -> None:
     for callback in _state._on_app_finalizers - before:
-        # Those that Celery's decorators make. Others are of modules that were first imported meanwhile and
-        # will not be again.
+        # Tasks that Celery's decorators make. Others are of modules that were imported for the first time, and will not
+        # be imported again.
         if callback.__module__ in ("celery.app", "celery.app.base"):
             _state._on_app_finalizers.discard(callback)
 
@@ -168,8 +166,8 @@ def _forget_tasks_since(before: set[Callable[[Celery], object]]) -> None:
 def loaded_app(module: str, broker: Broker, env: Mapping[str, str] | None = None) -> Iterator[ModuleType]:
     """An app module as a client of ``broker`` loads it: fresh, with the workers' environment.
 
-    Its app is the current one meanwhile, and its connections are closed afterwards. The module and those of
-    its package that it imported are loaded anew the next time.
+    Its app is the current one within the block, and its connections are closed afterwards. The module, and those of its
+    package that it imported, are loaded anew the next time.
     """
     package = module.rpartition(".")[0]
     known = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith(f"{package}.")}
@@ -191,12 +189,12 @@ def loaded_app(module: str, broker: Broker, env: Mapping[str, str] | None = None
 
 
 def close_app(app: Celery) -> None:
-    """Close every connection that using ``app`` as a client has opened, whether its servers live or not."""
+    """Closes every connection that ``app`` has opened as a client, whether its servers live or not."""
     backend = app._backend
     consumer = getattr(backend, "result_consumer", None)
     if consumer is not None and hasattr(consumer, "subscribed_to"):
         consumer.stop()
-        # Results that are collected later would unsubscribe: from a server that is gone.
+        # Results that are collected later would unsubscribe from a server that is gone.
         consumer.subscribed_to.clear()
         consumer._pubsub = None
     if backend is not None and "client" in vars(backend):

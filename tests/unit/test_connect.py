@@ -1,4 +1,4 @@
-"""Where the ledger is: which address is chosen, what is taken over from it, what is said when it cannot be.
+"""Where the ledger is: which address is chosen, which options come from it, and the errors if it cannot be used.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -403,6 +403,6 @@ def test_settings_do_not_show_the_address_when_printed():
 
 @pytest.mark.parametrize("url", ["redis://h", "rediss://h", "redis+socket:///run/redis.sock", "sentinel://h"])
 def test_the_reply_timeout_is_the_same_with_every_version_of_redis_py(url):
-    """Version 8 cuts what takes 5 s if nobody says otherwise. Our calls are scripts, which never block."""
+    """Version 8 limits replies to 5 s by default. Our calls are scripts, which never block."""
     kwargs = kwargs_of(broker_url=url, broker_transport_options={"master_name": "m"})
     assert kwargs["socket_timeout"] == SOCKET_TIMEOUT

@@ -1,4 +1,4 @@
-"""Which Request and Strategy a job has whose bases bring their own."""
+"""The Request and Strategy of a job whose base classes have their own."""
 
 from __future__ import annotations
 

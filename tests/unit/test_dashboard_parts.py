@@ -177,7 +177,7 @@ def a_letter(id: str, job: str, error: str) -> Any:
     return SimpleNamespace(id=id, job=job, error=error, key="", queue="celery", worker="w", at=ago(60))
 
 
-def test_what_is_done_to_a_group_is_done_to_no_other_job() -> None:
+def test_an_action_on_a_group_affects_no_other_job() -> None:
     there = [
         a_letter("1", "shop.fetch", "E: order 1"),
         a_letter("2", "shop.fetch", "E: order 2"),
@@ -222,7 +222,7 @@ def a_status(*jobs: JobStatus, **values: Any) -> Status:
 
 
 def a_graph(*pairs: tuple[str, str]) -> DependencyGraph:
-    """Each: a job, and the one that it needs."""
+    """Pairs of a job and the job that it needs."""
     needs = [Needs(job=one, needs=other, on="success") for one, other in pairs]
     return DependencyGraph(namespace="shop", at=NOW, jobs=[], dependencies=needs, conflicts=[], groups=[], cycles=[])
 
@@ -325,7 +325,7 @@ def an_end(at: float, seconds: float = 2, **values: Any) -> Ended:
     return Ended.model_validate({**fields, "waited_seconds": 1, "fires": 1, "made_run": True, **values})
 
 
-def test_runs_that_cannot_be_told_apart_are_drawn_as_one_and_counted() -> None:
+def test_runs_that_are_too_close_are_drawn_as_one_and_counted() -> None:
     window = Window(ago(3600), NOW)
     spans = [Span("succeeded", ago(at + 0.5), ago(at), "x", "run") for at in range(3600)]
     found = drawn.merged(spans, window, "runs")

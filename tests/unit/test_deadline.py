@@ -1,4 +1,4 @@
-"""When a run whose job says ``on_lease_lost="stop"`` has to be gone."""
+"""The time by which a run of ``on_lease_lost="stop"`` has to be gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery_orchestration.worker.deadline import Deadline, now, seconds_after_he
 
 @pytest.mark.parametrize(("lease", "sweep", "seconds"), [(30, 5, 17), (30, 1, 25), (3, 5, 1.7), (300, 5, 260)])
 def test_a_run_is_gone_before_the_ledger_can_count_its_lease_as_over(lease, sweep, seconds):
-    """Two sweep intervals that a sweep may add too much, and a margin."""
+    """A sweep may add up to two sweep intervals too much; and there is a margin."""
     settings = Settings(lease_seconds=lease, sweep_seconds=sweep)
     assert seconds_after_heartbeat(settings) == pytest.approx(seconds)
     assert seconds_after_heartbeat(settings) > lease / 3, "a heartbeat is due before"

@@ -1,5 +1,4 @@
-"""The graph of jobs: every job and every relation is in it once, whatever the names are and however they hang
-together."""
+"""The graph of jobs: every job and every relation is in it once, whatever the names are and whatever the relations."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ NOW_MS = round(NOW.timestamp() * 1000)
 
 
 def told(name: str, deps: Any = (), conf: Any = (), **more: Any) -> dict[str, Any]:
-    """A job as the ledger tells it. Lua's empty tables come as {}."""
+    """A job as the ledger returns it. Lua's empty tables come as {}."""
     dependencies = [{"job": encode_job(dep), "on": "success", "fresh": False} for dep in deps]
     conflicts = [encode_job(one) for one in conf]
     common = {"disabled": False, "running": 0, "waiting": 0, "failed": False}
@@ -51,7 +50,7 @@ def drawn_from(*jobs: dict[str, Any], policies: dict[str, Policy] | None = None)
 
 
 def of(edges: dict[str, list[str]], blocks: Any = (), **states: Any) -> DependencyGraph:
-    """Jobs, each with what it depends on."""
+    """Jobs, each with its dependencies."""
     names = sorted({*edges, *(name for deps in edges.values() for name in deps), *(n for pair in blocks for n in pair)})
     conf = {name: [b for a, b in map(sorted, blocks) if a == name] for name in names}
     return drawn_from(*(told(n, edges.get(n, ()), conf[n], **states.get(n, {})) for n in names))
@@ -63,7 +62,7 @@ NAMES = NAMES.filter(lambda name: not any("\ud800" <= char <= "\udfff" for char 
 
 @st.composite
 def dependency_graph(draw: Any) -> DependencyGraph:
-    """Any graph at all: cycles, jobs that depend on themselves, several conditions of one pair."""
+    """Any graph: cycles, jobs that depend on themselves, several conditions of one pair."""
     names = draw(st.lists(NAMES, min_size=1, max_size=10, unique=True))
     name = st.sampled_from(names)
     states = st.sampled_from(["idle", "running", "waiting", "disabled", "unknown"])
@@ -80,7 +79,7 @@ def dependency_graph(draw: Any) -> DependencyGraph:
     members = st.sets(name, min_size=2) if len(names) > 1 else st.nothing()
     groups = draw(st.lists(st.builds(Exclusive, name=st.none() | NAMES, jobs=members.map(sorted)), max_size=2))
     jobs = sorted(names)
-    # As build_graph makes it: from its own function, so that order and cycles are those of a real one.
+    # Built with build_graph, so that order and cycles are those of a real graph.
     whole = drawn_from(*(told(n, [d.needs for d in dependencies if d.job == n]) for n in jobs))
     return whole.model_copy(
         update={
@@ -123,7 +122,7 @@ def test_unusual_conditions_are_shown():
     ]
 
 
-def test_jobs_of_the_code_that_no_worker_has_brought_are_marked():
+def test_jobs_of_the_code_that_no_worker_has_registered_are_marked():
     new = Policy.resolve(
         "new", JobOptions(max_running=1, depends_on=[Dependency("old", on="idle"), "elsewhere"], blocks=["old"])
     )
@@ -229,7 +228,7 @@ def shown(whole: DependencyGraph, columns: int = 80) -> str:
     return file.getvalue()
 
 
-def test_the_picture_tells_states_conditions_and_what_never_runs_together():
+def test_the_drawing_shows_states_conditions_and_conflicts():
     dep = {"job": "shop.fetch", "on": "finish", "fresh": True}
     whole = drawn_from(
         told("shop.cleanup", conf=["shop.process"]),
@@ -249,7 +248,7 @@ def test_only_the_first_of_many_conflicts_are_named():
     assert "a  ✕ b0, b1, b10 and 997 more" in shown(whole)
 
 
-def test_a_group_is_told_by_its_name_and_its_jobs():
+def test_a_group_is_shown_by_its_name_and_its_jobs():
     whole = drawn_from(*(told(name, groups=["=reports"]) for name in "abcde"))
     assert [(one.name, one.jobs) for one in whole.groups] == [("reports", ["a", "b", "c", "d", "e"])]
     assert "a  ✕ b, c, d and 1 more" in shown(whole)
@@ -268,7 +267,7 @@ def test_a_graph_without_jobs_says_so():
 
 
 @given(dependency_graph(), st.integers(20, 200))
-def test_the_picture_is_harmless_and_keeps_to_the_window(whole, columns):
+def test_the_drawing_is_harmless_and_fits_the_window(whole, columns):
     text = shown(whole, columns)
     assert all(char.isprintable() or char == "\n" for char in text), text
     assert [line for line in text.splitlines() if cell_len(line) > columns] == []

@@ -138,7 +138,7 @@ def test_each_pool_is_scaled_between_its_min_and_max_by_its_own_figure(pools: di
             },
         }
         behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-        # What the HPA of a ScaledObject gets is Kubernetes' own schema again.
+        # The HPA of a ScaledObject has Kubernetes' own schema again.
         kubernetes_validate.validate(
             {
                 "apiVersion": "autoscaling/v2",

@@ -67,7 +67,8 @@ def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
 
 
 def prose_of_lua(text: str) -> Iterator[tuple[int, str]]:
-    """What follows ``--`` in a line. No long comments are used, and no string has two dashes and the name of a file."""
+    """The text after ``--`` in a line. No long comments are used, and no string has two dashes and the name of a
+    file."""
     for number, line in enumerate(text.splitlines(), 1):
         yield number, line.partition("--")[2]
 
@@ -76,7 +77,7 @@ PROSE = {".py": prose_of_python, ".lua": prose_of_lua}
 SOURCES = sorted(path for path in PACKAGE.rglob("*") if path.suffix in PROSE)
 #: ``rules.lua``, ``lua/lib/entries.lua``; not ``<verb>.lua``, which stands for many.
 FILE = re.compile(r"(?<![\w./>-])\w[\w./-]*\.(?:lua|py)\b(?![/.]\w)")
-#: Examples of what users have.
+#: Examples of users' files.
 NOT_OURS = {"shop/app.py", "shop/tasks.py", "asgi.py"}
 
 

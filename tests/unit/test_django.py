@@ -143,7 +143,7 @@ def test_without_django_it_says_what_to_install(missing):
     assert last.startswith("ImportError: celery_orchestration.django needs Django, which is not installed: pip install")
 
 
-def test_another_module_that_is_missing_is_not_said_to_be_django():
+def test_another_missing_module_is_not_reported_as_django():
     code = "import sys; sys.modules['celery.contrib.django.task'] = None; import celery_orchestration.django"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
     assert "needs Django" not in done.stderr

@@ -1,4 +1,4 @@
-"""Each check by itself, from facts: what does harm is a problem with a line that fixes it, and nothing else is.
+"""Each check by itself, with given facts: every problem has a command that fixes it, and nothing else is a problem.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -82,7 +82,7 @@ def facts(**more: Any) -> Facts:
 
 def one(check: Any, **more: Any) -> Check:
     [found] = check(facts(**more))
-    # What is said is one line, in words; and what is a problem can be fixed.
+    # Each result is one line, in words; and a problem has a fix.
     assert "\n" not in found.found + found.why + (found.fix or "")
     assert found.state != "problem" or found.fix
     assert found.why
@@ -179,7 +179,7 @@ def test_the_suggested_maxmemory_fits_the_machine(there, fix):
     ],
 )
 def test_suggested_commands_address_the_redis_in_question(address, where):
-    """And not for whichever happens to run where one types."""
+    """And not the Redis on the machine of the person who types them."""
     assert redis_cli(address, "PING") == f"redis-cli {where} PING"
     found = one(redis.eviction, address=address, info={**INFO, "maxmemory_policy": "allkeys-lru"})
     assert found.fix.startswith(f"redis-cli {where} CONFIG SET maxmemory-policy noeviction")
@@ -193,7 +193,7 @@ def test_a_redis_that_may_not_be_asked_is_unknown_not_fine():
 # -- the code
 
 
-def test_code_that_cannot_be_read_is_told_line_by_line():
+def test_code_that_cannot_be_read_is_reported_line_by_line():
     mistakes, misnamed = ["job 'a': unknown option 'prio'"], ["job 'b': depends_on names an unknown job 'c'"]
     found = list(code.code(facts(mistakes=mistakes, misnamed=misnamed)))
     assert [check.state for check in found] == ["problem", "problem"]
@@ -300,7 +300,7 @@ def test_the_prefetch_check_judges_multiplier_and_strict_priority(multiplier, st
     assert (found.state, found.fix) == (state, fix and f"app.conf.{fix}")
 
 
-def test_strict_priority_is_not_said_to_fetch_nothing_ahead_where_it_does():
+def test_strict_priority_is_not_reported_to_fetch_nothing_ahead_where_it_does():
     strict = Settings(strict_priority=True)
     assert "fetches only for free slots" in one(fetch.prefetch, settings=strict).found
     rabbit = {"broker_is_redis": False, "broker_is_amqp": True}
@@ -420,8 +420,8 @@ def test_entries_that_cannot_fire_are_named():
     assert found.fix == command("schedule", "remove", "nightly")
 
 
-def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do():
-    """If the words of ``status`` change, the check that claims them has to."""
+def test_every_sentence_of_status_is_reported_once_by_a_check_with_a_fix():
+    """If the words of ``status`` change, the check that claims them has to change, too."""
     bad = json.dumps({"at": MS, "why": "it is a string"})
     document = {
         **{
@@ -431,7 +431,7 @@ def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do(
             "total": 0,
             "waiting": 0,
             "later": 0,
-            "letters": 0,
+            "dead_letters": 0,
             "jobs": [],
         },
         **{"running": [], "waits": [], "gone": [], "slots": {"celery": 2}, "under_way": {}, "bad": {"j:a": bad}},
@@ -439,7 +439,7 @@ def test_every_sentence_of_status_is_told_once_by_a_check_that_knows_what_to_do(
         "workers": [
             {
                 **{"id": "w1", "name": "w1@h", "host": "h", "pid": 1, "slots": 2, "kind": "thread", "mode": "enforce"},
-                **{"queues": ["celery"], "since": MS, "beat": MS, "running": 0, "lease": 30_000, "left": 30_000},
+                **{"queues": ["celery"], "since": MS, "heartbeat": MS, "running": 0, "lease": 30_000, "left": 30_000},
                 **{"done": 0, "failed": 0, "draining": False},
             }
         ],

@@ -106,7 +106,7 @@ class TestFromBeatSchedule:
 
     def test_a_schedule_class_of_the_user_is_asked_for_its_due_times(self, app):
         class Own(BaseSchedule):
-            """Its repr is another one in each process."""
+            """Its repr differs in each process."""
 
         app.conf.beat_schedule = {"one": {"task": "plain", "schedule": Own()}}
         entry = entries_of(app)["one"]
@@ -291,7 +291,7 @@ class Shop:
 
 
 def everything(message: Delivered) -> dict[str, Any]:
-    """But what one delivery has, what tells calls apart, and the time to live in one queue."""
+    """Without the parts of one delivery, the parts that differ between calls, and the time to live in one queue."""
     left_out = ("delivery_tag", "message_id", "expiration")
     properties = {name: value for name, value in message.properties.items() if name not in left_out}
     return {
@@ -534,7 +534,7 @@ class TestWhatIsMadeOnce:
         assert not is_constant(shop.app, call())
 
     def test_a_continuous_job_never_expires(self, shop: Shop):
-        """Its message is kept by the ledger for all its runs."""
+        """The ledger keeps its message for all its runs."""
         job(shop.app, "shop.continuous", mode="continuous", expires=60)
         message = make(shop.app, entries_of(shop.app)["shop.continuous"].call, ID)
         assert message.envelope.headers["expires"] is None

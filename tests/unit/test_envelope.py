@@ -58,7 +58,7 @@ def taken(connection: Connection, queue: Queue) -> Message:
 
 
 def again(connection: Connection, queue: Queue, message: Message, grant: str = "7") -> Message:
-    """Kept, read again, published and delivered: what a hand-over does."""
+    """Kept, read again, published and delivered: the steps of a hand-over."""
     kept = Envelope.unpack(Envelope.of(message).pack())
     kept.publish(Producer(connection.default_channel), queue, grant)
     return taken(connection, queue)
@@ -112,7 +112,7 @@ def test_a_message_is_published_as_it_came(connection, queue, serializer, compre
     copy = again(connection, queue, message)
     assert_same(message, copy)
     assert ("compression" in copy.headers) == (compression is not None)
-    # Handed over twice, it is still the same: what arrives is kept again.
+    # Handed over twice, it is still the same: the received message is kept again.
     assert_same(message, again(connection, queue, copy))
 
 

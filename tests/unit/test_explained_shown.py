@@ -1,4 +1,4 @@
-"""What ``explain`` prints: the answer first, on one screen, and lines that can be copied."""
+"""The output of ``explain``: the answer first, on one screen, and lines that can be copied."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def told(last: int, *records: Record) -> Account:
     return account(FIRST, last, EVERY, records[::-1])
 
 
-def test_all_is_well_if_each_due_time_made_a_run() -> None:
+def test_nothing_is_reported_if_each_due_time_made_a_run() -> None:
     found = told(3000, ran(1000), by_hand(), ran(2000, "failed", late=300), ran(3000))
     assert (found.due, found.ran, found.latest, found.problems) == (3, 3, 300, [])
 

@@ -36,7 +36,7 @@ def nodes(edges):
 
 
 class TestNames:
-    def test_an_unknown_name_is_said_with_the_nearest_one(self):
+    def test_an_unknown_name_is_reported_with_the_nearest_one(self):
         said = refusal(
             {
                 "shop.fetch": {"depends_on": ["shop.proces"]},
@@ -107,7 +107,7 @@ class TestDependencies:
         (said,) = refusal({"shop.a": {"depends_on": ["shop.a"]}})
         assert said == "job 'shop.a': depends_on names the job itself"
 
-    def test_a_job_that_blocks_itself_is_told_of_max_running(self):
+    def test_a_job_that_blocks_itself_gets_a_hint_about_max_running(self):
         (said,) = refusal({"shop.a": {"blocks": ["shop.a"]}})
         assert said == "job 'shop.a': blocks names the job itself: write max_running=1 instead"
 

@@ -14,7 +14,7 @@ from support.wait import stays, until
 
 @pytest.fixture(params=["hub", "timer"])
 def timing(request: pytest.FixtureRequest) -> Any:
-    """A loop, what clears its timers as the loss of a connection does, and what makes it go on."""
+    """A loop, a function that clears its timers as the loss of a connection does, and a function that runs it."""
     if request.param == "hub":
         hub = Hub()
         loop, going = HubLoop(hub), hub.create_loop()

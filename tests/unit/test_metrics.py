@@ -17,11 +17,11 @@ LIMITS = [100, 1000, 60_000, 1_800_000]
 
 
 def job(name: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "running": 0, "waiting": 0, "later": 0, "letters": 0, **more}
+    return {"name": name, "running": 0, "waiting": 0, "later": 0, "dead_letters": 0, **more}
 
 
 def member(id: str, **more: Any) -> dict[str, Any]:
-    at_work = {"left": 30_000, "beat": NOW - 1000, "lease": 30_000, "draining": False, "running": 0, "slots": 4}
+    at_work = {"left": 30_000, "heartbeat": NOW - 1000, "lease": 30_000, "draining": False, "running": 0, "slots": 4}
     return {"id": id, "kind": "prefork", "queues": ["celery", "images.high"], **at_work, **more}
 
 
@@ -93,10 +93,10 @@ def test_counters_do_not_fall_when_a_job_is_deleted():
     assert value(facts, "celery_task_succeeded_total", name="") is None
 
 
-def test_metrics_tell_the_state_of_a_job():
+def test_metrics_show_the_state_of_a_job():
     off = json.dumps({"by": "failures", "why": "5 failures in a row", "at": NOW})
     facts = measured(
-        [job("a", running=2, waiting=41, later=3, failures=5, letters=6, disabled=off, succeeded_at=NOW - 5000)]
+        [job("a", running=2, waiting=41, later=3, failures=5, dead_letters=6, disabled=off, succeeded_at=NOW - 5000)]
     )
     found = {name: number for (name, labels), number in series(facts).items() if ("name", "a") in labels}
     assert found == {

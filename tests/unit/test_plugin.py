@@ -1,4 +1,4 @@
-"""The plugin comes with every ``celery`` command: it brings nothing that a command does not need."""
+"""Every ``celery`` command loads the plugin: it imports nothing that a command does not need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODULES = "import sys, celery.bin.celery as cli; print('orchestration' in cli.ce
 
 
 def loaded_by_celery(*paths: Path) -> tuple[bool, set[str]]:
-    """Whether the plugin was there, and the modules that the command line has before it does anything."""
+    """Whether the plugin was loaded, and the modules that the command line has imported before it does anything."""
     python = [sys.executable, "-c", MODULES]
     done = subprocess.run(python, env=environment(*paths), capture_output=True, text=True, check=True)
     plugin, *modules = done.stdout.splitlines()

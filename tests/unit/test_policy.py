@@ -20,7 +20,6 @@ from celery_orchestration.job.options import OPTIONS, Dependency, JobOptions, Pr
 from celery_orchestration.job.policy import Policy
 from celery_orchestration.job.settings import Settings
 from celery_orchestration.job.text import show, suggest
-from celery_orchestration.job.validation import NOT_AVAILABLE
 
 PROJECT = Path(__file__).parents[2]
 
@@ -102,7 +101,7 @@ class TestSuggestions:
         assert suggest(word, ["shop.fetch", "shop.process_data"]) == f", did you mean '{found}'?"
 
     @pytest.mark.parametrize("word", ["zebra", "", "x" * 1_000_000])
-    def test_nothing_is_said_when_nothing_is_close(self, word):
+    def test_nothing_is_suggested_when_nothing_is_close(self, word):
         assert suggest(word, ["shop.fetch", "shop.process_data"]) == ""
 
     @pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\x00", "\u202egnp.exe", "x" * 1_000_000])
@@ -347,18 +346,9 @@ class TestOptions:
         assert getattr(written, option) == value
         assert written.sources[option] == "written"
 
-    def test_a_recurring_job_skips_and_catches_up_within_an_hour_unless_told_otherwise(self):
+    def test_a_recurring_job_skips_and_catches_up_within_an_hour_by_default(self):
         recurring = policy(interval_seconds=60)
         assert (recurring.overlap, recurring.catch_up, recurring.catch_up_seconds) == ("skip", "latest", 3600)
-
-    def test_unsupported_options_are_refused_and_never_ignored(self, monkeypatch):
-        monkeypatch.setitem(NOT_AVAILABLE, "overlap", ())
-        monkeypatch.setitem(NOT_AVAILABLE, "mode", ("continuous",))
-        assert refusal(overlap="skip", interval_seconds=60) == (
-            "job 'shop.job': overlap is not available in this version"
-        )
-        assert refusal(mode="continuous") == "job 'shop.job': mode='continuous' is not available in this version"
-        assert policy(mode="scheduled", interval_seconds=60).mode == "scheduled"
 
     def test_a_recurring_default_accepts_what_the_option_accepts(self):
         for option, field in RecurringDefaults.model_fields.items():

@@ -1,4 +1,4 @@
-"""How many workers a pool needs: by properties, and by what other autoscalers are known to get wrong."""
+"""How many workers a pool needs: as properties, and against known mistakes of other autoscalers."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ HELD_BACK = [{"paused": True}, {"in_new_epoch": True}, {"unknown": "the broker i
 
 
 class Run:
-    """A pool over time, second by second, that always gets what was decided."""
+    """A pool over time, second by second, that always gets the decided number of workers."""
 
     def __init__(self, pool: Pool, **first):
         self.figures = Figures(pool, now=0.0, **first)
@@ -213,7 +213,7 @@ class TestWhatOthersGetWrong:
         assert found.wanted == 8  # at once
 
     def test_a_pool_grows_when_a_job_became_slower(self):
-        """Durations say that two workers are enough; the oldest run says that they are not."""
+        """By the durations two workers are enough; the wait of the oldest run shows that they are not."""
         run = Run(self.pool, wanted=2)
         run.seconds(25, ready=[Ready("a", 10, 0.1)], busy_slots=4, oldest_wait_seconds=30.0)
         assert 3 <= run.size <= 5

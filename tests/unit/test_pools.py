@@ -18,7 +18,7 @@ from celery_orchestration.operate.pools.serve import address_of, answer
 from celery_orchestration.pools import child
 from celery_orchestration.pools.machine import Machine, machine
 from celery_orchestration.pools.places import identity
-from celery_orchestration.pools.pool_look import Waits
+from celery_orchestration.pools.pool_snapshot import Waits
 from celery_orchestration.pools.table import arguments_of, differences, queues_of, shared, strictest
 from celery_orchestration.worker import supervised
 
@@ -48,13 +48,13 @@ class TestTable:
         assert strictest(Pool(min=4, max=8), [shared(Pool(min=1, max=2))]).min == 2
         assert strictest(own, [shared(own)]) == own
 
-    def test_differences_are_told_with_what_applies(self):
+    def test_differences_are_reported_with_the_value_that_applies(self):
         own, other = Pool(min=1, max=8), shared(Pool(min=1, max=5))
         (told,) = differences("images", own, {"b": other, "c": shared(own)})
         assert told.startswith("supervisor b has another table of pools: pool 'images' has max=5 there and 8 here.")
         assert "applies: max=5" in told
 
-    def test_jobs_without_a_line_and_lines_without_a_job_are_told(self):
+    def test_jobs_without_a_pool_and_pools_without_a_job_are_reported(self):
         app = Celery("shop")
         for name, pool in (("a", "images"), ("b", "imagse"), ("c", None)):
             app.task(base=OrchestratedTask, name=name, **({"pool": pool} if pool else {}))(_nothing)
@@ -186,5 +186,5 @@ class TestServe:
 
         figures = Served(Client())  # type: ignore[arg-type]
         assert answer(figures, "/")[0] == 503
-        figures.look()
+        figures.read()
         assert answer(figures, "/health") == (503, {"problem": "the ledger does not answer"})

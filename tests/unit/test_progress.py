@@ -24,7 +24,7 @@ from celery_orchestration.operate import Progress
 @pytest.mark.parametrize(
     ("done", "total"), [(0, 0), (3, 10), (0.5, 1.0), (11, 10), (3, None), (2**53, 2**60), (Fraction(1, 4), 1)]
 )
-def test_numbers_are_told_as_they_are(done: Any, total: Any) -> None:
+def test_numbers_are_reported_unchanged(done: Any, total: Any) -> None:
     assert json.loads(as_json(done, total)) == {"done": done, "total": total, "note": ""}
 
 
@@ -72,7 +72,7 @@ def test_progress_outside_of_a_worker_does_nothing(
 
 
 class Ledger:
-    """Answers as the test wants."""
+    """Answers as the test chooses."""
 
     def __init__(self, *answers: Exception | None) -> None:
         self.answers = list(answers)
@@ -91,7 +91,7 @@ def reporter(*answers: Exception | None) -> tuple[Reporter, Ledger]:
     return Reporter(lambda: ledger), ledger  # type: ignore[arg-type,return-value]
 
 
-def test_the_latest_of_each_run_is_told() -> None:
+def test_the_latest_report_of_each_run_is_sent() -> None:
     one, ledger = reporter()
     for number in range(10):
         one.report(("a", "1"), str(number))

@@ -105,7 +105,7 @@ def test_jobs_without_a_route_of_the_user_take_ours(new_app):
 
 
 def test_a_router_that_only_adds_options_counts_as_a_route_of_the_user(new_app):
-    """Celery takes the first route that is one: what it leaves open is the default queue, as ever."""
+    """Celery takes the first route that is one; where it says nothing, the default queue applies, as always."""
     app = new_app(task_routes={"shop.job": {"priority": 3}})
     assert destination(job(app, pool="images").delay) == "celery"
 
@@ -230,7 +230,7 @@ def test_our_queues_have_the_type_of_the_default_queue(new_app):
         ("", None, 2),
     ],
 )
-def test_a_queues_name_tells_pool_and_rank(queue, pool, rank):
+def test_a_queues_name_contains_pool_and_rank(queue, pool, rank):
     assert (pool_of(queue), rank_of(queue)) == (pool, rank)
 
 

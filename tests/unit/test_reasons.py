@@ -66,7 +66,7 @@ class TestReason:
 
 
 @pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
-def test_every_missing_condition_of_a_dependency_can_be_told(condition):
+def test_every_missing_condition_of_a_dependency_has_words(condition):
     told = reasons.sentence(["depends", "shop.fetch", condition.word], lambda _: "running")
     assert told == f"waiting for shop.fetch: {condition.present or 'running'}"
     assert condition.root_cause in get_args(RootCause)
@@ -82,7 +82,7 @@ def test_a_rule_that_only_the_table_knows_is_explained_with_its_sentence_and_its
     assert cause.fix.endswith("orchestration enable shop.fetch")
 
 
-def test_a_reason_that_nobody_knows_is_told_by_its_words():
+def test_an_unknown_reason_is_shown_by_its_words():
     assert reasons.past(["new_rule", "shop.fetch"]) == "shop.fetch"
     assert reasons.past(["new_rule"]) == "new_rule"
     assert reasons.job_of(["new_rule", "shop.fetch"]) is None

@@ -16,7 +16,7 @@ from support.wait import until
 
 @pytest.fixture
 def heard(tmp_path: Path) -> Iterator[queue.SimpleQueue[str]]:
-    """What a watcher of ``tmp_path`` says; it is at work."""
+    """The reports of a watcher of ``tmp_path``, which has started."""
     words: queue.SimpleQueue[str] = queue.SimpleQueue()
     (tmp_path / "shop").mkdir()
     watcher = CodeWatcher([tmp_path], words.put)

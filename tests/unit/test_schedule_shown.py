@@ -1,4 +1,4 @@
-"""The schedule in a terminal: entries, who leads, and what came of fires. Of a terminal nothing but text is asked."""
+"""The schedule in a terminal: entries, leaders, and the results of fires. No control characters reach a terminal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def table(shown: Callable[..., str], *entries: EntryStatus, columns: int = 80) -
 # -- entries
 
 
-def test_an_entry_tells_what_when_and_what_came_of_it(shown):
+def test_an_entry_shows_its_task_its_times_and_its_last_fire(shown):
     text = table(shown, entry(skips=3, misses=1))
     assert re.search(r"mails +every 60 s +sent +in 10 s +12 *\n", text), text
     assert re.search(r"shop.mail +by people +50 s ago +3 skipped *\n", text), text
@@ -161,7 +161,7 @@ def test_a_hostile_name_of_a_leader_is_shown_harmlessly(shown):
 
 
 def record(entry: str | None = None, due: int | None = None, outcome: str = "succeeded", error: str = "") -> str:
-    """As the ledger keeps it."""
+    """A record as the ledger keeps it."""
     run = {"id": "the-id", "attempt": 0, "outcome": outcome, "arrived": NOW_MS - 5000, "started": NOW_MS - 1000}
     run |= {"ended": NOW_MS, "worker": "w1@host", "fence": "7", "recoveries": 0, "key": ""}
     fired = {"entry": entry, "due": due} if entry else {}
@@ -200,7 +200,7 @@ def told(shown: Callable[..., str], *records: str, columns: int = 80) -> str:
     return shown(print_history, [read_ended("fetch", one) for one in records], columns)
 
 
-def test_history_tells_of_fires_that_made_no_run(shown):
+def test_history_shows_fires_that_made_no_run(shown):
     text = told(shown, none("skipped", "the run before it has not ended", 3, "fetch"))
     assert "    3 fires skipped: the run before it has not ended\n" in text
     assert "an-id" not in text
@@ -209,7 +209,7 @@ def test_history_tells_of_fires_that_made_no_run(shown):
     )
 
 
-def test_history_tells_entry_and_due_time_where_they_say_something(shown):
+def test_history_shows_entry_and_due_time_where_they_are_of_use(shown):
     assert "took 1.0 s  waited 4 s\n" in told(shown, record("fetch", NOW_MS - 5000))
     assert "waited 4 s  fired by often\n" in told(shown, record("often", NOW_MS - 5000))
     due = (NOW - timedelta(minutes=5)).astimezone().strftime("%m-%d %H:%M:%S")
@@ -235,7 +235,7 @@ def ended(**more: Any) -> Ended:
     return Ended(**{**common, **more})
 
 
-def test_a_run_is_told_in_full(shown):
+def test_a_run_is_shown_in_full(shown):
     more = {"waited_for": "room of fetch", "error": "ValueError: no", "entry": "often"}
     run = ended(outcome="failed", retries=1, recoveries=2, key="7", **more)
     clock = NOW.astimezone().strftime("%m-%d %H:%M:%S")

@@ -22,7 +22,7 @@ def entry(task: str, priority: int = 1) -> Any:
 
 @pytest.fixture
 def queue() -> DueQueue:
-    """`last` depends on `middle`, and that on `first`."""
+    """`last` depends on `middle`, and `middle` on `first`."""
     needs: dict[str, tuple[str, ...]] = {"first": (), "middle": ("first",), "last": ("middle",), "other": ()}
     return DueQueue(Graph(needs, {}, {}, {}))
 
@@ -43,7 +43,7 @@ class TestEntriesThatAreDueTogether:
 
 
 class TestDueQueue:
-    def test_an_entry_is_looked_at_when_that_was_said_last(self, queue: DueQueue):
+    def test_an_entry_is_looked_at_at_the_time_that_was_set_last(self, queue: DueQueue):
         one = entry("first")
         queue.add(one)
         queue.look_at(one, 5)
@@ -82,7 +82,7 @@ class TestTerm:
 
     @pytest.fixture
     def term(self, clock: Clock) -> Term:
-        """Its ledger takes a second for an answer."""
+        """Its ledger takes a second to answer."""
         self.answer, self.resigned = "17", list[str]()
         self.silent = 0.0
 

@@ -1,4 +1,4 @@
-"""A soak that cannot fail is worth nothing: every violation that is planted in a story is found, and no other."""
+"""The checks of the soak: every violation that is planted in a story is found, and no other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RULES = {
 
 
 class Tale:
-    """A story in the making; what is said first in it is how all goes well."""
+    """A story in the making, which begins as a good one."""
 
     def __init__(self, topology: str = "rabbitmq", max_running: int | None = None) -> None:
         self.plan = Plan("seed", 60.0, topology, (), max_running, (), (), ())
@@ -336,7 +336,7 @@ def test_leftovers_in_the_ledger_are_found(tale):
 def test_workers_that_end_by_themselves_or_do_not_end_are_found(tale):
     tale.note("ended_by_itself", 3, worker="w1", code=1)
     tale.note("did_not_end", 9, worker="w2")
-    tale.finds("I4 worker w1 ended by itself: 1", "I4 worker w2 was told to end and did not")
+    tale.finds("I4 worker w1 ended by itself: 1", "I4 worker w2 was asked to end and did not")
 
 
 # -- the plan

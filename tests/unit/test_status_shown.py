@@ -1,4 +1,4 @@
-"""The status on one screen: what needs attention first, whatever there is and however small the window.
+"""The status on one screen: urgent objects come first, however many there are and however small the window.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -32,7 +32,7 @@ from celery_orchestration.operate import (
     WorkerStatus,
 )
 from celery_orchestration.operate.models import OUTCOMES
-from celery_orchestration.operate.status.filter import STATES, narrowed
+from celery_orchestration.operate.status.filter import STATES, filtered
 from celery_orchestration.operate.status.urgency import by_urgency, problems_of
 from support.hostile import TEXTS
 
@@ -208,7 +208,7 @@ def test_why_a_job_is_disabled_overdue_or_would_have_waited_is_below_it():
 # -- runs
 
 
-def test_runs_tell_their_progress_and_why_they_wait():
+def test_runs_show_their_progress_and_why_they_wait():
     progress = Progress(done=45, total=100, note="pages", at=NOW)
     found = status(
         running=2,
@@ -248,7 +248,7 @@ def test_in_a_narrow_window_the_number_is_kept_and_the_bar_whole():
 # -- queues and workers
 
 
-def test_queues_tell_how_much_is_in_them_and_who_serves_them():
+def test_queues_show_their_messages_and_their_workers():
     found = status(
         queues=[
             QueueStatus(name="a", depth=0, slots=4, under_way=0, waiting=0),
@@ -278,7 +278,7 @@ def test_very_many_jobs_and_workers_fit_into_the_window(columns, height):
     lines = text_of(View(crowd(), height=height, live=True), columns).splitlines()
     assert height - 3 <= len(lines) <= height
     assert sum(line.startswith("… ") and line.endswith(" more") for line in lines) >= (2 if height == 24 else 4)
-    # Where one can scroll, nothing is left out for want of room.
+    # Where one can scroll, all rows are shown.
     assert "\nworkers: 150 idle" in text_of(View(crowd(), height=height), columns)
 
 
@@ -287,7 +287,7 @@ def small() -> Status:
     jobs = [job("a", "waiting", overdue=True), job("b", "waiting"), job("c", "running")]
     waits = [run(one.name, "waiting", reason="the ledger may have forgotten something: " + "why " * 20) for one in jobs]
     queues = [QueueStatus(name=f"q{n}", depth=n, slots=2, under_way=0, waiting=0) for n in range(6)]
-    problems = ["the ledger was restarted or failed over: what it was told just before may be lost; nothing starts"]
+    problems = ["the ledger was restarted or failed over: its last writes may be lost; nothing starts"]
     leads = SchedulerStatus(leader="beat@host", since=NOW, entries=3)
     return status(
         jobs=jobs, runs=[run("c")], waits=waits, queues=queues, workers=[worker("w", "busy")], problems=problems,
@@ -360,7 +360,7 @@ def test_hostile_names_keep_to_the_window(name, columns, height):
         assert [line for line in lines if cell_len(line) > columns] == []
 
 
-# -- narrowed
+# -- filtered
 
 
 def mixed() -> Status:
@@ -420,26 +420,26 @@ def kept(found: Status) -> Any:
         ({"states": ["idle"], "jobs": ["images"]}, ([], [], [], [])),
     ],
 )
-def test_a_status_is_narrowed_to_what_concerns_some_jobs(asked, expected):
-    found = narrowed(mixed(), **asked)
+def test_a_status_is_filtered_by_jobs_states_and_pools(asked, expected):
+    found = filtered(mixed(), **asked)
     assert kept(found) == expected
     assert (found.problems, found.namespace) == (["a problem"], "shop")
 
 
-def test_a_narrowed_status_counts_only_its_jobs():
-    found = narrowed(mixed(), jobs=["shop"])
+def test_a_filtered_status_counts_only_its_jobs():
+    found = filtered(mixed(), jobs=["shop"])
     assert (found.running, found.waiting, found.later, found.dead_letters) == (2, 2, 1, 1)
-    whole = narrowed(mixed())
+    whole = filtered(mixed())
     assert (whole.running, whole.waiting, whole.later, whole.dead_letters) == (3, 9, 4, 5)
 
 
 def test_the_queues_that_jobs_are_sent_to_are_kept_though_nothing_is_there():
-    found = narrowed(mixed(), jobs=["late"], sent={"bank": ["bank.late"], "celery": ["shop.fetch"]})
+    found = filtered(mixed(), jobs=["late"], sent={"bank": ["bank.late"], "celery": ["shop.fetch"]})
     assert kept(found) == (["bank.late"], [], ["bank"], ["w3@host"])
 
 
 def test_a_name_that_looks_like_a_pattern_is_found():
-    assert [one.name for one in narrowed(status(jobs=[job("a*?[b]"), job("ab")]), jobs=["*?["]).jobs] == ["a*?[b]"]
+    assert [one.name for one in filtered(status(jobs=[job("a*?[b]"), job("ab")]), jobs=["*?["]).jobs] == ["a*?[b]"]
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_a_name_that_looks_like_a_pattern_is_found():
 )
 def test_a_pattern_that_matches_nothing_says_so(asked, error, words):
     with pytest.raises(error) as caught:
-        narrowed(mixed(), **asked)
+        filtered(mixed(), **asked)
     assert words in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""OrchestratedTask as people write it: the changes that binding makes to a task, and that it makes no others.
+"""OrchestratedTask as people write it: binding changes what the options say, and nothing else.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -99,7 +99,7 @@ def test_a_job_that_undoes_its_bases_interval_has_celerys_retries_again(app):
     assert (task.autoretry_for, task.retry_backoff, task.max_retries) == ((), False, 3)
 
 
-def test_what_a_job_writes_is_written_whatever_its_base_implies(app):
+def test_an_option_of_a_job_counts_as_written_whatever_its_base_implies(app):
     class Base(OrchestratedTask):
         interval_seconds = 60
 
@@ -179,7 +179,7 @@ def test_celerys_own_names_are_never_orchestrated(app, name):
         ({"timeout_seconds": 5, "time_limit": 5}, "timeout_seconds and time_limit exclude each other"),
     ],
 )
-def test_a_bad_option_is_named_with_its_job_by_whoever_uses_it(app, sent, options, message):
+def test_a_bad_option_is_reported_with_its_job_where_it_is_used(app, sent, options, message):
     task = job(app, **options)
     for use in (task.delay, lambda: jobs_of(app)):
         with pytest.raises(ConfigurationError) as caught:
@@ -498,7 +498,7 @@ def test_defaults_for_recurring_jobs_may_change_retries(app, recurring):
     assert (task.soft_time_limit, task.time_limit) == (60, 70)
 
 
-def test_what_is_written_on_a_job_wins_over_the_apps_defaults(app, recurring):
+def test_options_written_on_a_job_win_over_the_apps_defaults(app, recurring):
     app.conf.orchestration_recurring_defaults = NO_DEFAULTS
     body = failing(ValueError)
     task = recurring(body, timeout_seconds=5, max_running=2, autoretry_for=(ValueError,), max_retries=2)

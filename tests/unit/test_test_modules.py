@@ -30,7 +30,7 @@ def imported_tests(text: str) -> list[str]:
 
 
 def test_no_module_imports_a_test_module():
-    """What two of them need is in ``support``; fixtures are in ``conftest.py``."""
+    """Code that two of them need is in ``support``; fixtures are in ``conftest.py``."""
     found = {str(path.relative_to(TESTS)): imported_tests(path.read_text()) for path in MODULES}
     assert {path: names for path, names in found.items() if names} == {}
 
@@ -44,7 +44,7 @@ def test_an_import_of_a_test_module_is_noticed(text: str):
 
 
 def test_support_code_is_short():
-    """Without the sample apps and projects, it has to stay under 4,000 lines: somebody has to read it."""
+    """Without the sample apps and projects it has to stay under 4,000 lines, so that people can read it."""
     samples = (SUPPORT / "apps", SUPPORT / "projects")
     files = [path for path in SUPPORT.rglob("*.py") if not any(path.is_relative_to(folder) for folder in samples)]
     assert sum(len(path.read_text().splitlines()) for path in files) < 4000

@@ -1,4 +1,5 @@
-"""What projects test their jobs with: the gate as a function, eager mode, mode "off". None of it needs a server."""
+"""The tools with which projects test their jobs: the gate as a function, eager mode, mode "off". None of it needs a
+server."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from celery_orchestration.errors import ConfigurationError
 from celery_orchestration.testing import Decision, Ended, decide
 from support.workers import PROJECT
 
-#: Nobody listens there.
+#: Nothing listens there.
 NOBODY = "redis://127.0.0.1:1/0"
 
 
@@ -115,7 +116,7 @@ def test_a_dependency_has_to_be_idle(app):
     assert reason(app, "shop.look", running=["shop.process"]) == "waiting for shop.process: running"
 
 
-def test_a_dependency_that_is_disabled_is_said_to_be(app):
+def test_a_disabled_dependency_is_shown_as_disabled(app):
     off = ["shop.fetch"]
     said = "waiting for shop.fetch: it is disabled"
     assert reason(app, "shop.process", ended={"shop.fetch": "failed"}, disabled=off) == said
@@ -204,7 +205,7 @@ def test_a_job_may_be_named_by_a_lazy_task(new_app):
 
 
 @pytest.mark.parametrize("where", ["job", "running", "waiting", "ended", "started", "disabled"])
-def test_an_unknown_name_is_said_with_what_was_meant(app, where):
+def test_an_unknown_name_is_reported_with_a_suggestion(app, where):
     def ask(name: Any) -> None:
         value: Any = {"job": name, "ended": {name: "failed"}, "started": {name: 1}}.get(where, [name])
         decide(app, **{"job": "shop.fetch", where: value})
@@ -218,12 +219,12 @@ def test_an_unknown_name_is_said_with_what_was_meant(app, where):
         ask(5)
 
 
-def test_an_unknown_outcome_is_said_with_what_was_meant(app):
+def test_an_unknown_outcome_is_reported_with_a_suggestion(app):
     with pytest.raises(ConfigurationError, match="not 'success', did you mean 'succeeded'"):
         decide(app, job="shop.process", ended={"shop.fetch": "success"})
 
 
-def test_mistakes_in_the_jobs_are_said(app):
+def test_mistakes_in_the_jobs_are_reported(app):
     app.task(base=OrchestratedTask, name="shop.wrong", blocks=["shop.fetsh"], shared=False)(nothing)
     with pytest.raises(ConfigurationError, match=re.escape("unknown job 'shop.fetsh', did you mean 'shop.fetch'?")):
         decide(app, job="shop.fetch")

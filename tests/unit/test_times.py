@@ -32,7 +32,7 @@ from celery_orchestration.scheduler.times import (
 
 UTC = timezone.utc
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
-#: With the days on which their clocks change: forth, then back. On Lord Howe Island by half an hour.
+#: With the days on which their clocks change: forward, then back. On Lord Howe Island by half an hour.
 ZONES = {
     "Europe/Berlin": (date(2024, 3, 31), date(2024, 10, 27)),
     "America/New_York": (date(2024, 3, 10), date(2024, 11, 3)),
@@ -76,7 +76,7 @@ def first_ones(times: Times, last: int, count: int) -> list[int]:
 
 
 def stock_beat(when: BaseSchedule, app: Celery, start: int, end: int) -> list[int]:
-    """When Celery's own beat fires, if it wakes at the very times at which it means to."""
+    """When Celery's own beat fires, if it wakes at exactly the times that it plans."""
     now = start
     own = copy.copy(when)
     own.nowfun = lambda: datetime.fromtimestamp(now / 1000, UTC).astimezone(app.timezone)
@@ -189,7 +189,7 @@ class TestDueTimes:
     def test_due_times_do_not_depend_on_when_or_how_often_they_are_asked_for(
         self, history: tuple[Times, int, list[int]], data: st.DataObject
     ):
-        """Looking often finds more of them, looking seldom merges some into one: there are no others."""
+        """More questions find more of them, fewer questions merge some into one: there are no others."""
         times, last, found = history
         looks = sorted(data.draw(st.lists(st.integers(last, found[-1]), max_size=10)))
         fired, missed = [], 0
@@ -243,7 +243,7 @@ class TestEvery:
 
 
 def by_looking_at_every_minute(when: crontab, start: int, end: int) -> list[int]:
-    """In UTC: what a crontab says, read field by field."""
+    """In UTC: the due times of a crontab, read field by field."""
     found = []
     for at in range(start // MINUTE * MINUTE + MINUTE, end + 1, MINUTE):
         local = datetime.fromtimestamp(at / 1000, UTC)
@@ -330,15 +330,15 @@ class TestChangesOfClocks:
     @pytest.mark.parametrize(
         ("zone", "change", "when", "found"),
         [
-            # The hour from 2 to 3 is left out.
+            # The hour from 2 to 3 does not exist.
             ("Europe/Berlin", 0, crontab("30", "2"), ["30 02:30", "31 03:30", "01 02:30"]),
             ("America/New_York", 0, crontab("30", "2"), ["09 02:30", "10 03:30", "11 02:30"]),
-            # Half an hour is, from 2 to half past.
+            # Half an hour does not exist, from 2 to half past.
             ("Australia/Lord_Howe", 0, crontab("15", "2"), ["05 02:15", "06 02:45", "07 02:15"]),
-            # An hour comes twice: what is due in it is so once.
+            # An hour comes twice: due times in it count once.
             ("Europe/Berlin", 1, crontab("30", "2"), ["26 02:30", "27 02:30", "28 02:30"]),
             ("America/New_York", 1, crontab("30", "1"), ["02 01:30", "03 01:30", "04 01:30"]),
-            # Half an hour does, from half past 1 to 2.
+            # Half an hour comes twice, from half past 1 to 2.
             ("Australia/Lord_Howe", 1, crontab("45", "1"), ["06 01:45", "07 01:45", "08 01:45"]),
         ],
     )
@@ -404,7 +404,7 @@ class TestSolar:
     @pytest.mark.parametrize("event", ["sunset", "dusk_civil", "dawn_nautical", "dawn_astronomical", "solar_noon"])
     @pytest.mark.parametrize("place", [(52.5, 13.4), (-37, 144)])
     def test_is_due_once_a_day(self, event: str, place: tuple[float, float]):
-        """ephem finds an event again if asked at the very time of it."""
+        """ephem finds an event again if asked at exactly its time."""
         times = times_of(solar(event, *place), APPS["UTC"])
         found = first_ones(times, ms(2024, 8, 1), 400)
         gaps = [b - a for a, b in pairwise(found)]
@@ -417,7 +417,7 @@ class TestSolar:
         [dark] = [gap // DAY for gap in (b - a for a, b in pairwise(found)) if gap > 2 * DAY]
         assert 40 < dark < 60
 
-    def test_what_was_missed_is_one_fire(self):
+    def test_missed_due_times_make_one_fire(self):
         times = times_of(solar("sunset", 52.5, 13.4), APPS["UTC"])
         due = times.due(ms(2024, 1, 1), ms(2024, 1, 11))
         assert due is not None
@@ -428,11 +428,11 @@ class TestSolar:
 
 
 class OwnCrontab(crontab):
-    """As packages have them that keep schedules in a database."""
+    """As in packages that keep schedules in a database."""
 
 
 class EvenMinutes(BaseSchedule):
-    """Due in every even minute in which it was not."""
+    """Due once in every even minute."""
 
     def remaining_estimate(self, last_run_at: datetime) -> timedelta:
         raise AssertionError("beat does not ask for this")
@@ -482,7 +482,7 @@ class TestOwnSchedules:
         assert due == Due(clock.at, 0, clock.at + MINUTE)
 
     def test_are_not_due_twice_at_the_same_time(self, even: tuple[Times, Clock]):
-        """By Redis's clock, which may stand where theirs goes on."""
+        """By Redis's clock, which may stand still while the schedule's clock advances."""
         times, clock = even
         last, clock.at = clock.at, clock.at + DAY + MINUTE
         assert times.due(last, last) is None
@@ -495,7 +495,7 @@ class TestOwnSchedules:
 
         assert times_of(Says(), APPS["UTC"]).next(0, 1000) == 1000 + wait
 
-    def test_are_told_the_last_time_in_the_time_zone_of_the_app(self):
+    def test_get_the_last_time_in_the_time_zone_of_the_app(self):
         told = []
 
         class Told(BaseSchedule):
@@ -508,7 +508,7 @@ class TestOwnSchedules:
 
 
 class TestUsersObjects:
-    """One schedule may be in several entries, and in other hands."""
+    """One schedule may be in several entries, and used by other code."""
 
     def schedules(self) -> Iterator[BaseSchedule]:
         yield crontab("*/5", "2-4", nowfun=None)

@@ -73,7 +73,7 @@ class TestSlots:
         assert asked(stage) == ["b"]
         assert stage.slots.free() == 1
 
-    def test_what_waits_for_a_slot_is_listed_in_order(self, stage: GateStage):
+    def test_requests_that_wait_for_a_slot_are_listed_in_order(self, stage: GateStage):
         for id in ("a", "b"):
             stage.started(id, fence=id)
         stage.come("c", "d")
@@ -89,14 +89,14 @@ class TestSlots:
 
 
 class TestConnections:
-    def test_what_was_not_admitted_is_dropped_with_the_connection(self, stage: GateStage):
+    def test_requests_that_were_not_admitted_are_dropped_with_the_connection(self, stage: GateStage):
         for id in ("a", "b"):
             stage.started(id, fence=id)
         [waiting] = stage.come("c")
         stage.gate.connection_lost()
         assert (waiting.stage, list(stage.admission.fetched())) == ("dropped", [])
 
-    def test_what_was_admitted_asks_for_a_slot_again(self, stage: GateStage):
+    def test_admitted_requests_ask_for_a_slot_again(self, stage: GateStage):
         stage.come("a")
         stage.gate.close()
         stage.answer(starts_with("7", "a"))

@@ -1,4 +1,4 @@
-"""The carrier of turns: in the event loop while all is well, in its thread when a call gets no answer."""
+"""The carrier of turns: in the event loop normally, in its thread when a call gets no answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def carrier_of(ledger: Ledger, claim: Callable[[Any], None]) -> TurnCarrier:
 
 
 def test_a_turn_whose_reply_got_lost_after_a_claim_is_made_again_without_another_claim() -> None:
-    """The claim would lack the run that this very turn has started, and the ledger would give that to another."""
+    """The claim would lack the run that this very turn has started, and the ledger would give that run to another
+    worker."""
     claims: list[Any] = []
     turn = object.__new__(Turn)
     carrier = carrier_of(Ledger(NewEpoch("2"), LedgerUnavailable("its reply got lost"), turn), claims.append)
@@ -64,7 +65,7 @@ def test_every_new_epoch_is_claimed() -> None:
 
 
 class Line(Ledger):
-    """A connection that the event loop sends turns on. `replies`: what is to be read there; None: it is broken."""
+    """A connection on which the event loop sends turns. `replies`: what can be read there; None: it is broken."""
 
     def __init__(self, *answers: Any) -> None:
         super().__init__(*answers)
@@ -116,11 +117,11 @@ class Worker:
         self.answered.append((batch, answer))
 
     def with_thread(self) -> int:
-        """How many turns the thread has to make."""
+        """The number of turns that the thread has to make."""
         return self.carrier._batches.qsize()
 
     def run_thread(self) -> None:
-        """It makes the turns at hand, and ends."""
+        """Runs the thread until it has made these turns."""
         self.carrier._batches.put(None)
         self.carrier.run()
 

@@ -21,7 +21,7 @@ def stage(new_app: Callable[..., Celery]) -> Iterator[GateStage]:
 
 
 class Result:
-    """As apply_async of threads returns it."""
+    """The result of apply_async on threads."""
 
     def __init__(self) -> None:
         self.f = self

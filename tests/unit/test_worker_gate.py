@@ -1,4 +1,4 @@
-"""The gate in the worker, without a worker: what it asks, what it starts, what it reports."""
+"""The gate in the worker, without a worker: its questions, the runs that it starts, and its reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stage(new_app: Callable[..., Celery]) -> Iterator[GateStage]:
 
 
 def failure(exc: BaseException) -> tuple[bool, ExceptionInfo, float]:
-    """What the execution pool says about a task that raised this."""
+    """The execution pool's report about a task that raised this."""
     try:
         raise exc  # noqa: TRY301  (for its traceback)
     except BaseException:
@@ -153,7 +153,7 @@ class TestSettling:
             stage.answer(outcomes=answer)
         assert sum("its lease was lost" in record.getMessage() for record in caplog.records) == lines
 
-    def test_a_void_run_tells_celery_nothing(self, stage: GateStage):
+    def test_a_void_run_reports_nothing_to_celery(self, stage: GateStage):
         request = stage.started("a")
         stage.settlement.lease_lost(["a"])
         request.on_success((False, "result", 0.1))

@@ -14,7 +14,7 @@ from celery_orchestration.worker.notices import Notices
 
 
 class Ledger:
-    """Notes which verbs were called."""
+    """Records the verbs that were called."""
 
     ahead = 0.0
 
@@ -28,7 +28,7 @@ class Ledger:
         return self
 
     def heartbeat(self, worker: str, lease_ms: int, runs: list[tuple[str, str]]) -> list[str]:
-        self.called.append("beat")
+        self.called.append("heartbeat")
         self.beats.append(runs)
         return self.void
 
@@ -75,7 +75,7 @@ class Worker:
         return found
 
     def round(self) -> list[str]:
-        """What one round of its thread calls."""
+        """The verbs that one round of its thread calls."""
         self.ledger.called.clear()
         self.heartbeat._round()
         return self.ledger.called
@@ -87,14 +87,14 @@ def worker() -> Worker:
 
 
 def test_it_beats_and_sweeps_and_then_only_when_it_is_time(worker: Worker):
-    assert worker.round() == ["beat", "sweep 0"]
+    assert worker.round() == ["heartbeat", "sweep 0"]
     assert worker.round() == []
 
 
 def test_it_does_not_sweep_while_outcomes_are_unreported(worker: Worker):
     """A sweep could recover a run that is over, here or on another worker that cannot report either."""
     worker.ledger_is_down = True
-    assert worker.round() == ["beat"]
+    assert worker.round() == ["heartbeat"]
     worker.heartbeat.sweep_soon()
     assert worker.round() == []
     worker.ledger_is_down = False
@@ -103,9 +103,9 @@ def test_it_does_not_sweep_while_outcomes_are_unreported(worker: Worker):
 
 def test_it_beats_however_much_is_to_be_published(worker: Worker):
     worker.publisher.publish([Grant("run", "1")] * (2 * MANY_ERRANDS))
-    assert worker.round() == ["beat", "sweep 0"]
+    assert worker.round() == ["heartbeat", "sweep 0"]
     worker.heartbeat._beat_at = 0.0
-    assert worker.round() == ["beat"]
+    assert worker.round() == ["heartbeat"]
 
 
 def test_a_heartbeat_names_every_run_with_its_fence_but_void_ones(worker: Worker):
@@ -132,7 +132,7 @@ def test_a_run_whose_lease_was_lost_is_void_here_unless_it_was_started_again(wor
 
 def test_it_sweeps_on_while_there_is_more_under_a_new_number_each_time(worker: Worker):
     worker.ledger.more = 2
-    assert worker.round() == ["beat", "sweep 0", "sweep 1", "sweep 2"]
+    assert worker.round() == ["heartbeat", "sweep 0", "sweep 1", "sweep 2"]
 
 
 def test_a_sweep_whose_reply_was_lost_is_made_again_under_its_number(worker: Worker):
@@ -150,7 +150,7 @@ def test_a_sweep_whose_reply_was_lost_is_made_again_under_its_number(worker: Wor
 
 
 def revoke_while_the_first_call_fails(worker: Worker) -> list[tuple[int, list[str]]]:
-    """Revokes x, whose cancelling fails, and then y. Returns the calls to the ledger, as they come: number and ids."""
+    """Revokes x, whose cancelling fails, and then y. Returns the calls to the ledger in order: number and ids."""
     calls: list[tuple[int, list[str]]] = []
 
     def cancel(worker: str, number: int, why: str, ids: list[str]) -> Any:
@@ -222,7 +222,7 @@ class TestNotices:
         worker.round()
         assert [(one.id, one.fence, one.outcome) for one in worker.reported] == [("a", "7", "failed")]
 
-    def test_the_ledger_is_told_once_that_the_worker_drains(self, worker: Worker):
+    def test_the_drain_is_reported_to_the_ledger_once(self, worker: Worker):
         calls: list[str] = []
 
         def drain(worker: str) -> list[Grant]:
@@ -238,7 +238,7 @@ class TestNotices:
     def test_a_heartbeat_that_takes_the_place_of_another_delivers_its_notices(self, worker: Worker):
         calls = revoke_while_the_first_call_fails(worker)
         worker.heartbeat = worker.new_heartbeat(replaces=worker.heartbeat)
-        assert worker.round() == ["beat", "sweep 2"]
+        assert worker.round() == ["heartbeat", "sweep 2"]
         assert calls == [(0, ["x"]), (1, ["x"]), (2, ["y"])]
 
 

@@ -1,4 +1,4 @@
-"""What a message says about its call, and what an exception says about how a run ended."""
+"""Which call a message belongs to, and which outcome an exception means."""
 
 from __future__ import annotations
 

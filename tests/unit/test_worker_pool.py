@@ -1,4 +1,5 @@
-"""How the worker reads what its child processes tell: Celery's own result handler and kombu's own hub, on a pipe."""
+"""How the worker reads the messages of its child processes: Celery's own result handler and kombu's own hub, on a
+pipe."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from celery_orchestration.worker.internals.pool import keep_partial_reads
 
 
 class Reading:
-    """The main process's end of a child's pipe, and what it heard."""
+    """The main process's end of a child's pipe, and the messages that it received."""
 
     def __init__(self) -> None:
         self.hub = Hub()

@@ -1,4 +1,4 @@
-"""Runs end: outcomes are kept until the ledger took them, and runs that are not ours any more are stopped."""
+"""Runs end: outcomes are kept until the ledger has taken them, and runs that are not ours any more are stopped."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def stage(new_app: Callable[..., Celery]) -> Iterator[GateStage]:
 
 
 def hand_over(stage: GateStage, id: str) -> None:
-    """Its message comes, and Celery does not know whether there is a slot."""
+    """Its message arrives, and no slot is free for it yet."""
     request = stage.request(id, grant="3")
     stage.admission.message_received(request)
     stage.comes(request)

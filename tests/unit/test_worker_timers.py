@@ -1,4 +1,4 @@
-"""When a worker looks for runs that are due."""
+"""When a worker asks for runs that are due."""
 
 from __future__ import annotations
 

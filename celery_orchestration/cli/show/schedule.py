@@ -69,10 +69,10 @@ def _next(entry: EntryStatus, now: datetime) -> Text:
 
 
 def _name(name: str) -> Text:
-    """Whole, if it is not all too long: it is needed to name the entry to a command."""
+    """The whole name unless it is very long: people type it in commands."""
     return plain(name if len(name) <= 120 else f"{name[:120]}…")
 
 
 def _lines(*lines: Text | None) -> Text:
-    """Of one cell."""
+    """The lines of one cell."""
     return Text("\n").join(line for line in lines if line is not None)

@@ -29,7 +29,7 @@ from celery_orchestration.job.text import printable
 from celery_orchestration.operate.clock import lasting
 from celery_orchestration.operate.models import Status
 
-Look = Callable[[], BaseModel]
+Read = Callable[[], BaseModel]
 
 
 class Drawn(Protocol):
@@ -58,7 +58,7 @@ def is_window(file: IO[str]) -> bool:
 
 
 def follow(
-    look: Look,
+    read: Read,
     interval: float,
     count: int | None,
     as_json: bool,
@@ -72,7 +72,7 @@ def follow(
         while True:
             began = time.monotonic()
             try:
-                status = look()
+                status = read()
             except LedgerRefused:
                 raise
             except LedgerError as exc:
@@ -97,11 +97,11 @@ def follow(
 class Asking:
     """The last answer of the ledger, and since when it does not answer."""
 
-    def __init__(self, look: Look, interval: float, draw: Draw = draw_status) -> None:
-        self._look, self._draw = look, draw
+    def __init__(self, read: Read, interval: float, draw: Draw = draw_status) -> None:
+        self._read, self._draw = read, draw
         self._interval = interval
         self._over = threading.Event()
-        self.status = look()
+        self.status = read()
         self.seen = 1
         self.problem = ""
         self.away_since: float | None = None
@@ -120,7 +120,7 @@ class Asking:
     def _ask(self) -> None:
         while not self._over.wait(self._interval):
             try:
-                self.status = self._look()
+                self.status = self._read()
             except LedgerRefused as exc:
                 self.refused = exc
                 return
@@ -145,10 +145,10 @@ class Asking:
         yield Text("\n").join(short(line, width) for line in lines)
 
 
-def watch_live(look: Look, interval: float, count: int | None = None, draw: Draw = draw_status) -> None:
+def watch_live(read: Read, interval: float, count: int | None = None, draw: Draw = draw_status) -> None:
     """Uses the whole window until q, Ctrl-C or a signal, and restores the terminal then."""
     with contextlib.suppress(KeyboardInterrupt):
-        asking = Asking(look, interval, draw)
+        asking = Asking(read, interval, draw)
         with _signals() as caught:
             _draw(asking, count, caught)
         if asking.refused is not None:

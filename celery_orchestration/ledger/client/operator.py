@@ -91,10 +91,10 @@ class OperatorVerbs(Connection):
             by_job.setdefault(entry["job"], []).append(entry)
         return {**found, "fires": by_job}
 
-    def find_ids(self, word: str, letters: bool, least: int, most_running: int, most: int) -> list[str]:
+    def find_ids(self, word: str, dead: bool, least: int, most_running: int, most: int) -> list[str]:
         """The ids of runs or of dead letters that `word` may mean: this id, or those that begin with it, if it has at
-        `least` so many characters."""
-        return [text(one) for one in self._call("find_ids", (word, int(letters), least, most_running, most))]
+        least `least` characters."""
+        return [text(one) for one in self._call("find_ids", (word, int(dead), least, most_running, most))]
 
     def read_graph(self) -> dict[str, Any]:
         """What each job depends on and conflicts with, and its state."""

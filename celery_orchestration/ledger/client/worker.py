@@ -208,10 +208,10 @@ class WorkerVerbs(Connection):
         """False if the run has ended meanwhile, or its fence is void."""
         return bool(self._call("time_out", (run.id, run.fence, run.note, int(run.failed))))
 
-    def record_progress(self, said: Iterable[tuple[str, str, str]]) -> int:
-        """`said`: for each run its id, its fence and a JSON text of at most :data:`keys.LONGEST_PROGRESS` bytes.
+    def record_progress(self, reports: Iterable[tuple[str, str, str]]) -> int:
+        """`reports`: for each run its id, its fence and a JSON text of at most :data:`keys.LONGEST_PROGRESS` bytes.
         Returns how many of the runs are current."""
-        count: int = self._call("record_progress", [part for one in said for part in one])
+        count: int = self._call("record_progress", [part for one in reports for part in one])
         return count
 
     def read_granted(self, grant: Grant) -> tuple[str, bytes] | None:
@@ -223,7 +223,7 @@ class WorkerVerbs(Connection):
         return [(text(one[0]), one[1]) if one else None for one in found]
 
     def pending_end(self, id: str) -> tuple[str, int, bytes] | None:
-        """Why a run ends, its attempt and its message; None if Celery was told already."""
+        """Why a run ends, its attempt and its message; None if Celery knows already."""
         found = self._call("pending_end", (id,))
         return (text(found[0]), int(found[1]), found[2]) if found else None
 
@@ -253,7 +253,7 @@ def _turn_args(
 
 
 def _turn(reply: Any) -> Turn:
-    waiting, more, outcomes, answers, grants, starts, disabled, endings, due, told = reply
+    waiting, more, outcomes, answers, grants, starts, disabled, endings, due, traces = reply
     return Turn(
         waiting,
         more == 1,
@@ -264,7 +264,7 @@ def _turn(reply: Any) -> Turn:
         disabled_of(disabled),
         endings_of(endings),
         due_of(due),
-        {text(id): text(waits) for id, waits in told},
+        {text(id): text(waits) for id, waits in traces},
     )
 
 

@@ -15,7 +15,7 @@ KEY = {
   -- jobs
   jobs = 'set', -- names of all jobs
   installed = 'hash', -- job -> hash of its policy
-  groups = 'hash', -- group of jobs of which no two run together -> how many jobs it has
+  groups = 'hash', -- group of jobs that run one at a time -> how many jobs it has
   disabled_jobs = 'set', -- jobs that are disabled
   timers = 'zset', -- <rule>:<job>, by time (ms): that rule may let the job's waiting runs start then
   waiting_jobs = 'set', -- jobs with runs in their lanes
@@ -91,7 +91,7 @@ KEYS_OF = {
   done = 'string', -- <run>: done-marker: the highest attempt that ended, and its publication. The only keys with a TTL
   task_runs = 'set', -- <task id>: runs and dead letters of this task id with another id, because it was published again
   dead_letter = 'hash', -- <run>: record and message as of the run; info: what happened (JSON); revoked
-  worker = 'hash', -- <worker>: name, host, pid, slots, kind, queues, release, service, mode, lease (ms), since, beat (ms),
+  worker = 'hash', -- <worker>: name, host, pid, slots, kind, queues, release, service, mode, lease (ms), since, heartbeat (ms),
   --                 done, failed (runs that ended there), alone (the run it is kept free for); state: draining (ends
   --                 when its runs have ended), departing (its process is about to end); epoch (the last in which it
   --                 claimed its runs); strays: how far it has searched astray; call:<verb>, reply:<verb>: the last call
@@ -109,8 +109,8 @@ KEYS_OF = {
 }
 
 -- States of a run: later (not due yet), waiting, granted (holds room, to be published), queued (published), running,
--- retrying (its next attempt is under way), ending (somebody has to tell Celery how it ended), early (a next_attempt
--- record), released (somebody is publishing it past the gate).
+-- retrying (its next attempt is under way), ending (a worker has to report its end to Celery), early (a next_attempt
+-- record), released (a person publishes it past the gate).
 --
 -- A run is stored as a table of these fields, by name. Fields that this version does not know are kept as they are.
 RUN = {
@@ -178,7 +178,7 @@ function JOB.policy()
     hash = 'of all these',
     keyed = 'max_running counts by room key',
     conflicts = 'jobs that it conflicts with, without those in its groups',
-    groups = 'groups of jobs of which no two run together',
+    groups = 'groups of jobs that run one at a time',
     dependents = 'jobs that depend on it',
   }
 end
@@ -263,13 +263,13 @@ function ARGUMENTS.grant()
   return { 'id', 'number', numbers = { number = true } }
 end
 
-function ARGUMENTS.said()
+function ARGUMENTS.progress()
   return { 'id', 'fence', 'text', numbers = { fence = true } }
 end
 
 function ARGUMENTS.presence()
   return { 'worker', 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'release', 'mode', 'lease_ms', 'owner', 'done_ms',
-    'policies', 'jobs', 'history', 'letters', 'letters_ms', numbers = { slots = true, lease_ms = true } }
+    'policies', 'jobs', 'history', 'dead_letters', 'dead_letter_ms', numbers = { slots = true, lease_ms = true } }
 end
 
 function ARGUMENTS.registration()
@@ -303,18 +303,18 @@ end
 -- The fields of the key `ledger` that every call reads, with the defaults of missing ones.
 --   tick: the last fence; seq: the last arrival; clock: the ledger clock (ms); total: room taken; max_running: the global cap;
 --   paused; done_ms: life of a done-marker; next: nothing in later, expiring and timers comes before this time (ms); alone:
---   how many runs wait to be tried alone; history, letters, letters_ms: how many ended runs and dead letters are kept for a
---   job, and for how long the dead letters; epoch, opens: lib/epoch.lua
+--   how many runs wait to be tried alone; history, dead_letters, dead_letter_ms: how many ended runs and dead letters are kept
+--   for a job, and for how long the latter; epoch, opens: lib/epoch.lua
 -- It also has: schema, owner, swept (Redis's time of the last sweep, ms), counted (of the last count of all workers), lease
 --   (ms), pause (by whom, why and since when: JSON), releases (what the installed policies were merged from), changes (how
 --   often people changed the schedule), unchanged (the number of the last change that changed_entries no longer has),
 --   decisions (how often somebody paused, disabled or enabled something, or changed the schedule), restored (the number
 --   of the latest decision that a node restored after the ledger was emptied), left_out (how many that node did not
 --   know)
-GLOBAL = { 'tick', 'seq', 'clock', 'total', 'max_running', 'done_ms', 'next', 'alone', 'history', 'letters', 'letters_ms',
-  'opens', 'epoch', 'paused',
-  defaults = { tick = 0, seq = 0, clock = 0, total = 0, done_ms = 7200000, alone = 0, history = 100, letters = 1000,
-    letters_ms = 1209600000, opens = 0 } }
+GLOBAL = { 'tick', 'seq', 'clock', 'total', 'max_running', 'done_ms', 'next', 'alone', 'history', 'dead_letters',
+  'dead_letter_ms', 'opens', 'epoch', 'paused',
+  defaults = { tick = 0, seq = 0, clock = 0, total = 0, done_ms = 7200000, alone = 0, history = 100, dead_letters = 1000,
+    dead_letter_ms = 1209600000, opens = 0 } }
 
 -- The prefix, Redis's clock (seconds and microseconds; ms), and the calling worker, filled in by lib/session.lua.
 local P
@@ -363,7 +363,7 @@ end
 -- Which fields of hashes are numbers.
 local function number_fields()
   return {
-    pid = true, slots = true, since = true, beat = true, lease = true, done = true, failed = true,
+    pid = true, slots = true, since = true, heartbeat = true, lease = true, done = true, failed = true,
     last = true, at = true, prev = true, next = true, gap = true, priority = true,
     wanted = true, needed = true, changed = true, seen = true, oldest = true,
     ['until'] = true, swept = true, schema = true, decisions = true,

@@ -118,7 +118,7 @@ function ended(j, r, ok, note)
   j.dirty = true
 end
 
--- The run becomes an ending: somebody has to tell Celery that it ends, and how ('revoked', 'expired', 'skipped',
+-- The run becomes an ending: a worker has to report to Celery that it ends, and how ('revoked', 'expired', 'skipped',
 -- 'crashed', 'unregistered').
 function ending(r, why)
   r.state = 'ending'

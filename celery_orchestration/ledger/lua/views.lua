@@ -49,7 +49,8 @@ function shown_job(name)
     begun = j.last_start and math.floor(j.last_start / 1000),
     succeeded_at = j.last_success and math.floor(j.last_success / 1000),
     oldest = j.waiting > 0 and oldest(j) or nil, observed = counts(K.observed(name)),
-    copies = tonumber(call('HGET', K.job(name), 'copies') or 0), letters = call('ZCARD', K.job_dead_letters(name)),
+    dropped_copies = tonumber(call('HGET', K.job(name), 'copies') or 0),
+    dead_letters = call('ZCARD', K.job_dead_letters(name)),
     gone = j.policy.hash == 'gone' and (call('HGET', K.job(name), 'seen') or '') or nil, probe = j.disabled and j.probe,
     cools = j.disabled and timer_of(name, 'cool_down') or nil }
 end

@@ -34,7 +34,7 @@ from celery_orchestration.operate.models import (
     Ended,
     Status,
 )
-from celery_orchestration.operate.status.filter import narrowed
+from celery_orchestration.operate.status.filter import filtered
 from celery_orchestration.operate.status.reader import read_status
 
 if TYPE_CHECKING:  # imported where they are used: a status needs none of them
@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # imported where they are used: a status needs none of them
     from celery_orchestration.operate.measurements import Measured
     from celery_orchestration.operate.pools.models import Desired, PoolsStatus
     from celery_orchestration.operate.pools.status import Pools
-    from celery_orchestration.pools.pool_look import PoolLook
+    from celery_orchestration.pools.pool_snapshot import PoolSnapshot
 
 #: The longest forecast.
 MOST_FORECAST_HOURS = 7 * 24
@@ -77,21 +77,21 @@ class Queries(Connection):
         `depths`: whether to ask the broker how many messages the queues have.
         """
         whole, sent = self._status()
-        found = narrowed(whole, jobs, states, pools, sent)
+        found = filtered(whole, jobs, states, pools, sent)
         return self._with_pools(self._with_depths(found), pools, bool(jobs or states)) if depths else found
 
-    def _with_pools(self, status: Status, names: Collection[str], narrowed: bool) -> Status:
-        """`narrowed`: show only pools of the jobs that are shown."""
+    def _with_pools(self, status: Status, names: Collection[str], filtered: bool) -> Status:
+        """`filtered`: show only pools of the jobs that are shown."""
         table = self._settings.pools
         if not table:
             return status
         from celery_orchestration.operate.pools.status import pools_status, without_idle_pools  # noqa: PLC0415
 
-        looks = self.pool_looks()
-        shown = {job.pool for job in status.jobs} if narrowed else table.keys()
-        wanted = {name: looks[name] for name in table if name in shown and (not names or name in names)}
+        snapshots = self.pool_snapshots()
+        shown = {job.pool for job in status.jobs} if filtered else table.keys()
+        wanted = {name: snapshots[name] for name in table if name in shown and (not names or name in names)}
         found = pools_status(wanted, status)
-        problems = [*without_idle_pools(status.problems, looks), *found.problems]
+        problems = [*without_idle_pools(status.problems, snapshots), *found.problems]
         return status.model_copy(update={"pools": found.pools, "problems": problems})
 
     def pools(self, *names: str) -> PoolsStatus:
@@ -99,7 +99,7 @@ class Queries(Connection):
         from celery_orchestration.operate.pools.status import pools_status  # noqa: PLC0415
 
         status, _ = self._status()
-        found = pools_status(self.pool_looks(names), status)
+        found = pools_status(self.pool_snapshots(names), status)
         problems = [*self._pool_problems(), *found.problems]
         return found.model_copy(update={"problems": list(dict.fromkeys(problems))})
 
@@ -107,8 +107,8 @@ class Queries(Connection):
         """How many workers each pool should have, for autoscalers such as KEDA. Needs no supervisor."""
         return self._pools.desired()
 
-    def pool_looks(self, names: Collection[str] = ()) -> dict[str, PoolLook]:
-        return self._pools.look(names)
+    def pool_snapshots(self, names: Collection[str] = ()) -> dict[str, PoolSnapshot]:
+        return self._pools.snapshots(names)
 
     @cached_property
     def _pools(self) -> Pools:

@@ -75,10 +75,9 @@ def _gather(app: Celery, settings: Settings, ledger: Ledger, schedule: Schedule)
     scheduled = partial(_is_scheduled, schedule, found["entries"])
     limits = limits_of(app)
     status = read_status(settings.namespace, found, sent, limits, scheduled, jobs)
-    looks = Pools(app, ledger, lambda call: call(), settings.pools).look()
-    status = status.model_copy(
-        update={"pools": pools_status(looks, status).pools, "problems": without_idle_pools(status.problems, looks)}
-    )
+    snapshots = Pools(app, ledger, lambda call: call(), settings.pools).snapshots()
+    problems = without_idle_pools(status.problems, snapshots)
+    status = status.model_copy(update={"pools": pools_status(snapshots, status).pools, "problems": problems})
     plain = [name for name in limits if name not in jobs]
     listed = ledger.list_nodes()
     known = {node.name for node in listed.nodes}

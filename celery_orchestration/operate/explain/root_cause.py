@@ -167,7 +167,7 @@ class RootCauseFinder(IdleCauses):
         worker = (self.found.get("workers") or {}).get(last.found["run"]["worker"])
         if worker is None or not worker["silent"]:
             return None
-        silent = self.found["now"] - worker["beat"]
+        silent = self.found["now"] - worker["heartbeat"]
         text = f"{last.job} was started on {worker['name']}, which has been silent for {lasting(silent / 1000)}"
         if not self.found["live"] and not self.found["led"]:
             text += ": nobody is alive to recover the run"

@@ -39,11 +39,11 @@ class Figures(threading.Thread):
 
     def run(self) -> None:
         while True:
-            self.look()
+            self.read()
             if self._over.wait(INTERVAL):
                 return
 
-    def look(self) -> None:
+    def read(self) -> None:
         try:
             self.latest, self.problem = self._client.desired(), ""
         except Exception as exc:  # any error is passed on to clients

@@ -26,7 +26,7 @@ from celery_orchestration.operate.pools.models import (
     ScalingChange,
 )
 from celery_orchestration.pools.decide import decide
-from celery_orchestration.pools.pool_look import HeldPlace, Looker, PoolLook, Worker
+from celery_orchestration.pools.pool_snapshot import HeldPlace, PoolReader, PoolSnapshot, Worker
 from celery_orchestration.pools.table import queues_of
 
 T = TypeVar("T")
@@ -42,12 +42,12 @@ class Pools:
         self, app: Celery, ledger: Ledger, ask: Callable[[Callable[[], Any]], Any], table: Mapping[str, Pool]
     ) -> None:
         self._app, self._ask, self._table = app, ask, table
-        self._looker = Looker(ledger, {name: queues_of(app, name) for name in table})
+        self._reader = PoolReader(ledger, {name: queues_of(app, name) for name in table})
         #: For each pool: the wanted workers, when that many were needed last, and since when. For repeated questions.
         self._decided: dict[str, tuple[int, float, float]] = {}
         self._lock = threading.Lock()
 
-    def look(self, names: Collection[str] = (), changes: int = MOST_CHANGES) -> dict[str, PoolLook]:
+    def snapshots(self, names: Collection[str] = (), changes: int = MOST_CHANGES) -> dict[str, PoolSnapshot]:
         """All pools if none is named. Raises :class:`UnknownJob` for an unknown name."""
         for name in names:
             if name not in self._table:
@@ -55,22 +55,22 @@ class Pools:
         table = {name: pool for name, pool in self._table.items() if not names or name in names}
         if not table:
             return {}
-        queued, problem = broker.queued(self._app, [q for name in table for q in self._looker.queues[name]])
-        found: dict[str, PoolLook] = self._ask(lambda: self._looker.look(table, queued, problem, changes))
+        queued, problem = broker.queued(self._app, [q for name in table for q in self._reader.queues[name]])
+        found: dict[str, PoolSnapshot] = self._ask(lambda: self._reader.read(table, queued, problem, changes))
         return found
 
     def desired(self) -> Desired:
         """How many workers each pool should have: as the supervisors decided, or, if none runs the pool, by the same
         function. Between calls it remembers when workers were needed last."""
         with self._lock:
-            looks = self.look(changes=0)
-            pools = {name: self._desired(name, look) for name, look in looks.items()}
-        at = max((look.figures.now for look in looks.values()), default=0.0)
+            snapshots = self.snapshots(changes=0)
+            pools = {name: self._desired(name, snapshot) for name, snapshot in snapshots.items()}
+        at = max((snapshot.figures.now for snapshot in snapshots.values()), default=0.0)
         return Desired(at=when(int(at * 1000)), pools=pools)
 
-    def _desired(self, name: str, look: PoolLook) -> DesiredPool:
-        figures, wanted = look.figures, look.wanted
-        if not look.supervisors or wanted is None:
+    def _desired(self, name: str, snapshot: PoolSnapshot) -> DesiredPool:
+        figures, wanted = snapshot.figures, snapshot.wanted
+        if not snapshot.supervisors or wanted is None:
             before = self._decided.get(name)
             if before is None:
                 wanted = decide(replace(figures, wanted=None)).needed
@@ -82,86 +82,88 @@ class Pools:
                 wanted = found.wanted
                 self._decided[name] = (wanted, found.needed_at, changed)
         return DesiredPool(
-            wanted=wanted, oldest_wait_seconds=_oldest(look), ready=figures.ready_runs, live=figures.workers
+            wanted=wanted, oldest_wait_seconds=_oldest(snapshot), ready=figures.ready_runs, live=figures.workers
         )
 
 
-def pools_status(looks: Mapping[str, PoolLook], status: Status | None = None) -> PoolsStatus:
+def pools_status(snapshots: Mapping[str, PoolSnapshot], status: Status | None = None) -> PoolsStatus:
     """`status`: for the runs of workers, and dead letters."""
-    pools = [pool_status(look, status) for _, look in sorted(looks.items())]
-    at = max((look.figures.now for look in looks.values()), default=0.0)
+    pools = [pool_status(snapshot, status) for _, snapshot in sorted(snapshots.items())]
+    at = max((snapshot.figures.now for snapshot in snapshots.values()), default=0.0)
     problems = list(dict.fromkeys(problem for pool in pools for problem in pool.problems))
     return PoolsStatus(at=when(int(at * 1000)), pools=pools, problems=problems)
 
 
-def without_idle_pools(problems: list[str], looks: Mapping[str, PoolLook]) -> list[str]:
+def without_idle_pools(problems: list[str], snapshots: Mapping[str, PoolSnapshot]) -> list[str]:
     """Drops problems about pools that need no worker now: their supervisor starts one in time."""
-    idle_pools = [look for look in looks.values() if look.supervisors and look.wanted == 0]
-    reported = tuple(f"no live worker serves queue {queue}," for look in idle_pools for queue in look.queue_names)
-    all_idle = bool(looks) and len(idle_pools) == len(looks)
+    idle_pools = [pool for pool in snapshots.values() if pool.supervisors and pool.wanted == 0]
+    reported = tuple(f"no live worker serves queue {queue}," for pool in idle_pools for queue in pool.queue_names)
+    all_idle = bool(snapshots) and len(idle_pools) == len(snapshots)
     return [one for one in problems if not one.startswith(reported) and not (all_idle and one == "no worker is alive")]
 
 
-def pool_status(look: PoolLook, status: Status | None = None) -> PoolStatus:
-    figures, pool = look.figures, look.figures.pool
-    alive = [worker for worker in look.workers if not worker.draining and not worker.dead]
-    decided = look.wanted if look.wanted is not None and look.supervisors else None
+def pool_status(snapshot: PoolSnapshot, status: Status | None = None) -> PoolStatus:
+    figures, pool = snapshot.figures, snapshot.figures.pool
+    alive = [worker for worker in snapshot.workers if not worker.draining and not worker.dead]
+    decided = snapshot.wanted if snapshot.wanted is not None and snapshot.supervisors else None
     now = decide(figures)
-    jobs = [job for job in (status.jobs if status else ()) if job.pool == look.name]
+    jobs = [job for job in (status.jobs if status else ()) if job.pool == snapshot.name]
     return PoolStatus(
-        name=look.name,
+        name=snapshot.name,
         wanted=now.needed if decided is None else decided,
         live=len(alive),
         min=pool.min,
         max=pool.max,
         ready=None if figures.unknown else figures.ready_runs,
-        oldest_wait_seconds=round(_oldest(look), 1),
-        drain_seconds=None if look.drain_seconds is None else round(look.drain_seconds, 1),
+        oldest_wait_seconds=round(_oldest(snapshot), 1),
+        drain_seconds=None if snapshot.drain_seconds is None else round(snapshot.drain_seconds, 1),
         busy_slots=figures.busy_slots,
         slots=sum(worker.slots for worker in alive),
-        done=sum(worker.done for worker in look.workers),
-        failed=sum(worker.failed for worker in look.workers),
+        done=sum(worker.done for worker in snapshot.workers),
+        failed=sum(worker.failed for worker in snapshot.workers),
         dead_letters=sum(job.dead_letters for job in jobs),
         reason=now.reason,
-        supervisors=sorted(one.name for one in look.supervisors),
-        workers=_workers(look, status),
-        changes=[_change(one) for one in look.changes],
-        problems=_problems(look),
+        supervisors=sorted(one.name for one in snapshot.supervisors),
+        workers=_workers(snapshot, status),
+        changes=[_change(one) for one in snapshot.changes],
+        problems=_problems(snapshot),
     )
 
 
-def _oldest(look: PoolLook) -> float:
-    if look.figures.ready_runs == 0:
+def _oldest(snapshot: PoolSnapshot) -> float:
+    if snapshot.figures.ready_runs == 0:
         return 0.0
-    return max(look.figures.oldest_wait_seconds, look.reported_wait_seconds)
+    return max(snapshot.figures.oldest_wait_seconds, snapshot.reported_wait_seconds)
 
 
-def _problems(look: PoolLook) -> list[str]:
+def _problems(snapshot: PoolSnapshot) -> list[str]:
     """The problems that supervisors report about this pool, or about all pools."""
     return [
         f"{problem} (says supervisor {one.name})"
-        for one in look.supervisors
+        for one in snapshot.supervisors
         for problem in one.report.get("problems") or ()
-        if f"worker {look.name}-" in problem or f"pool {look.name!r}" in problem
+        if f"worker {snapshot.name}-" in problem or f"pool {snapshot.name!r}" in problem
     ]
 
 
-def _workers(look: PoolLook, status: Status | None) -> list[PoolWorker]:
+def _workers(snapshot: PoolSnapshot, status: Status | None) -> list[PoolWorker]:
     """First the workers on places, in order; then those started by hand."""
-    by_pid = {(worker.host, worker.pid): worker for worker in look.workers}
-    placed = [(place, by_pid.get((place.info.get("host", ""), place.info.get("pid", -1)))) for place in look.places]
+    by_pid = {(worker.host, worker.pid): worker for worker in snapshot.workers}
+    placed = [(place, by_pid.get((place.info.get("host", ""), place.info.get("pid", -1)))) for place in snapshot.places]
     known = {worker.name for _, worker in placed if worker is not None}
-    by_hand = [worker for worker in look.workers if worker.name not in known]
+    by_hand = [worker for worker in snapshot.workers if worker.name not in known]
     return [
-        *(_worker(look, place, worker, status) for place, worker in placed),
-        *(_worker(look, None, worker, status) for worker in sorted(by_hand, key=lambda one: one.name)),
+        *(_worker(snapshot, place, worker, status) for place, worker in placed),
+        *(_worker(snapshot, None, worker, status) for worker in sorted(by_hand, key=lambda one: one.name)),
     ]
 
 
-def _worker(look: PoolLook, place: HeldPlace | None, worker: Worker | None, status: Status | None) -> PoolWorker:
+def _worker(
+    snapshot: PoolSnapshot, place: HeldPlace | None, worker: Worker | None, status: Status | None
+) -> PoolWorker:
     info: Mapping[str, Any] = place.info if place else {}
     began = info.get("started") or (worker.since if worker else None)
-    name = worker.name if worker else f"{look.name}-{place.number if place else '?'}"
+    name = worker.name if worker else f"{snapshot.name}-{place.number if place else '?'}"
     return PoolWorker(
         name=name,
         place=place.number if place else None,
@@ -175,7 +177,7 @@ def _worker(look: PoolLook, place: HeldPlace | None, worker: Worker | None, stat
         done=worker.done if worker else 0,
         failed=worker.failed if worker else 0,
         memory_mb=None if info.get("memory_mb") is None else round(info["memory_mb"], 1),
-        uptime_seconds=None if began is None else max(0.0, round(look.figures.now - began / 1000, 1)),
+        uptime_seconds=None if began is None else max(0.0, round(snapshot.figures.now - began / 1000, 1)),
         restarts=info.get("restarts"),
     )
 

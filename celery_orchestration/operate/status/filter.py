@@ -1,4 +1,4 @@
-"""Narrows a status to some jobs. Pure."""
+"""Filters a status by jobs. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_orchestration.operate.models import JobStatus, Status
 STATES = ("idle", "running", "waiting", "disabled", "overdue")
 
 
-def narrowed(
+def filtered(
     status: Status,
     jobs: Collection[str] = (),
     states: Collection[str] = (),

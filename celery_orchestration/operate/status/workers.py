@@ -14,7 +14,7 @@ from celery_orchestration.operate.models import (
 
 def is_dead(worker: Mapping[str, Any], now: int) -> bool:
     """Whether its lease ran out. The ledger clock stops while nobody sweeps, so silence counts, too."""
-    return bool(worker["left"] <= 0 or now - worker["beat"] > worker["lease"])
+    return bool(worker["left"] <= 0 or now - worker["heartbeat"] > worker["lease"])
 
 
 def worker_state(worker: Mapping[str, Any], now: int) -> Literal["idle", "busy", "draining", "dead"]:
@@ -32,7 +32,7 @@ def worker_status(worker: Mapping[str, Any], now: int) -> WorkerStatus:
             "execution_pool": worker["kind"],
             "queues": worker.get("queues") or [],
             "since": optional_time(worker["since"]),
-            "last_beat": optional_time(worker["beat"]),
+            "last_beat": optional_time(worker["heartbeat"]),
         }
     )
 

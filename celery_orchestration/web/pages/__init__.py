@@ -16,7 +16,7 @@ from celery_orchestration.web.redaction import Redact
 
 
 @dataclass(frozen=True)
-class Look:
+class PageData:
     """The data that a page is made from."""
 
     client: Orchestration
@@ -47,7 +47,7 @@ class Look:
 
 
 Query = Mapping[str, str]
-View = Callable[[Look, Query], dict[str, Any]]
+View = Callable[[PageData, Query], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Page:
     #: Whether it is in the menu.
     listed: bool = True
     #: Values that are too slow to read every second: only when the page is loaded.
-    extra: View = lambda look, asked: {}
+    extra: View = lambda data, asked: {}
 
     @property
     def template(self) -> str:

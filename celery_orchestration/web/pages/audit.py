@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from celery_orchestration.web.filters import parse
-from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.pages import PageData, Query
 
 FIELDS = ("who", "what", "about", "since")
 #: How many changes are searched, and listed.
 MOST, LISTED = 1000, 200
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
+def view(data: PageData, asked: Query) -> dict[str, Any]:
     wanted = parse(asked.get("q", ""), FIELDS)
-    since = wanted.since(look.now)
-    changes = look.client.audit(MOST)
+    since = wanted.since(data.now)
+    changes = data.client.audit(MOST)
     found = [
         one
         for one in changes

@@ -12,7 +12,7 @@ from celery_orchestration.errors import BadCall
 from celery_orchestration.operate import Orchestration
 from celery_orchestration.operate.models import DeadLetter
 from celery_orchestration.web.filters import Filter, moment, parse, quoted
-from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.pages import PageData, Query
 
 FIELDS = ("job", "error", "key", "queue", "worker", "since")
 #: How many are read at a time, and listed; how many groups are listed.
@@ -34,10 +34,10 @@ class Group:
     filter: str
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
+def view(data: PageData, asked: Query) -> dict[str, Any]:
     wanted = parse(asked.get("q", ""), FIELDS)
-    every = read(look.client)
-    found = [one for one in every if _holds(one, wanted, look.now)]
+    every = read(data.client)
+    found = [one for one in every if _holds(one, wanted, data.now)]
     groups = grouped(found)
     return {
         "total": len(every),
@@ -47,7 +47,7 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
         "letters": found[:LISTED],
         "listed": LISTED,
         "mistakes": wanted.mistakes,
-        "until": max((one.at for one in found), default=look.now).isoformat(),
+        "until": max((one.at for one in found), default=data.now).isoformat(),
         "suggestions": sorted({quoted("job", one.job) for one in every} | {"since:1h", "since:1d", "error:"}),
     }
 

@@ -8,7 +8,7 @@ from celery_orchestration.operate.graph import dependency_graph
 from celery_orchestration.operate.graph.dependency_graph import DependencyGraph
 from celery_orchestration.operate.status.urgency import by_urgency
 from celery_orchestration.web.formatting import state_of
-from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.pages import PageData, Query
 from celery_orchestration.web.svg import graph
 from celery_orchestration.web.svg.graph import Node
 
@@ -16,8 +16,8 @@ from celery_orchestration.web.svg.graph import Node
 MOST = 150
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
-    whole, chosen = look.snapshot.relations, asked.get("job", "")
+def view(data: PageData, asked: Query) -> dict[str, Any]:
+    whole, chosen = data.snapshot.relations, asked.get("job", "")
     if whole is None:
         return {
             "drawing": None,
@@ -28,7 +28,7 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
             "problem": True,
             "cycles": [],
         }
-    known = {job.name: job for job in look.status.jobs}
+    known = {job.name: job for job in data.status.jobs}
     relations = dependency_graph.about(whole, chosen) if any(one.name == chosen for one in whole.jobs) else whole
     nodes = {
         one.name: Node(one.name, state_of(known[one.name]), known[one.name].running, known[one.name].waiting)
@@ -40,9 +40,9 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
     drawn = {name: node for name, node in nodes.items() if name in related or name == chosen}
     left_out = max(0, len(drawn) - MOST)
     if left_out:
-        drawn = {name: drawn[name] for name in _first(look, relations, drawn)}
+        drawn = {name: drawn[name] for name in _first(data, relations, drawn)}
     return {
-        "drawing": graph.graph(relations, drawn, look.prefix, chosen) if drawn else None,
+        "drawing": graph.graph(relations, drawn, data.prefix, chosen) if drawn else None,
         "related": len(drawn),
         "alone": [node for name, node in sorted(nodes.items()) if name not in related and name != chosen][:MOST],
         "chosen": chosen,
@@ -58,12 +58,12 @@ def _related(relations: DependencyGraph) -> set[str]:
     return found | {name for group in relations.groups for name in group.jobs}
 
 
-def _first(look: Look, relations: DependencyGraph, drawn: dict[str, Node]) -> list[str]:
+def _first(data: PageData, relations: DependencyGraph, drawn: dict[str, Node]) -> list[str]:
     """The jobs that need attention first, each with its neighbours."""
     found: dict[str, None] = {}
     pairs = [(one.needs, one.job) for one in relations.dependencies]
     near = dependency_graph.edges([*pairs, *((job, needs) for needs, job in pairs)])
-    for job in by_urgency(look.status.jobs):
+    for job in by_urgency(data.status.jobs):
         for name in (job.name, *near.get(job.name, ())):
             if name in drawn and len(found) < MOST:
                 found[name] = None

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_orchestration.errors import LedgerError, OrchestrationError
 from celery_orchestration.operate.models import Ended, EntryStatus
-from celery_orchestration.web.pages import Look, Query, runs
+from celery_orchestration.web.pages import PageData, Query, runs
 from celery_orchestration.web.svg import bands
 
 #: How many ended runs the figures use, and how many are listed.
@@ -33,11 +33,11 @@ class Errors:
     last: datetime
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
+def view(data: PageData, asked: Query) -> dict[str, Any]:
     name = asked.get("name", "")
-    job = look.job(name)
-    found = look.client.explain(name, ask_workers=bool(asked.get("ask")))
-    ended = look.history(job, MOST) if job else []
+    job = data.job(name)
+    found = data.client.explain(name, ask_workers=bool(asked.get("ask")))
+    ended = data.history(job, MOST) if job else []
     made = [run for run in ended if run.made_run and run.started is not None]
     took = [(run.ended, run.seconds) for run in made if run.seconds is not None]
     waited = [(run.ended, run.waited_seconds) for run in made]
@@ -52,10 +52,10 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
         "outcomes": Counter(run.outcome for run in ended).most_common(),
         "errors": errors(ended)[:MOST_ERRORS],
         "ended_rows": [runs.over(run) for run in ended[:LISTED]],
-        "active_rows": [runs.active(run) for run in (*look.status.runs, *look.status.waits) if run.job == name][
+        "active_rows": [runs.active(run) for run in (*data.status.runs, *data.status.waits) if run.job == name][
             :LISTED
         ],
-        "entries": _entries(look, name),
+        "entries": _entries(data, name),
     }
 
 
@@ -81,9 +81,9 @@ def errors(ended: Sequence[Ended]) -> list[Errors]:
     return sorted(groups, key=lambda one: (-one.count, one.error))
 
 
-def _entries(look: Look, name: str) -> list[EntryStatus]:
+def _entries(data: PageData, name: str) -> list[EntryStatus]:
     try:
-        return look.client.schedule.list(name)
+        return data.client.schedule.list(name)
     except LedgerError:
         raise
     except OrchestrationError:  # no entry has ever fired it

@@ -13,7 +13,7 @@ from celery_orchestration.operate.models import JobStatus, QueueStatus, RunStatu
 from celery_orchestration.operate.status.findings import Findings
 from celery_orchestration.operate.status.urgency import by_urgency
 from celery_orchestration.web.live import Snapshot
-from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.pages import PageData, Query
 from celery_orchestration.web.svg import spark
 
 #: How many jobs, queues and findings are listed here; the other pages list all of them.
@@ -37,22 +37,22 @@ class QueueRow:
     line: Markup
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
-    status = look.status
+def view(data: PageData, asked: Query) -> dict[str, Any]:
+    status = data.status
     first = by_urgency(status.jobs)[:MOST_JOBS]
     states = Counter(worker.state for worker in status.workers)
     alive = [worker for worker in status.workers if worker.state != "dead"]
     queues = sorted(status.queues, key=lambda one: (one.slots > 0, -(one.depth or 0), one.name))
     return {
-        "headline": headline(status, look.snapshot.causes),
-        "findings": look.snapshot.causes.findings[:MOST_FINDINGS],
-        "more_findings": len(look.snapshot.causes.findings) - MOST_FINDINGS,
-        "rows": job_rows(look, first),
+        "headline": headline(status, data.snapshot.causes),
+        "findings": data.snapshot.causes.findings[:MOST_FINDINGS],
+        "more_findings": len(data.snapshot.causes.findings) - MOST_FINDINGS,
+        "rows": job_rows(data, first),
         "jobs_count": len(status.jobs),
         "worker_states": {state: states[state] for state in ("busy", "idle", "draining", "dead") if states[state]},
         "slots": sum(worker.slots for worker in alive),
         "busy_slots": sum(worker.running for worker in alive),
-        "queue_rows": [QueueRow(one, depth_line(look.snapshot, one.name)) for one in queues[:MOST_QUEUES]],
+        "queue_rows": [QueueRow(one, depth_line(data.snapshot, one.name)) for one in queues[:MOST_QUEUES]],
         "more_queues": len(queues) - MOST_QUEUES,
         "longest": longest(status),
         "next_fire": min((job.next_fire for job in status.jobs if job.next_fire), default=None),
@@ -66,12 +66,12 @@ def headline(status: Status, causes: Findings) -> str:
     count = len(causes.wrong)
     if count:
         return "One problem needs you" if count == 1 else f"{count} problems need you"
-    return "All is well"
+    return "Everything is all right"
 
 
-def job_rows(look: Look, jobs: Sequence[JobStatus]) -> list[JobRow]:
+def job_rows(data: PageData, jobs: Sequence[JobStatus]) -> list[JobRow]:
     first: dict[str, RunStatus] = {}
-    for one in look.status.waits:
+    for one in data.status.waits:
         first.setdefault(one.job, one)
     rows = []
     for job in jobs:
@@ -79,10 +79,10 @@ def job_rows(look: Look, jobs: Sequence[JobStatus]) -> list[JobRow]:
         rows.append(
             JobRow(
                 job,
-                look.snapshot.causes.chains.get(job.name, ()),
+                data.snapshot.causes.chains.get(job.name, ()),
                 (run.reason or "") if run else "",
                 run.rule if run else None,
-                spark.ticks(look.history(job, spark.TICKS)),
+                spark.ticks(data.history(job, spark.TICKS)),
             )
         )
     return rows

@@ -6,29 +6,29 @@ from typing import Any
 
 from celery_orchestration.errors import LedgerError, OrchestrationError
 from celery_orchestration.operate.models import Letter
-from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.pages import PageData, Query
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
+def view(data: PageData, asked: Query) -> dict[str, Any]:
     id = asked.get("id", "")
-    found = look.client.explain(id, ask_workers=bool(asked.get("ask")))
+    found = data.client.explain(id, ask_workers=bool(asked.get("ask")))
     run = next((link.run for link in found.chain if link.run and link.run.id == id), None)
-    waiting = next((one for one in look.status.waits if one.id == id), None)
-    letter = _letter(look, id)
+    waiting = next((one for one in data.status.waits if one.id == id), None)
+    letter = _letter(data, id)
     return {
         "explanation": found,
         "run": run or waiting,
         "ended": found.last if found.last and found.last.id == id and run is None else None,
         "letter": letter,
-        "args": look.redact(letter.args) if letter and letter.args else "",
-        "named_args": look.redact(letter.named_args) if letter and letter.named_args else "",
+        "args": data.redact(letter.args) if letter and letter.args else "",
+        "named_args": data.redact(letter.named_args) if letter and letter.named_args else "",
         "id": id,
     }
 
 
-def _letter(look: Look, id: str) -> Letter | None:
+def _letter(data: PageData, id: str) -> Letter | None:
     try:
-        return look.client.dead_letter(id)
+        return data.client.dead_letter(id)
     except LedgerError:
         raise
     except OrchestrationError:

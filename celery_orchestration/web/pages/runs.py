@@ -10,7 +10,7 @@ from typing import Any
 from celery_orchestration.job.reasons import kind_of
 from celery_orchestration.operate.models import OUTCOMES, Ended, RunStatus
 from celery_orchestration.web.filters import Filter, is_like, parse, quoted
-from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.pages import PageData, Query
 
 FIELDS = ("job", "state", "key", "waits_for", "error", "since", "worker")
 #: How many runs are shown, how many jobs' histories are read for them, and how many runs of each.
@@ -36,23 +36,23 @@ class RunRow:
     ended: bool = False
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
+def view(data: PageData, asked: Query) -> dict[str, Any]:
     wanted = parse(asked.get("q", ""), FIELDS)
     rows: list[RunRow] = []
     more = False
-    for row in _all(look, wanted):
+    for row in _all(data, wanted):
         if len(rows) == MOST:
             more = True
             break
-        if _holds(row, wanted, look.now):
+        if _holds(row, wanted, data.now):
             rows.append(row)
-    listed = len(look.status.waits)
+    listed = len(data.status.waits)
     return {
         "run_rows": rows,
         "more": more,
         "mistakes": wanted.mistakes,
-        "unlisted": max(0, look.status.waiting + look.status.later - listed),
-        "suggestions": _suggestions(look),
+        "unlisted": max(0, data.status.waiting + data.status.later - listed),
+        "suggestions": _suggestions(data),
     }
 
 
@@ -70,18 +70,18 @@ def _holds(row: RunRow, wanted: Filter, now: datetime) -> bool:
     )
 
 
-def _all(look: Look, wanted: Filter) -> Iterator[RunRow]:
-    yield from map(active, sorted(look.status.runs, key=lambda run: run.since))
-    yield from map(active, look.status.waits)
+def _all(data: PageData, wanted: Filter) -> Iterator[RunRow]:
+    yield from map(active, sorted(data.status.runs, key=lambda run: run.since))
+    yield from map(active, data.status.waits)
     states = wanted.terms.get("state")
     if states and not any(is_like(outcome, state) for state in states for outcome in OUTCOMES):
         return
     if "waits_for" in wanted.terms:
         return
     # The jobs whose runs ended last.
-    jobs = [job for job in look.status.jobs if job.last_end is not None and wanted.holds("job", job.name)]
-    jobs.sort(key=lambda job: job.last_end or look.now, reverse=True)
-    ended = [one for job in jobs[:MOST_HISTORIES] for one in look.history(job, OF_EACH)]
+    jobs = [job for job in data.status.jobs if job.last_end is not None and wanted.holds("job", job.name)]
+    jobs.sort(key=lambda job: job.last_end or data.now, reverse=True)
+    ended = [one for job in jobs[:MOST_HISTORIES] for one in data.history(job, OF_EACH)]
     yield from map(over, sorted(ended, key=lambda one: one.ended, reverse=True))
 
 
@@ -119,8 +119,8 @@ def over(run: Ended) -> RunRow:
     )
 
 
-def _suggestions(look: Look) -> list[str]:
-    jobs = [quoted("job", job.name) for job in look.status.jobs[:200]]
-    waited = sorted({quoted("waits_for", run.waits_for) for run in look.status.waits if run.waits_for})
-    workers = [quoted("worker", worker.name) for worker in look.status.workers[:50]]
+def _suggestions(data: PageData) -> list[str]:
+    jobs = [quoted("job", job.name) for job in data.status.jobs[:200]]
+    waited = sorted({quoted("waits_for", run.waits_for) for run in data.status.waits if run.waits_for})
+    workers = [quoted("worker", worker.name) for worker in data.status.workers[:50]]
     return [*(f"state:{state}" for state in STATES), "since:15m", "since:1h", "since:1d", *waited, *jobs, *workers]

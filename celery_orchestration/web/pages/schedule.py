@@ -13,7 +13,7 @@ from celery_orchestration.operate.forecast.report import Forecast
 from celery_orchestration.operate.models import EntryStatus
 from celery_orchestration.web.filters import parse
 from celery_orchestration.web.formatting import query, state_of
-from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.pages import PageData, Query
 from celery_orchestration.web.redaction import as_text
 from celery_orchestration.web.svg import timeline
 from celery_orchestration.web.svg.timeline import Span, Window
@@ -24,13 +24,13 @@ HOURS = 24
 MOST, MOST_SKIPS, MOST_JOBS, MOST_LANES = 200, 40, 200, 40
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
+def view(data: PageData, asked: Query) -> dict[str, Any]:
     wanted = parse(asked.get("q", ""), FIELDS)
-    every = look.client.schedule.list()
+    every = data.client.schedule.list()
     found = [one for one in every if _holds(one, wanted)]
-    until = look.now + timedelta(hours=HOURS)
+    until = data.now + timedelta(hours=HOURS)
     coming = sorted((one for one in found if one.next_fire and one.next_fire <= until), key=_next)
-    states = {job.name: state_of(job) for job in look.status.jobs}
+    states = {job.name: state_of(job) for job in data.status.jobs}
     return {
         "entries": sorted(found, key=lambda one: (one.problem is None, one.paused is None, _next(one), one.name))[
             :MOST
@@ -39,19 +39,19 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
         "all_count": len(every),
         "coming": len(coming),
         "states": states,
-        "arguments": {one.name: _arguments(look, one) for one in found[:MOST] if one.args or one.named_args},
-        "not_made": _not_made(look, every),
+        "arguments": {one.name: _arguments(data, one) for one in found[:MOST] if one.args or one.named_args},
+        "not_made": _not_made(data, every),
         "mistakes": wanted.mistakes,
         "suggestions": ["state:paused", "state:missed", "state:skipped", "source:code", "source:people"],
-        "scheduler": look.status.scheduler,
+        "scheduler": data.status.scheduler,
         "most": MOST,
     }
 
 
-def extra(look: Look, asked: Query) -> dict[str, Any]:
+def extra(data: PageData, asked: Query) -> dict[str, Any]:
     """The forecast."""
     try:
-        found = look.forecast(HOURS)
+        found = data.forecast(HOURS)
     except LedgerError:
         raise
     except OrchestrationError as exc:
@@ -102,13 +102,13 @@ def _holds(one: EntryStatus, wanted: Any) -> bool:
     )
 
 
-def _arguments(look: Look, one: EntryStatus) -> str:
-    return as_text(look.redact, [*(one.args or ()), *([one.named_args] if one.named_args else ())])
+def _arguments(data: PageData, one: EntryStatus) -> str:
+    return as_text(data.redact, [*(one.args or ()), *([one.named_args] if one.named_args else ())])
 
 
-def _not_made(look: Look, entries: list[EntryStatus]) -> list[Any]:
+def _not_made(data: PageData, entries: list[EntryStatus]) -> list[Any]:
     """Fires that made no run, latest first."""
     asked_for = {one.task for one in entries if one.skips or one.misses}
-    jobs = [job for job in look.status.jobs if job.name in asked_for][:MOST_JOBS]
-    found = [one for job in jobs for one in look.history(job, 100) if not one.made_run]
+    jobs = [job for job in data.status.jobs if job.name in asked_for][:MOST_JOBS]
+    found = [one for job in jobs for one in data.history(job, 100) if not one.made_run]
     return sorted(found, key=lambda one: one.ended, reverse=True)[:MOST_SKIPS]

@@ -13,7 +13,7 @@ from celery_orchestration.job.reasons import KINDS, kind_of
 from celery_orchestration.operate.models import Ended, EntryStatus, JobStatus, RunStatus
 from celery_orchestration.web import filters
 from celery_orchestration.web.formatting import query, state_of
-from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.pages import PageData, Query
 from celery_orchestration.web.svg import timeline
 from celery_orchestration.web.svg.timeline import Span, Window
 
@@ -32,23 +32,23 @@ class Lane:
     drawing: Markup
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
+def view(data: PageData, asked: Query) -> dict[str, Any]:
     span = asked.get("span", "")
     span = span if filters.span(span) else "1h"
     seconds = min(max(filters.span(span) or 3600.0, 10.0), 90 * 86400.0)
-    window = window_of(look.now, seconds, asked.get("until", ""))
+    window = window_of(data.now, seconds, asked.get("until", ""))
     wanted = filters.parse(asked.get("q", ""), ("state",))
-    jobs = [job for job in look.status.jobs if wanted.mentions(job.name) and wanted.holds("state", state_of(job))]
+    jobs = [job for job in data.status.jobs if wanted.mentions(job.name) and wanted.holds("state", state_of(job))]
     jobs.sort(key=lambda job: (not (job.running or job.waiting or _ended_within(job, window)), job.name))
     shown = sorted(jobs[:MOST_LANES], key=lambda job: job.name)
-    coming = _coming(look, window)
+    coming = _coming(data, window)
     of_each = max(200, MOST_RUNS // max(1, len(shown)))
-    lanes = [Lane(job, state_of(job), _lane(look, job, window, of_each, coming.get(job.name, ()))) for job in shown]
+    lanes = [Lane(job, state_of(job), _lane(data, job, window, of_each, coming.get(job.name, ()))) for job in shown]
     at = {name: _moved(window, share) for name, share in (("earlier", -0.5), ("later", 0.5))}
     return {
         "lanes": lanes,
         "more_lanes": len(jobs) - len(shown),
-        "axis": timeline.axis(window, look.now),
+        "axis": timeline.axis(window, data.now),
         "span": span,
         "spans": SPANS,
         "window": window,
@@ -78,15 +78,15 @@ def _ended_within(job: JobStatus, window: Window) -> bool:
     return job.last_end is not None and job.last_end >= window.begin
 
 
-def _lane(look: Look, job: JobStatus, window: Window, most: int, coming: Sequence[Span]) -> Markup:
-    ended = look.history(job, most) if _ended_within(job, window) else []
+def _lane(data: PageData, job: JobStatus, window: Window, most: int, coming: Sequence[Span]) -> Markup:
+    ended = data.history(job, most) if _ended_within(job, window) else []
     bars, strips, points = of_ended(ended, window.begin)
-    for run in (*look.status.runs, *look.status.waits):
+    for run in (*data.status.runs, *data.status.waits):
         if run.job == job.name:
-            _add_active(run, look.now, bars, strips)
+            _add_active(run, data.now, bars, strips)
     href = f"runs{query(q=filters.quoted('job', job.name))}"
     merge: Callable[[Sequence[Span]], list[Span]] = lambda some: timeline.merged(some, window, href)  # noqa: E731
-    return timeline.lane(merge(bars), merge(strips), [*merge(points), *coming], window, look.now, job.name)
+    return timeline.lane(merge(bars), merge(strips), [*merge(points), *coming], window, data.now, job.name)
 
 
 def of_ended(ended: Sequence[Ended], begin: datetime) -> tuple[list[Span], list[Span], list[Span]]:
@@ -126,12 +126,12 @@ def _add_active(run: RunStatus, now: datetime, bars: list[Span], strips: list[Sp
         strips.append(Span(kind, begin, now, run.reason or f"{run.state}, for queue {run.queue}", href))
 
 
-def _coming(look: Look, window: Window) -> dict[str, list[Span]]:
-    if window.end <= look.now:
+def _coming(data: PageData, window: Window) -> dict[str, list[Span]]:
+    if window.end <= data.now:
         return {}
     found: dict[str, list[Span]] = {}
-    for entry in look.client.schedule.list():
-        for at in fires(entry, look.now, window.end):
+    for entry in data.client.schedule.list():
+        for at in fires(entry, data.now, window.end):
             label = f"due by entry {entry.name}, {entry.every}"
             found.setdefault(entry.task, []).append(Span("upcoming", at, None, label, "schedule"))
     return found

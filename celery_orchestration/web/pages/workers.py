@@ -12,7 +12,7 @@ from markupsafe import Markup
 from celery_orchestration.operate.pools.models import PoolStatus, ScalingChange
 from celery_orchestration.web.filters import parse
 from celery_orchestration.web.live import Sample
-from celery_orchestration.web.pages import Look, Query
+from celery_orchestration.web.pages import PageData, Query
 from celery_orchestration.web.svg import spark
 
 FIELDS = ("state", "queue", "host")
@@ -33,9 +33,9 @@ class Change:
     change: ScalingChange
 
 
-def view(look: Look, asked: Query) -> dict[str, Any]:
+def view(data: PageData, asked: Query) -> dict[str, Any]:
     wanted = parse(asked.get("q", ""), FIELDS)
-    workers = look.status.workers
+    workers = data.status.workers
     found = [
         one
         for one in workers
@@ -52,9 +52,9 @@ def view(look: Look, asked: Query) -> dict[str, Any]:
         "state_counts": {state: counts[state] for state in reversed(STATES) if counts[state]},
         "slots": sum(one.slots for one in alive),
         "busy_slots": sum(one.running for one in alive),
-        "pool_rows": [PoolRow(pool, live_line(look.snapshot.samples, pool.name)) for pool in look.status.pools],
-        "pool_changes": changes(look.status.pools)[:MOST_CHANGES],
-        "died": look.status.died[:20],
+        "pool_rows": [PoolRow(pool, live_line(data.snapshot.samples, pool.name)) for pool in data.status.pools],
+        "pool_changes": changes(data.status.pools)[:MOST_CHANGES],
+        "died": data.status.died[:20],
         "mistakes": wanted.mistakes,
         "suggestions": [*(f"state:{state}" for state in STATES), *sorted({f"host:{one.host}" for one in workers})[:50]],
     }

@@ -134,7 +134,7 @@ def guard_flush(pool: Any, ours: Callable[[], Iterable[Any]], lost: Callable[[li
     were already written to a child, and will run there unnoticed. So after flush(), the jobs that a child has or is
     getting are added to the pool again, and `lost` gets the requests of those that never left the main process. Plain
     tasks are treated likewise when the worker stops: the message of a task that a child has must not go back, and the
-    pool must not wait for the task's end in vain.
+    pool must not wait for an end of the task that never comes.
 
     `ours()` returns the requests of runs that were given to the pool.
     """

@@ -1,4 +1,4 @@
-"""More functions that are a plain task and a job each, beside those of ``faults``."""
+"""More functions, each as a plain task and as a job, in addition to those of ``faults``."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ __all__ = [
 ]
 
 
-# Plain ones have workers of their own.
+# Plain tasks have workers of their own.
 app.conf.task_routes = {"plain.*": {"queue": "plain"}}
 
 
 @both()
 def kept(self: Task, name: str) -> str:
-    """Until the test releases it."""
+    """Runs until the test releases it."""
     hold(self, name)
     return name
 
@@ -73,7 +73,7 @@ def gather(self: Task, found: Any) -> Any:
 
 @both(reject_on_worker_lost=False)
 def dying(self: Task, *args: Any) -> Any:
-    """Takes its process with it, and its user wants that to be a failure, as Celery has it."""
+    """Kills its process. Its options say that this is a failure, as in Celery."""
     with recorded(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -94,7 +94,7 @@ def overtime(self: Task) -> Any:
 
 @both()
 def resending(self: Task, times: int) -> int:
-    """Sends itself again under its own id, until it was executed that often."""
+    """Sends itself again under its own id, until it was executed this often."""
     with recorded(self):
         executed = count(self)
         if executed < times:
@@ -118,13 +118,13 @@ def called(self: Task, *what: Any) -> None:
 
 @job()
 def blamed(self: Task, failed: str) -> None:
-    """For errbacks: they get the id of what failed."""
+    """An errback: it gets the id of the task that failed."""
     with recorded(self, note=failed):
         pass
 
 
 def kind(name: str) -> SimpleNamespace:
-    """All of these functions, as "plain" tasks or as "job"s."""
+    """All of these functions, as plain tasks ("plain") or as jobs ("job")."""
     return SimpleNamespace(
         **{key: getattr(value, name) for key, value in globals().items() if isinstance(value, Kinds)}
     )

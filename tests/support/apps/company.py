@@ -1,7 +1,5 @@
-"""Jobs whose bases bring a Request and a Strategy of their own, in either order. What those see is recorded in files.
-
-TEST_BYPASS: a base whose start_strategy does not come to the gate.
-"""
+"""Jobs whose base classes have a Request and a Strategy of their own, in either order. These classes record their calls
+in files. TEST_BYPASS adds a base class whose start_strategy bypasses the gate."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def seen(what: str, id: str) -> None:
 
 
 class Seeing:
-    """What companies add to their requests."""
+    """The methods that companies override in their requests."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,7 +50,7 @@ class Seeing:
         return super().on_timeout(*args, **kwargs)
 
     def on_success(self, *args: Any, **kwargs: Any) -> Any:
-        seen("success", self.id)  # Celery makes a class of its own that does not call it
+        seen("success", self.id)  # Celery makes a subclass that does not call it
         return super().on_success(*args, **kwargs)
 
     def execute_using_pool(self, *args: Any, **kwargs: Any) -> Any:

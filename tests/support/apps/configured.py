@@ -1,6 +1,6 @@
 """A few jobs in an app whose settings a test chooses: TEST_CONF is a JSON object of Celery's settings.
 
-Every task takes how long it lasts: seconds, or ``until`` a file is there.
+The call says how long a task lasts: seconds, or ``until`` a file exists.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def plain(self: Task, seconds: float = 0, note: Any = None, until: str | None = 
 
 @job()
 def free(self: Task, seconds: float = 0, note: Any = None, until: str | None = None) -> Any:
-    """A job of which nothing was written."""
+    """A job without any written option."""
     return work(self, seconds, note, until)
 
 
@@ -59,7 +59,7 @@ def exclusive(self: Task, seconds: float = 0, note: Any = None, until: str | Non
 
 @job(max_running=1)
 def where(self: Task, until: str | None = None) -> Any:
-    """Returns exchange and routing key that it came through."""
+    """Returns the exchange and the routing key through which its message came."""
     work(self, 0, None, until)
     return [self.request.delivery_info["exchange"], self.request.delivery_info["routing_key"]]
 

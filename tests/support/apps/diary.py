@@ -38,13 +38,13 @@ def fetch(self: Task, note: Any = None) -> None:
 
 @app.task(base=OrchestratedTask)
 def slow() -> None:
-    """Its fires overlap where no worker takes them."""
+    """Its fires overlap if no worker takes its runs."""
 
 
 if "TEST_WITHOUT_REPORT" not in os.environ:
 
     @app.task(base=OrchestratedTask, bind=True, overlap="allow")
     def report(self: Task, note: Any = None) -> None:
-        """Another release does not have it."""
+        """Another release lacks this job."""
         with recorded(self, note=note):
             pass

@@ -1,4 +1,4 @@
-"""Jobs for the tests of workers that stop: those of ``faults``, and some that tell until when they lived."""
+"""Jobs for the tests of workers that stop: those of ``faults``, and jobs that record how long they lived."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def _slow_start(**_: Any) -> None:
 
 
 def beat(self: Task, name: str, clings: float = 0) -> str:
-    """Until the test made a file of this name; writes down, again and again, that it lives. Told to end, it clings."""
+    """Runs until a file of this name exists, and records regularly that it lives. When it is asked to end, it continues
+    for `clings` seconds."""
     with recorded(self, note=name), scratch(f"life-{self.request.id}").open("a", buffering=1) as life:
         told = None
         while not scratch(name).exists() and (told is None or time.monotonic() < told + clings):
@@ -54,7 +55,7 @@ def beat(self: Task, name: str, clings: float = 0) -> str:
     return name
 
 
-# A crash that is counted ends these at once.
+# A counted crash would end these at once.
 @job(max_running=1, max_recoveries=0)
 def beating(self: Task, name: str, clings: float = 0) -> Any:
     return beat(self, name, clings)
@@ -72,7 +73,7 @@ def limited(self: Task, name: str) -> Any:
 
 @job(max_running=1, acks_late=True, priority="high")
 def rejecting_once(self: Task, name: str) -> Any:
-    """Puts itself back into its queue when it is let go, the first time."""
+    """Puts its message back into its queue when it is released, the first time."""
     with scratch(f"count-{self.request.id}").open("a") as file:
         file.write("x")
         first = file.tell() == 1

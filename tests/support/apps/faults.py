@@ -1,6 +1,6 @@
 """Jobs for the tests of faults and of canvases. Configured by the environment, like ``jobs``.
 
-A run of ``held`` ends when the test says so, not after a time: see :func:`hold` and the test's ``release``. The
+A run of ``held`` ends when the test releases it, not after a time: see :func:`hold` and the stage's ``release``. The
 functions under :func:`both` are a plain task and a job, so that a test can compare what Celery does with each.
 """
 
@@ -67,7 +67,7 @@ def hold(self: Task, name: str) -> int | None:
 
 @job()
 def free(self: Task, seconds: float = 0, note: Any = None) -> Any:
-    """A job of which nothing was written."""
+    """A job without any written option."""
     return work(self, seconds, note)
 
 
@@ -139,11 +139,11 @@ if "TEST_LOSE_RETRIES" in os.environ:
             headers["task"] = "celery.accumulate"
 
 
-# -- code that does not end when it is told to
+# -- code that ignores the request to end
 
 
 def cling(self: Task, seconds: float) -> None:
-    """Goes on when told to end, for so long, and writes down until when it lived."""
+    """Continues for this many seconds after it is asked to end, and records how long it lived."""
     with recorded(self), scratch(self.request.id).open("a") as life:
         told = None
         while told is None or time.monotonic() < told + seconds:
@@ -154,11 +154,6 @@ def cling(self: Task, seconds: float) -> None:
                     time.sleep(0.001)
             told = told or time.monotonic()
         raise SystemExit(1)
-
-
-@job(max_running=1)
-def clinging(self: Task, seconds: float = 0.5) -> Any:
-    cling(self, seconds)
 
 
 @job(max_running=1, time_limit=1)
@@ -319,12 +314,6 @@ def crashing(self: Task, times: int) -> Any:
         if count(self) <= times:
             os.kill(os.getpid(), signal.SIGKILL)
     return 1
-
-
-@job(max_running=1, reject_on_worker_lost=False)
-def crashing_once(self: Task) -> Any:
-    """One that its user wants failed, as Celery does it."""
-    return crashing.job.run(99)
 
 
 if clocks.VARIABLE in os.environ:

@@ -1,6 +1,6 @@
-"""Plain tasks and jobs for the tests of fetching. Everything that is not about the lease is at its default.
+"""Plain tasks and jobs for the tests of fetching. All settings but those of the lease have their defaults.
 
-What a run of ``held`` or ``held_late`` is waiting for is a file of that name: see the stage's ``release``.
+A run of ``held`` or ``held_late`` ends when a file of its name exists: see the stage's ``release``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def held_late(self: Task, name: str) -> None:
 
 @app.task(bind=True, acks_late=True)
 def rejecting(self: Task) -> None:
-    """Puts itself back into its queue, once."""
+    """Puts its message back into its queue, once."""
     with recorded(self):
         if not self.request.delivery_info.get("redelivered"):
             raise Reject("again", requeue=True)

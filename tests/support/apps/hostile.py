@@ -1,4 +1,4 @@
-"""Jobs whose names, room keys, arguments and errors are up to something."""
+"""Jobs with hostile names, room keys, arguments and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app.conf.accept_content = os.environ.get("TEST_ACCEPT", "json").split(",")
 
 
 def hold(self: Task, name: str | None) -> None:
-    """Until the test makes a file of this name."""
+    """Runs until the test makes a file of this name."""
     with recorded(self):
         while name is not None and not (Path(os.environ["TEST_SCRATCH"]) / name).exists():
             time.sleep(0.01)
@@ -54,5 +54,5 @@ def failing(self: Task, text: str) -> None:
 
 @app.task(base=OrchestratedTask)
 def quiet() -> str:
-    """Leaves no trace in the history, which takes no long ids."""
+    """Records nothing in the history, which does not accept long ids."""
     return "quiet"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any
 
@@ -48,7 +47,7 @@ def plain(self: Task, seconds: float = 0, note: Any = None) -> Any:
 
 @job()
 def free(self: Task, seconds: float = 0, note: Any = None) -> Any:
-    """A job of which nothing was written."""
+    """A job without any written option."""
     return work(self, seconds, note)
 
 
@@ -153,7 +152,7 @@ def overlong(self: Task, seconds: float = 30) -> Any:
 
 @job(max_running=1, time_limit=1)
 def stubborn(self: Task, seconds: float = 30) -> Any:
-    """Holds on to life when told to end."""
+    """Takes almost a second to end after it is interrupted."""
     with recorded(self):
         try:
             time.sleep(seconds)
@@ -161,34 +160,3 @@ def stubborn(self: Task, seconds: float = 30) -> Any:
             end = time.monotonic() + 0.8
             while time.monotonic() < end:
                 pass
-
-
-@job(max_running=1)
-def suicidal(self: Task, times: int = 1) -> Any:
-    """Kills its own process that often."""
-    path = f"{os.environ['TEST_SCRATCH']}/{self.request.id}"
-    with open(path, "a") as file:
-        file.write("x")
-        deaths = file.tell()
-    with recorded(self):
-        if deaths <= times:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return "survived"
-
-
-@job(max_running=1, reject_on_worker_lost=True, acks_late=True)
-def suicidal_late(self: Task, times: int = 1) -> Any:
-    return suicidal.run(times)
-
-
-@job()
-def total(self: Task, values: list[float]) -> float:
-    with recorded(self):
-        return sum(values)
-
-
-@job(max_running=1)
-def fenced(self: Task, seconds: float = 0) -> int:
-    with recorded(self, note=self.fence):
-        time.sleep(seconds)
-    return self.fence

@@ -1,4 +1,4 @@
-"""Jobs that must not outlive their worker's lease. A run of ``held`` ends when the test says so."""
+"""Jobs that must not outlive their worker's lease. A run of ``held`` ends when the test releases it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def held_once(self: Task, name: str) -> Any:
 
 @job(on_lease_lost="stop", max_recoveries=0)
 def holds_interpreter(self: Task, name: str) -> Any:
-    """The first time, once told so, nothing else of its process gets a turn, its threads included."""
+    """On the first attempt, after it is released, no other thread of its process runs any more."""
     first, told = (Path(os.environ["TEST_SCRATCH"]) / f"{name}.{what}" for what in ("first", "hold"))
     if first.exists():
         return hold(self, name)

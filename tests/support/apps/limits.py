@@ -109,13 +109,6 @@ def blamed(self: Task, failed: str) -> None:
         pass
 
 
-@job()
-def dozing(self: Task, seconds: float) -> str:
-    with recorded(self):
-        time.sleep(seconds)
-    return "slept"
-
-
 # -- progress
 
 

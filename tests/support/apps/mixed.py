@@ -1,4 +1,4 @@
-"""Plain tasks, and with TEST_WITH_JOBS jobs beside them: the plain ones must not notice."""
+"""Plain tasks, and jobs as well if TEST_WITH_JOBS is set: jobs must not change how plain tasks behave."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def picky(self: Task, note: Any = None) -> Any:
     base=OrchestratedTask, bind=True, max_running=2, max_consecutive_failures=2, cool_down_seconds=1, max_recoveries=0
 )
 def breaker(self: Task, note: Any = None) -> Any:
-    """A job that goes by what the scratch directory says."""
+    """A job whose behaviour a file in the scratch directory decides."""
     with recorded(self, note=note):
         while (SCRATCH / "hold").exists():
             time.sleep(0.01)
@@ -87,7 +87,7 @@ def stubborn(self: Task, note: Any = None) -> Any:
 
 @app.task(base=OrchestratedTask, bind=True, on_crash="requeue")
 def deadly(self: Task) -> None:
-    """Takes its whole worker down."""
+    """Kills its whole worker."""
     with recorded(self):
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(5)

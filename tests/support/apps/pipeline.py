@@ -1,4 +1,4 @@
-"""The example as another release has it: options of its jobs are in PIPELINE_RELEASE, as JSON."""
+"""The example as another release has it: PIPELINE_RELEASE has the options of its jobs, as JSON."""
 
 import json
 import os

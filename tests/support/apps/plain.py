@@ -1,4 +1,4 @@
-"""Plain Celery tasks, without the extension: to test what the tests are built with."""
+"""Plain Celery tasks, without the extension: for the tests of the test infrastructure."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if "TEST_CAP" in os.environ:
 
 def _job(name: str, options: dict[str, Any]) -> Any:
     def held(self: Task, until_there: str) -> str:
-        """Until the test makes a file of this name."""
+        """Runs until the test makes a file of this name."""
         path = Path(os.environ["TEST_SCRATCH"]) / until_there
         with recorded(self, note=until_there):
             until(path.exists, 60, f"{path} is there", poll=0.01)

@@ -1,4 +1,5 @@
-"""Jobs whose code goes on when it is told to end, beside those of ``faults``: until when it lived is written down."""
+"""Jobs whose code continues after it is asked to end, in addition to those of ``faults``. Each records how long it
+lived."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Life:
 
 
 def lives(directory: Path) -> dict[int, float]:
-    """For each process the last sign of life, for the test."""
+    """For each process its last sign of life, for the test."""
     return {int(path.name.removeprefix("life-")): float(path.read_text()) for path in directory.glob("life-*")}
 
 
@@ -48,7 +49,7 @@ def living() -> Iterator[Life]:
 
 
 def endure(self: Task, seconds: float) -> str:
-    """Until it was told to end, in whatever way, and then for so long."""
+    """Runs until it is asked to end, in any way, and then for this many seconds."""
     with living() as life, recorded(self):
         told = None
         while told is None or time.monotonic() < told + seconds:
@@ -63,13 +64,13 @@ def endure(self: Task, seconds: float) -> str:
 
 @job(max_running=1)
 def enduring(self: Task, seconds: float = 0.5) -> str:
-    """Told to end by revoke(terminate=True), it ends later."""
+    """Ends some time after revoke(terminate=True)."""
     return endure(self, seconds)
 
 
 @job(max_running=1, soft_time_limit=0.5, time_limit=1)
 def deaf(self: Task, seconds: float = 60) -> str:
-    """Hears neither the soft limit nor SIGTERM."""
+    """Ignores both the soft limit and SIGTERM."""
     return endure(self, seconds) if seconds else "in time"
 
 
@@ -86,7 +87,7 @@ def deaf_once(self: Task) -> str:
 
 @job(max_running=1, interval_seconds=3600, timeout_seconds=0.3)
 def tidy(self: Task, seconds: float = 0.5) -> str:
-    """A recurring one that needs a while to clean up when its time is over."""
+    """A recurring job that needs some time to clean up when its time is over."""
     with living() as life, recorded(self):
         end = time.monotonic() + seconds
         try:

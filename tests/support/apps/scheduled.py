@@ -1,11 +1,12 @@
 """An app whose schedule a test chooses: TEST_SCHEDULE is a JSON object.
 
 ``jobs``: names and options of jobs; ``plain``: names of tasks that are no jobs; ``entries``: of ``beat_schedule``;
-``conf``: Celery's settings. Every task takes how long it lasts, and ``until``: the name of a file that ends it. A job's
-own ``seconds`` and ``until`` are what its fires last.
+``conf``: Celery's settings. A call says how long a task lasts, and ``until`` names a file that ends it. For fires, a
+job's own ``seconds`` and ``until`` count. TEST_CHAIN adds this many hourly jobs, each of which depends on the one
+before.
 
-TEST_CHAIN adds so many hourly jobs, each of which depends on the one before. TEST_STRIKE stops or ends the process at
-a given call (:mod:`support.strikes`), TEST_CLOCK moves its clock (:mod:`support.clocks`).
+TEST_STRIKE stops or ends the process at a given call (:mod:`support.strikes`), TEST_CLOCK moves its clock
+(:mod:`support.clocks`).
 """
 
 from __future__ import annotations

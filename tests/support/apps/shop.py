@@ -1,8 +1,8 @@
-"""A shop, for people to look at: jobs that depend on each other, keep out of each other's way, fail and take long.
+"""A shop for the tests and pictures of the dashboard: jobs that depend on or block each other, fail, and take long.
 
-Files in TEST_SCRATCH steer it: while ``down`` is there, fetching fails; runs of ``import_catalogue`` end when
-``imported`` is there. TEST_PACE divides all times, TEST_INTERVALS makes those between two fires longer. TEST_HOSTILE
-adds jobs whose names are up to something.
+Files in TEST_SCRATCH control it: while ``down`` exists, fetching fails; runs of ``import_catalogue`` end when
+``imported`` exists. TEST_PACE divides all times, TEST_INTERVALS multiplies the times between two fires. TEST_HOSTILE
+adds jobs with hostile names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from celery_orchestration import OrchestratedTask
 from support.hostile import TEXTS
 
 PACE = float(os.environ.get("TEST_PACE", "1"))
-#: Seconds of the clock for one of a schedule.
+#: The factor from seconds of a schedule to seconds of the clock.
 SECOND = float(os.environ.get("TEST_INTERVALS", "1")) / PACE
 SCRATCH = Path(os.environ.get("TEST_SCRATCH", "."))
 

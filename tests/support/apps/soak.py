@@ -1,7 +1,7 @@
 """Jobs of every kind, for the soak. Configured by the environment, like ``faults``.
 
-Every job takes how long it lasts. It returns its fence, so that the stored result tells which execution it is of; in a
-canvas it returns its id: Celery counts the members of a chord by what they returned.
+The call says how long a job lasts. A job returns its fence, so that the stored result identifies its execution. In a
+canvas it returns its id: Celery counts the members of a chord by their results.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if "TEST_LEDGER" in os.environ:
 if "TEST_MAX_RUNNING" in os.environ:
     app.conf.orchestration_max_running = int(os.environ["TEST_MAX_RUNNING"])
 
-if VARIABLE in os.environ:  # a worker; those who send are left as they are
+if VARIABLE in os.environ:  # for workers; clients keep the default
     spy()
 
-#: A run is not to be given up for the many kills around it.
+#: A run must not be given up because of the many kills around it.
 RECOVERIES = 1000
 
 
@@ -101,7 +101,7 @@ def backing_off(self: Task, failures: int = 1, delay: float = 0) -> Any:
 
 @job(name="deadly", max_running=1, max_recoveries=1)
 def deadly(self: Task) -> Any:
-    """Takes its process along; where that is the whole worker (threads), the worker."""
+    """Kills its process; with threads, that is the whole worker."""
     with recorded(self):
         note("dies", pid=os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""The jobs of ``faults``. With TEST_STICK a worker's first heartbeat hangs while there is a file ``stuck``, and the one
-that takes its place has no heartbeat while there is a file ``breathless``."""
+"""The jobs of ``faults``. With TEST_STICK a worker's first heartbeat hangs while a file ``stuck`` exists, and the
+heartbeat that replaces it renews nothing while a file ``breathless`` exists."""
 
 from __future__ import annotations
 

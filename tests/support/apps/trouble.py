@@ -1,4 +1,4 @@
-"""Jobs of ``faults``, and some that get into trouble."""
+"""The jobs of ``faults``, and some that cause errors."""
 
 from __future__ import annotations
 

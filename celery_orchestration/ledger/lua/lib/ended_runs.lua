@@ -64,7 +64,7 @@ end
 
 -- The run failed for good: its record becomes a dead letter. trace: the traceback, or ''.
 function dead_letter(r, note, trace)
-  if G.letters <= 0 then return forget(r, true) end
+  if G.dead_letters <= 0 then return forget(r, true) end
   mark_done(r, r.attempt)
   local key = K.dead_letter(r.id)
   call('RENAME', K.run(r.id), key)
@@ -74,7 +74,7 @@ function dead_letter(r, note, trace)
     queue = r.queue }, r)))
   call('ZADD', K.dead_letters, int(NOW), r.id)
   call('ZADD', K.job_dead_letters(r.job), int(NOW), r.id)
-  local over = call('ZCARD', K.job_dead_letters(r.job)) - G.letters
+  local over = call('ZCARD', K.job_dead_letters(r.job)) - G.dead_letters
   for _, id in ipairs(over > 0 and call('ZRANGE', K.job_dead_letters(r.job), 0, over - 1) or {}) do
     remove_dead_letter(id, r.job)
   end

@@ -6,7 +6,7 @@
 -- have slots for it.
 
 -- What this call hands over. grants: runs for the caller to publish; starts: runs that start in a slot of the calling worker;
--- after: jobs of which a run ended (settle fills it); more: call again, not all was handed over; found: see dependents_of.
+-- after: jobs with a run that ended (settle fills it); more: call again, not all was handed over; found: see dependents_of.
 -- here: { worker, free, release, queues, spare, kept } of the calling worker, or nil. spare: a function that finds more free
 -- slots, called once, when one is needed; kept: it is kept free for one run.
 HAND = nil

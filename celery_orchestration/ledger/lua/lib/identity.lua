@@ -7,7 +7,7 @@
 -- finds the same run. The publication of a fire is ''.
 
 -- Returns the id of the run; its record, if it has not ended; the highest attempt that ended, if that is remembered.
--- any: the redelivered message does not say which publication it is of, so any known one counts.
+-- any: the redelivered message does not say which publication it belongs to, so any known one counts.
 function run_of(task, publication, any)
   local own = task .. '~' .. publication
   local r = load_run(task)

@@ -5,13 +5,15 @@
 -- (never was, or its lease ran out); NEWEPOCH epoch if it has to claim its runs first. A repeated call gets its
 -- remembered reply even then.
 function replayed(worker, verb, number)
-  local v = call('HMGET', K.worker(worker), 'queues', 'call:' .. verb, 'reply:' .. verb, 'release', 'name', 'alone', 'done',
-    'failed', 'epoch', 'lease', 'state')
-  if not v[1] then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
-  SESSION = { worker = worker, verb = verb, number = number, queues = v[1], release = v[4], name = v[5], alone = v[6] or nil,
-    done = tonumber(v[7]) or 0, failed = tonumber(v[8]) or 0, lease = tonumber(v[10]) or SESSION.lease, stops = v[11] ~= false }
-  if v[2] == number then return cmsgpack.unpack(v[3]) end
-  if v[9] and v[9] ~= G.epoch then return nil, redis.error_reply('NEWEPOCH ' .. (G.epoch or '')) end
+  local queues, last_number, last_reply, release, name, alone, done, failed, epoch, lease, state = unpack(call('HMGET',
+    K.worker(worker), 'queues', 'call:' .. verb, 'reply:' .. verb, 'release', 'name', 'alone', 'done', 'failed', 'epoch',
+    'lease', 'state'))
+  if not queues then return nil, redis.error_reply('UNKNOWNWORKER ' .. worker) end
+  SESSION = { worker = worker, verb = verb, number = number, queues = queues, release = release, name = name,
+    alone = alone or nil, done = tonumber(done) or 0, failed = tonumber(failed) or 0,
+    lease = tonumber(lease) or SESSION.lease, stops = state ~= false }
+  if last_number == number then return cmsgpack.unpack(last_reply) end
+  if epoch and epoch ~= G.epoch then return nil, redis.error_reply('NEWEPOCH ' .. (G.epoch or '')) end
   return nil
 end
 

@@ -20,9 +20,9 @@ local live, observing, names, active = 0, 0, {}, {}
 
 local there = nodes()
 for _, node in ipairs(there) do
-  local w = read_hash(K.worker(node[1]), 'name', 'kind', 'beat', 'lease', 'mode')
-  local one = { name = w.name, beat = w.beat, lease = w.lease, left = node[2] - G.clock }
-  one.silent = one.left <= 0 or NOW - (one.beat or 0) > (one.lease or 0) / 2
+  local w = read_hash(K.worker(node[1]), 'name', 'kind', 'heartbeat', 'lease', 'mode')
+  local one = { name = w.name, heartbeat = w.heartbeat, lease = w.lease, left = node[2] - G.clock }
+  one.silent = one.left <= 0 or NOW - (one.heartbeat or 0) > (one.lease or 0) / 2
   if w.kind ~= 'beat' then names[#names + 1] = w.name end
   if w.kind ~= 'beat' and not one.silent then
     live = live + 1

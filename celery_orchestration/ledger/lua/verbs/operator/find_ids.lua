@@ -8,9 +8,9 @@
 --          id of a run that ended lately
 -- Errors   none
 -- Called again: the same, unless something changed.
-local word, letters, least = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
+local word, dead, least = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local most_running, most = tonumber(ARGV[4]), tonumber(ARGV[5])
-local key_of = letters and K.dead_letter or K.run
+local key_of = dead and K.dead_letter or K.run
 if call('EXISTS', key_of(word)) == 1 then return { word } end
 
 local found, known = {}, {}
@@ -29,7 +29,7 @@ for _, id in ipairs(call('SRANDMEMBER', K.task_runs(word), most)) do
 end
 if #found > 0 or #word < least or call('EXISTS', K.done(word)) == 1 then return found end
 
-if letters then
+if dead then
   look(call('ZREVRANGE', K.dead_letters, 0, most - 1))
   return found
 end

@@ -6,8 +6,8 @@
 -- ARGV  how many jobs at most; then names of jobs, or nothing for all jobs
 -- Returns  JSON: now, jobs[]: name, disabled, running, waiting (also runs that are not due yet), failed
 --          (whether its last run failed), depends_on[] ({job, on, max_age_seconds, fresh}), conflicts[] (each pair is
---          listed once, at the job whose name comes first: a job may block all others), groups[] (of jobs of which no
---          two run together); more[] (names of the other jobs)
+--          listed once, at the job whose name comes first: a job may block all others), groups[] (of jobs that
+--          run one at a time); more[] (names of the other jobs)
 -- Errors   none
 -- Called again: the same, unless something changed.
 

@@ -13,8 +13,8 @@ local asked = ARGV[1] ~= '' and call('HGET', K.worker_names, ARGV[1])
 local ends = asked and tonumber(call('ZSCORE', K.leases, asked) or '')
 local worker = nil
 if ends then
-  local w = read_hash(K.worker(asked), 'beat', 'lease')
-  if w then worker = { left = ends - G.clock, silent = NOW - (w.beat or 0), lease = w.lease or 0 } end
+  local w = read_hash(K.worker(asked), 'heartbeat', 'lease')
+  if w then worker = { left = ends - G.clock, silent = NOW - (w.heartbeat or 0), lease = w.lease or 0 } end
 end
 -- Every node sweeps, and a sweep removes nodes whose lease ran out. If nobody has swept for a lease, no node is alive.
 local g = read_hash(K.ledger, 'owner', 'schema', 'why', 'swept', 'lease')

@@ -28,11 +28,11 @@ end
 local workers, observed = {}, false
 for _, node in ipairs(nodes()) do
   local id = node[1]
-  local w = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'queues', 'since', 'beat', 'lease', 'done', 'failed',
+  local w = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'queues', 'since', 'heartbeat', 'lease', 'done', 'failed',
     'state', 'kind', 'mode')
   if w.kind ~= 'beat' then
     observed = observed or w.mode == 'observe'
-    w.silent, w.left, w.running = NOW - (w.beat or 0), node[2] - G.clock, call('SCARD', K.worker_runs(id))
+    w.silent, w.left, w.running = NOW - (w.heartbeat or 0), node[2] - G.clock, call('SCARD', K.worker_runs(id))
     w.mode, w.draining, w.done, w.failed = nil, w.state ~= nil, w.done or 0, w.failed or 0
     workers[#workers + 1] = w
   end

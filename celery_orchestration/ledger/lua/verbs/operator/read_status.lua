@@ -5,10 +5,10 @@
 -- long.
 --
 -- ARGV  most running runs, most waiting runs, most jobs, most entries to list, service of the caller
--- Returns  JSON: now, paused, max_running, total, waiting, later, letters, jobs[], more[] (names of the other jobs), running[],
---          waits[], workers[], gone[], slots{}, under_way{}, bad{}, owner, eviction (policy, if INFO is allowed), full
---          (whether Redis is full), epoch {name, why, left: ms until the gate opens}, lead {who, name, since} of the
---          scheduler that leads that service now, if one does; leads[]: the same of all services, with service;
+-- Returns  JSON: now, paused, max_running, total, waiting, later, dead_letters, jobs[], more[] (names of the other jobs),
+--          running[], waits[], workers[], gone[], slots{}, under_way{}, bad{}, owner, eviction (policy, if INFO is
+--          allowed), full (whether Redis is full), epoch {name, why, left: ms until the gate opens}, lead {who, name,
+--          since} of the scheduler that leads that service now, if one does; leads[]: the same of all services, with service;
 --          service: of the caller; entries (how many the schedule has), fires[] (entries that fire jobs: job, prev,
 --          last, at, next, gap, off, name if it is paused), pause (JSON: by, why, at), restored {pause, jobs[],
 --          entries[], left_out} after the ledger was emptied
@@ -22,11 +22,11 @@ local jobs, running, waits, workers = shown_jobs(names), {}, {}, {}
 for _, node in ipairs(nodes()) do
   local id = node[1]
   local runs = call('SMEMBERS', K.worker_runs(id))
-  local worker = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'mode', 'since', 'beat', 'lease',
-    'done', 'failed', 'state', 'service')
+  local worker = read_hash(K.worker(id), 'name', 'host', 'pid', 'slots', 'kind', 'queues', 'mode', 'since', 'heartbeat',
+    'lease', 'done', 'failed', 'state', 'service')
   worker.id, worker.running, worker.left = id, #runs, node[2] - G.clock
   worker.done, worker.failed, worker.service = worker.done or 0, worker.failed or 0, worker.service or ''
-  worker.beat, worker.lease, worker.since = worker.beat or 0, worker.lease or 0, worker.since or 0
+  worker.heartbeat, worker.lease, worker.since = worker.heartbeat or 0, worker.lease or 0, worker.since or 0
   worker.queues, worker.draining = worker.queues and cjson.decode(worker.queues), worker.state ~= nil
   workers[#workers + 1] = worker
   for _, run in ipairs(runs) do
@@ -87,7 +87,7 @@ end
 
 return cjson.encode({ now = NOW, paused = G.paused, max_running = G.max_running, total = G.total,
   waiting = call('ZCARD', K.waiting),
-  later = call('ZCARD', K.later), letters = call('ZCARD', K.dead_letters), gone = call('LRANGE', K.dead_workers, 0, -1),
+  later = call('ZCARD', K.later), dead_letters = call('ZCARD', K.dead_letters), gone = call('LRANGE', K.dead_workers, 0, -1),
   jobs = jobs, more = more, running = running, waits = waits, workers = workers, slots = counts(K.slots),
   under_way = counts(K.under_way), owner = g.owner, bad = counts(K.corrupt), eviction = eviction, full = full,
   service = ARGV[5], lead = leader(ARGV[5]), leads = leaders(),

@@ -29,7 +29,7 @@ for _, a in ipairs(read_arguments('adoption', 3)) do
     local key = K.entry(entry)
     local before = e and source == 'code' and call('HGET', key, 'every')
     if not e or is_ahead(e) or (before and before ~= a.every) then
-      -- It is new; or the code has another schedule now, of which no due time has passed yet; or Redis's clock was set
+      -- It is new; or the code has another schedule now, whose first due time is still to come; or Redis's clock was set
       -- back.
       e = { generation = int(tick()), last = not e and a.last_ms or tonumber(ARGV[2]), paused = e and e.paused,
         gap = e and e.gap }

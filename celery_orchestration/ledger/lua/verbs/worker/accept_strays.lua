@@ -27,9 +27,9 @@ end
 local function dead_letter_unknown(r, message)
   save_run(r, nil, message)
   dead_letter(r, UNREGISTERED)
-  if G.letters <= 0 then return end
+  if G.dead_letters <= 0 then return end
   call('ZADD', K.unknown_dead_letters, int(NOW), r.id)
-  local over = call('ZCARD', K.unknown_dead_letters) - G.letters
+  local over = call('ZCARD', K.unknown_dead_letters) - G.dead_letters
   for _, id in ipairs(over > 0 and call('ZRANGE', K.unknown_dead_letters, 0, over - 1) or {}) do
     local letter = load_run(id, K.dead_letter)
     if letter then remove_dead_letter(id, letter.job) end

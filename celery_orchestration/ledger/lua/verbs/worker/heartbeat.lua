@@ -16,7 +16,7 @@ if not known.queues then return redis.error_reply('UNKNOWNWORKER ' .. worker) en
 if known.epoch and known.epoch ~= G.epoch then return redis.error_reply('NEWEPOCH ' .. G.epoch) end
 -- The lease of a departing worker ends at a fixed time.
 if known.state ~= 'departing' then call('ZADD', K.leases, int(G.clock + tonumber(ARGV[2])), worker) end
-call('HSET', K.worker(worker), 'beat', int(NOW))
+call('HSET', K.worker(worker), 'heartbeat', int(NOW))
 local void, has = { int(NOW) }, {}
 for _, run in ipairs(read_arguments('held_run', 3)) do
   local r = load_run(run.id)

@@ -17,8 +17,8 @@ local me, which, most, largest, beginning = ARGV[1], ARGV[2], tonumber(ARGV[3]),
 local workers, asks = {}, false
 for _, name in ipairs(call('ZRANGE', K.ordered_names, 0, MOST_WORKERS - 1)) do
   local worker = call('HGET', K.worker_names, name) or ''
-  local w = read_hash(K.worker(worker), 'queues', 'state', 'kind', 'beat', 'lease', 'release')
-  if w and w.queues and NOW - (w.beat or 0) <= (w.lease or 0) / 2 then
+  local w = read_hash(K.worker(worker), 'queues', 'state', 'kind', 'heartbeat', 'lease', 'release')
+  if w and w.queues and NOW - (w.heartbeat or 0) <= (w.lease or 0) / 2 then
     local queues = {}
     for _, queue in ipairs(cjson.decode(w.queues)) do queues[queue] = true end
     -- A stopping worker may be gone before it answers. A solo worker answers only between its tasks.

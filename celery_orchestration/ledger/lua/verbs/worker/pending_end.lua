@@ -1,9 +1,9 @@
 -- uses: schema records
 --
--- pending_end: what Celery has to be told about a run that ends without an outcome.
+-- pending_end: the end that has to be reported to Celery, of a run that ends without an outcome.
 --
 -- ARGV  id
--- Returns  { why, attempt, message }, or {} if Celery was told already
+-- Returns  { why, attempt, message }, or {} if Celery knows already
 -- Errors   none
 -- Called again: the same, unless something changed.
 local r = load_run(ARGV[1])

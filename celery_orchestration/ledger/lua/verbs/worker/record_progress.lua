@@ -8,10 +8,10 @@
 -- Called again it gives the same answer.
 local LONGEST = 2000
 local count = 0
-for _, said in ipairs(read_arguments('said', 1)) do
-  local r = load_run(said.id)
-  if r and r.state == 'running' and r.fence == said.fence and #said.text <= LONGEST then
-    call('HSET', K.run(r.id), 'progress', cmsgpack.pack({ fence = r.fence, at = NOW, what = said.text }))
+for _, report in ipairs(read_arguments('progress', 1)) do
+  local r = load_run(report.id)
+  if r and r.state == 'running' and r.fence == report.fence and #report.text <= LONGEST then
+    call('HSET', K.run(r.id), 'progress', cmsgpack.pack({ fence = r.fence, at = NOW, what = report.text }))
     count = count + 1
   end
 end

@@ -3,7 +3,7 @@
 -- register: a worker process announces itself, or announces itself again after its lease was lost or in a new epoch.
 --
 -- ARGV  presence: with kind (of its execution pool), queues (JSON), policies of its release (JSON), their jobs (JSON), history
---         and letters (runs and dead letters kept for a job), letters_ms (how long dead letters are kept)
+--         and dead_letters (how many runs and dead letters are kept for a job), dead_letter_ms (how long the latter are)
 --       registration: schema, oldest_schema (the oldest that works beside ours), epoch in which it claimed its runs last
 --         ('': it is new), the highest fence it has seen ('': none), service ('': the one that the ledger is named after)
 -- Returns  { releases of the live workers, releases the installed policies were merged from, epoch (if it is
@@ -27,7 +27,7 @@ local last_epoch, lease = registration.epoch, node.lease_ms
 G.tick = math.max(G.tick, registration.fence or 0)
 enter_epoch(last_epoch, lease)
 call('HSET', K.ledger, 'owner', owner, 'schema', math.max(found, schema), 'done_ms', node.done_ms,
-  'lease', lease, 'history', node.history, 'letters', node.letters, 'letters_ms', node.letters_ms)
+  'lease', lease, 'history', node.history, 'dead_letters', node.dead_letters, 'dead_letter_ms', node.dead_letter_ms)
 call('HSET', K.services, release, registration.service)
 local new_release = call('HSETNX', K.releases, release, node.policies) == 1
 if new_release then
@@ -43,7 +43,7 @@ withdraw_slots(worker)
 call('HDEL', K.worker(worker), 'state')
 call('HSET', K.worker(worker), 'name', name, 'host', node.host, 'pid', node.pid, 'slots', node.slots, 'kind', node.kind,
   'queues', queues, 'release', release, 'service', registration.service, 'mode', node.mode, 'lease', lease, 'since', int(NOW),
-  'beat', int(NOW),
+  'heartbeat', int(NOW),
   'epoch', (last_epoch == '' or last_epoch == G.epoch or old_epoch == G.epoch) and G.epoch or '')
 call('HSET', K.worker_names, name, worker)
 if node.kind ~= 'beat' then call('ZADD', K.ordered_names, 0, name) end

@@ -62,7 +62,7 @@ more = refresh_stale() or more
 local woken, more_due = wake(limit)
 for _, one in ipairs(woken) do endings[#endings + 1] = one end
 
-for _, id in ipairs(call('ZRANGEBYSCORE', K.dead_letters, '-inf', int(NOW - G.letters_ms), 'LIMIT', 0, limit)) do
+for _, id in ipairs(call('ZRANGEBYSCORE', K.dead_letters, '-inf', int(NOW - G.dead_letter_ms), 'LIMIT', 0, limit)) do
   local r = load_run(id, K.dead_letter)
   if r then remove_dead_letter(id, r.job) else call('ZREM', K.dead_letters, id) end
 end

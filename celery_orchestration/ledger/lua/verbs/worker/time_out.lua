@@ -3,7 +3,7 @@
 -- time_out: the time of a run is over, but its code cannot be interrupted: it keeps its room until the code has
 -- returned.
 --
--- ARGV  id, fence, what failed, 1 if Celery was told that it failed: if its worker dies, it does not run again
+-- ARGV  id, fence, what failed, 1 if Celery knows that it failed: if its worker dies, it does not run again
 -- Returns  1 | 0 (it has ended, or its fence is void: nothing changes)
 -- Errors   none
 -- Called again it gives the same answer.

@@ -26,12 +26,16 @@
 -- Called again with the same number it gives the same answer.
 
 local worker, number, observe = ARGV[1], ARGV[2], ARGV[3] == 'observe'
+local STARTS = 6 -- the place of the runs that start here in the reply
+
+local function with_messages(reply)
+  reply[STARTS] = starts_with_messages(reply[STARTS])
+  return reply
+end
+
 local before, problem = replayed(worker, 'turn', number)
 if problem then return problem end
-if before then
-  before[6] = starts_with_messages(before[6])
-  return before
-end
+if before then return with_messages(before) end
 
 -- If Redis is full, outcomes are taken and room is handed over, but nothing new is taken in.
 local full, unwritable = is_full(K.worker(worker), 'call:turn')
@@ -194,5 +198,4 @@ end
 flush()
 local reply = remember({ waiting, (HAND.more or more_due) and 1 or 0, settled, admitted, HAND.grants, HAND.starts, DISABLED,
   endings, G.next and math.max(0, G.next - NOW) or -1, STATS.traces }, DONE, FAILED)
-local starts = starts_with_messages(reply[6])
-return { reply[1], reply[2], reply[3], reply[4], reply[5], starts, reply[7], reply[8], reply[9], reply[10] }
+return with_messages(reply)

@@ -1,4 +1,4 @@
-"""One set of tasks, as one of three kinds: plain, jobs with nothing written, jobs of which one runs at a time."""
+"""One set of tasks in one of three kinds: plain, jobs without written options, jobs with max_running=1."""
 
 import os
 

@@ -1,6 +1,7 @@
-"""The table of canvas programs. ``python -m play.programs`` executes all of them and prints what each came to.
+"""The table of canvas programs. ``python -m play.programs`` executes all of them and prints the result of each.
 
-A program is a function; what it returns, and what ``echo`` heard meanwhile, must be the same for plain tasks and jobs.
+A program is a function. Its return value, and the calls that ``echo`` received meanwhile, must be the same for plain
+tasks and jobs.
 
 This file is long because it is a table: each program stands alone.
 """
@@ -39,7 +40,7 @@ from .tasks import (
     store,
 )
 
-#: For every wait of one program, counted from its own beginning.
+#: The time limit of all waits of one program, counted from its beginning.
 PATIENCE = 60.0
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PROGRAMS = {}
@@ -51,7 +52,7 @@ def program(function):
 
 
 class Deadline:
-    """Of the program that is being executed."""
+    """The deadline of the program that is being executed."""
 
     ends = 0.0
 
@@ -61,7 +62,7 @@ class Deadline:
 
 
 def value(result):
-    """What it returns, or how it fails."""
+    """Its result, or its error."""
     try:
         return result.get(timeout=Deadline.left())
     except Exception as exc:
@@ -73,7 +74,7 @@ def run(canvas, **options):
 
 
 def echoes(count):
-    """Waits until there are so many; in order, because members of a group have none."""
+    """Waits for this many echoes. Returns them sorted, because members of a group have no order."""
     while len(found := store.lrange("echoes", 0, -1)) < count:
         if time.monotonic() > Deadline.ends:
             raise TimeoutError(f"{len(found)} of {count} echoes: {found}")
@@ -82,7 +83,7 @@ def echoes(count):
 
 
 def ended(result):
-    """For what stores no result of its own."""
+    """Waits for a task that stores no result of its own."""
     while not result.ready():
         if time.monotonic() > Deadline.ends:
             raise TimeoutError(f"{result} is {result.state}")
@@ -335,7 +336,7 @@ def an_old_errback_of_a_chord_and_its_header():
 
 @program
 def an_errback_of_a_chord_within_a_chord():
-    """The outer one is never told, with plain tasks neither."""
+    """The errback of the outer one is not called, with plain tasks neither."""
     inner = chord([add.s(1, 1), fail.s()], gather.s())
     inner.link_error(echo.si("inner"))
     chord([inner, add.s(1, 2)], gather.s()).apply_async()
@@ -361,7 +362,7 @@ def a_chord_whose_body_fails():
 
 @program
 def a_chord_after_which_a_chain_goes_on():
-    """What get() raises depends on when it is called: the header's error, or the chord's."""
+    """The exception of get() depends on when it is called: the header's error, or the chord's."""
     result = (chord([add.s(1, 1), fail.s()], gather.s()) | echo.s()).apply_async()
     return [ended(result), type(result.result).__name__]
 
@@ -520,7 +521,7 @@ def execute(function):
 
 
 def settled():
-    """How often each task was executed, once nothing has been for two seconds."""
+    """How often each task was executed, after two seconds without a further execution."""
     before, since = None, time.monotonic()
     while time.monotonic() - since < 2:
         now = store.hgetall("executions")

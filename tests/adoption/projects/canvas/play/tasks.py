@@ -1,4 +1,4 @@
-"""Small tasks. Each execution is counted, and ``echo`` tells what it got, in a database of Redis of its own."""
+"""Small tasks. Each execution is counted, and ``echo`` records its arguments, in a database of Redis of its own."""
 
 import os
 import time
@@ -93,7 +93,7 @@ def replace_with_group(self, value):
 
 @task()
 def replace_with_itself(self, depth):
-    """As Celery's own suite does: a replacement that is replaced."""
+    """As in Celery's own test suite: a replacement that is replaced."""
     if depth > 0:
         raise self.replace(replace_with_itself.s(depth - 1))
     return "replaced"
@@ -101,7 +101,7 @@ def replace_with_itself(self, depth):
 
 @task()
 def resend(self, left):
-    """Sends itself again under its own id, as people do who poll something."""
+    """Sends itself again under its own id, as people do to poll something."""
     echo.run("resend", left)
     if left:
         self.apply_async((left - 1,), task_id=self.request.id)
@@ -110,7 +110,7 @@ def resend(self, left):
 
 @task()
 def send_with_id(self, task_id, value):
-    """A task that sends another one under an id that follows from its data."""
+    """Sends another task under an id that follows from its data."""
     echo.apply_async((value,), task_id=task_id)
 
 
@@ -128,7 +128,7 @@ def rejected(self):
 
 @task()
 def about(self, *args):
-    """What a task sees of its own place in a canvas."""
+    """The place of a task in a canvas, as the task itself sees it."""
     request = self.request
     return {
         "retries": request.retries,
@@ -147,7 +147,7 @@ def about(self, *args):
     }
 
 
-# Celery looks at an errback's signature to see what to call it with; of bound tasks it takes none for the new style.
+# Celery reads an errback's signature to decide how to call it; a bound task gets none of the new-style arguments.
 @task(bind=False)
 def errback(request, exc, traceback):
     echo.run("errback", type(exc).__name__)

@@ -1,4 +1,4 @@
-"""The class that every task of the company has had for years, with a request class of its own."""
+"""The class of all tasks of the company, which is older than this package, with a request class of its own."""
 
 from celery import Task
 from celery.worker.request import Request

@@ -13,7 +13,7 @@ def send_mail(to):
 
 @shared_task(bind=True)
 def send_newsletter(self, names):
-    """Replaced by what it consists of."""
+    """Replaces itself by a group of mails."""
     raise self.replace(send_mail.map(names))
 
 
@@ -24,7 +24,7 @@ def bounce(to):
 
 @shared_task(max_running=1)
 def clean_list(until=""):
-    """Goes on until there is a file of that name."""
+    """Runs until a file of that name exists."""
     with recorded(clean_list.name):
         while until and not os.path.exists(until):
             time.sleep(0.05)

@@ -30,7 +30,7 @@ def ship(self, order_id):
 
 @shared_task
 def charge_card(order_id):
-    """Nothing is written here: with its process gone, it must not run again by itself."""
+    """Without written options: if its process dies, it must not run again by itself."""
     with recorded(charge_card.name, order=order_id):
         os.kill(os.getpid(), signal.SIGKILL)
 

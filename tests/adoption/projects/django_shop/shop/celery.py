@@ -1,4 +1,4 @@
-"""The layout of Celery's page on Django, and the one line that adopts the package."""
+"""The layout of Celery's page on Django, with the one line that adopts the package."""
 
 import os
 

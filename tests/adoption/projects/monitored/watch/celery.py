@@ -1,4 +1,4 @@
-"""A project that Sentry or OpenTelemetry watches; what they would send goes to a file."""
+"""A project that Sentry or OpenTelemetry monitors; the data that they would send go to a file."""
 
 import importlib
 import os

@@ -37,6 +37,6 @@ def urgent():
 
 @app.task(base=OrchestratedTask, max_running=1)
 def hold(seconds):
-    """Others of it wait meanwhile."""
+    """Other runs of it wait meanwhile."""
     time.sleep(seconds)
     return seconds

@@ -1,8 +1,8 @@
-"""(g) What an operator waits for: whole commands from the shell, the start of Python included.
+"""(g) Commands of operators, run from the shell, including the start of Python.
 
-1,000 jobs, 200 workers and many waiting runs, brought into the ledger by its own verbs as in (c). Beside ours Celery's
-own commands on the same app, in the same rounds: ``--help``, which does nothing, and ``inspect ping``, which is
-answered by one stock worker (and waits for more answers for a second).
+1,000 jobs, 200 workers and many waiting runs are added to the ledger by its own verbs, as in (c). Our commands are
+compared with Celery's own on the same app, in the same rounds: ``--help``, which does nothing, and ``inspect ping``,
+which one stock worker answers (and which waits a second for more answers).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMMANDS = {
     "ping": ("inspect", "ping"),
     "status": ("orchestration", "status"),
     "json": ("orchestration", "status", "--json"),
-    "narrow": ("orchestration", "status", "--job", ring(7)),
+    "filtered": ("orchestration", "status", "--job", ring(7)),
     "graph": ("orchestration", "graph"),
     "history": ("orchestration", "history", ring(0)),
 }
@@ -39,7 +39,7 @@ COMMANDS = {
 def measure(stage: Stage) -> dict[str, Any]:
     waiting = stage.size.waiting[-1]
     with stage.redis() as server, stage.worker("plain", server.url(0)):
-        stage.say(f"look: bringing in {WORKERS} workers and {waiting} waiting runs")
+        stage.say(f"commands: adding {WORKERS} workers and {waiting} waiting runs")
         book = Book.open(server, 0, jobs_of(app))
         for number in range(WORKERS - 1):
             name = f"worker-{number:03}"
@@ -50,17 +50,17 @@ def measure(stage: Stage) -> dict[str, Any]:
         _check(stage, server, waiting)
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
         others = Others()
-        for number in range(stage.size.looks):
+        for number in range(stage.size.command_rounds):
             for name, arguments in COMMANDS.items():
                 taken[name].append(_run(server, arguments))
             latest = ", ".join(f"{name} {runs[-1][0]:.2f}" for name, runs in taken.items())
-            stage.say(f"look {number + 1}/{stage.size.looks}: s: {latest}")
+            stage.say(f"commands {number + 1}/{stage.size.command_rounds}: s: {latest}")
     found = {name: _summary(COMMANDS[name], runs) for name, runs in taken.items()}
     return {"commands": found, "jobs": JOBS, "workers": WORKERS, "waiting": waiting, "others": others.share()}
 
 
 def _check(stage: Stage, server: RedisServer, waiting: int) -> None:
-    """That it is what is to be measured."""
+    """Checks that the ledger is as it is to be measured."""
     text = subprocess.run(
         celery_command(APP, *COMMANDS["status"]), env=_env(server), capture_output=True, text=True, check=False
     ).stdout
@@ -69,13 +69,13 @@ def _check(stage: Stage, server: RedisServer, waiting: int) -> None:
 
 
 def _run(server: RedisServer, arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Seconds by the clock, and of the processor."""
+    """Seconds by the clock, and of processor time."""
     begun = time.perf_counter()
     process = subprocess.Popen(
         celery_command(APP, *arguments), env=_env(server), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     _, _, used = os.wait4(process.pid, 0)
-    process.returncode = 0  # it is over: nobody has to wait for it again
+    process.returncode = 0  # it is over, and must not be waited for again
     return time.perf_counter() - begun, used.ru_utime + used.ru_stime
 
 

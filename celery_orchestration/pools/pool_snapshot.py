@@ -1,4 +1,4 @@
-"""One look at the pools: their work and their workers, from the ledger and the broker together."""
+"""A snapshot of the pools: their work and their workers, from the ledger and the broker together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_orchestration.pools.decide import Figures, Ready
 from celery_orchestration.pools.places import as_document
 from celery_orchestration.pools.table import strictest
 
-#: At most this many tasks' durations are read in one look.
+#: At most this many tasks' durations are read at a time.
 MOST_TASKS = 50
 #: An older report of a supervisor does not count.
 FRESH_MS = 10_000
@@ -67,7 +67,7 @@ class Supervisor:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolLook:
+class PoolSnapshot:
     """One pool at one moment."""
 
     name: str
@@ -130,8 +130,8 @@ class Waits:
         return max(0.0, now - self._sent[0][0])
 
 
-class Looker:
-    """Looks at pools repeatedly; it remembers only the counts of :class:`Waits`."""
+class PoolReader:
+    """Reads the pools repeatedly; it remembers only the counts of :class:`Waits`."""
 
     def __init__(self, ledger: Ledger, queues: Mapping[str, Sequence[str]]) -> None:
         """`queues`: the queues of each pool."""
@@ -139,14 +139,14 @@ class Looker:
         self.queues: Mapping[str, Sequence[str]] = queues
         self._waits: dict[str, Waits] = {}
 
-    def look(
+    def read(
         self,
         table: Mapping[str, Pool],
         queued: Mapping[str, Queued] | None,
         problem: str = "",
         changes: int = 0,
         tasks: Iterable[str] = (),
-    ) -> dict[str, PoolLook]:
+    ) -> dict[str, PoolSnapshot]:
         """`queued`: the broker's queues, or None if they are unknown; then `problem` says why. `changes`: how many past
         changes to read. `tasks`: more tasks whose durations are read. Raises
         :class:`~celery_orchestration.errors.LedgerError`."""
@@ -172,7 +172,7 @@ class Looker:
         problem: str,
         workers: Sequence[Worker],
         supervisors: Sequence[Supervisor],
-    ) -> PoolLook:
+    ) -> PoolSnapshot:
         now, record = found["now"], (found.get("pools") or {}).get(name) or {}
         queues = set(self.queues[name])
         serving = [worker for worker in workers if queues & set(worker.queues)]
@@ -195,7 +195,7 @@ class Looker:
             in_new_epoch=found["epoch"] > 0,
             unknown=problem if queued is None else "",
         )
-        return PoolLook(
+        return PoolSnapshot(
             name=name,
             figures=figures,
             workers=serving,
