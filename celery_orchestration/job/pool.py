@@ -60,9 +60,7 @@ class Pool(BaseModel):
         description="with scale_up_at: fewer workers only while no more than this many messages are ready for each; "
         "half of scale_up_at if not given",
     )
-    quiet_seconds: Seconds = Field(
-        default=60, description="a worker is stopped when it was not needed for this long"
-    )
+    quiet_seconds: Seconds = Field(default=60, description="a worker is stopped when it was not needed for this long")
     stall_seconds: Seconds = Field(
         default=60,
         description="a worker that takes nothing for this long, although its queues have messages and it has free "

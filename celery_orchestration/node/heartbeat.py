@@ -187,8 +187,7 @@ class Heartbeat(threading.Thread, ABC):
             merged = releases.merged(self._ledger.read_releases(live))
             for cycle in merged.cycles:
                 logger.error(
-                    "The live releases together have a dependency cycle: %s. These jobs wait "
-                    "until one release is gone",
+                    "The live releases together have a dependency cycle: %s. These jobs wait until one release is gone",
                     " -> ".join(cycle),
                 )
             if self._ledger.install_policies(live, merged.cap, merged.jobs):

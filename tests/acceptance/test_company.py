@@ -67,9 +67,7 @@ def test_a_request_and_a_strategy_of_a_companys_own_work_and_go_through_the_gate
     assert process.running
 
 
-def test_a_strategy_that_bypasses_the_gate_is_refused(
-    redis_broker: Broker, worker: StartWorker, seen: Path
-) -> None:
+def test_a_strategy_that_bypasses_the_gate_is_refused(redis_broker: Broker, worker: StartWorker, seen: Path) -> None:
     process = worker(redis_broker, APP, ready=False, env={"TEST_SEEN": str(seen), "TEST_BYPASS": "1"})
     until(lambda: not process.running, 30)
     assert "without asking the gate" in process.log()

@@ -159,9 +159,7 @@ def test_the_demo_breaks_things_runs_to_its_end_and_leaves_nothing_behind(
 
 
 @pytest.fixture
-def image_service(
-    scratch: Path, started_with: Callable[[str, str], list[psutil.Process]]
-) -> Iterator[dict[str, str]]:
+def image_service(scratch: Path, started_with: Callable[[str, str], list[psutil.Process]]) -> Iterator[dict[str, str]]:
     """``up`` on the image service; yields the environment for its load generator."""
     ports = [str(free_port()) for _ in range(3)]
     env = {
