@@ -43,7 +43,7 @@ RootCause = Literal[
     "past_time_limit",
     "paused",
     "pool_at_rest",
-    "rate_limit",
+    "rate_limit",  # Celery's own
     "redis_evicts",
     "redis_full",
     "released",

@@ -3,7 +3,8 @@
 The ledger decides by the same rules in Lua. These serve ``testing.decide``, the forecast
 (``operate/forecast/simulation.py``) and the model with which the tests compare the ledger (``tests/support/model.py``).
 Each of them describes its runs as a :class:`Gate`. A new rule is a function here, a place in :data:`RULES`, an entry in
-``reasons.py``, and the same rule in Lua; ``test_decide.py`` and ``test_ledger_model.py`` compare the two.
+``reasons.py``, and the same rule in Lua. ``test_rules.py`` compares the order of the two; ``test_decide.py`` and
+``test_ledger_model.py`` compare what they answer, under the options that their jobs have.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Node(ABC):
         keyed = [name for name, job in self.jobs.items() if job.key is not None]
         self.signatures = {name: signature_of(app.tasks[name]) for name in keyed}
         self.release = releases.release(self.jobs, self.settings.max_running)
-        #: The id of this process in the ledger.
+        #: The id of this node in the ledger, be it a worker or a scheduler.
         self.worker = secrets.token_hex(6)
         self.eviction_is_checked = False
         self.decisions = RememberedDecisions()

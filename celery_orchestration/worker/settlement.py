@@ -1,8 +1,10 @@
 """Runs end: the last part of a run's path through the worker.
 
 :class:`Settlement` knows the runs that started here. When a run is over and its code gone, the next turn reports its
-outcome, which is kept until the ledger has taken it. The last outcomes that the ledger took are kept as well: in a new
-epoch (see ``epoch.py``) it may have forgotten them. Runs whose outcomes it has not taken are claimed then.
+outcome, which is kept until the ledger has taken it. Three functions named `settle` follow each other: that of the
+request (``request.py``) makes sure that it happens once, the one here keeps the outcome, and the one in
+``lua/transitions.lua`` records it if the fence is the latest. The last outcomes that the ledger took are kept as well:
+in a new epoch (see ``epoch.py``) it may have forgotten them. Runs whose outcomes it has not taken are claimed then.
 
 :meth:`Settlement.settle`, :meth:`Settlement.report` and :meth:`Settlement.claims` may be called from any thread, and
 :attr:`Settlement.runs` may be read from any; the rest happens in the worker's event loop.

@@ -104,7 +104,7 @@ class TestADependencyThatGrewTooOldWhileARunWaited:
 
 
 class TestARuleThatOpensByItself:
-    """No rule does so yet; a limit of starts per minute would. See CONTRIBUTING.md."""
+    """Shown with a rule of its own, whatever rules there are."""
 
     RULE = """
 function RULE.not_before(j)

@@ -161,7 +161,7 @@ MUTANTS = [
         "ledger/lua/lib/records.lua",
         "for from = 1, #names, 1000 do",
         "for from = 1, math.min(#names, 1000), 1000 do",
-        "Of very many jobs that a run blocks, the last are not woken when it ends.",
+        "Of very many jobs that a run blocks, the runs of the last ones are not handed over when it ends.",
         (f"{HAND_OVER}::TestAThousandConflicts",),
     ),
     Mutant(
@@ -538,11 +538,11 @@ MUTANTS = [
         (f"{LEDGER}::TestBarging", f"{LEDGER}::TestPoliciesChange", HAND_OVER),
     ),
     Mutant(
-        "blocked-jobs-not-woken",
+        "blocked-jobs-not-looked-at",
         ROOM,
         "for _, name in ipairs(with_waiters(j.policy.conflicts)) do reopen(job(name)) end",
         "",
-        "A job that waits for a job that it blocks is not woken when that ends.",
+        "Runs that wait for a job that they block are not handed over when it ends.",
         (f"{HAND_OVER}::TestAThousandConflicts", f"{LEDGER}::TestBarging"),
     ),
     # -- epochs

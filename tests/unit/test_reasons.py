@@ -73,12 +73,10 @@ def test_every_missing_condition_of_a_dependency_has_words(condition):
 
 
 def test_a_rule_that_only_the_table_knows_is_explained_with_its_sentence_and_its_fix(monkeypatch):
-    rule = reasons.Reason(
-        "rate", "at most {0} starts a minute", "its rate", "later", "rate_limit", fix=("enable", "{0}")
-    )
+    rule = reasons.Reason("rate", "at most {0} starts a minute", "its rate", "later", "room", fix=("enable", "{0}"))
     monkeypatch.setitem(REASONS, "rate", rule)
     cause = RootCauseFinder({}).root([Step("shop.fetch", None, ["rate", "5"], {})])
-    assert (cause.code, cause.job, cause.text) == ("rate_limit", "shop.fetch", "at most 5 starts a minute")
+    assert (cause.code, cause.job, cause.text) == ("room", "shop.fetch", "at most 5 starts a minute")
     assert cause.fix.endswith("orchestration enable shop.fetch")
 
 

@@ -237,7 +237,7 @@ _WORKER_COLUMNS = (
     Column("fetched", goes=6, right=True),
     Column("done", goes=2, right=True),
     Column("failed", goes=3, right=True),
-    Column("pool", goes=4),
+    Column("-P", goes=4),
     Column("queues", goes=5, cut="right"),
 )
 

@@ -1,4 +1,7 @@
-"""The verbs of workers. The head of ``lua/verbs/worker/<verb>.lua`` is the contract of each."""
+"""The verbs of workers; schedulers call some of them, too, and `worker` is then the id of a scheduler.
+
+The head of ``lua/verbs/worker/<verb>.lua`` is the contract of each.
+"""
 
 from __future__ import annotations
 
