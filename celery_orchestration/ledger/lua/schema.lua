@@ -83,8 +83,8 @@ KEYS_OF = {
   lane_heads_checked = 'zset', -- <job>: the same for lane_checked
   group_bars = 'zset', -- <group>: the same as bars, of the jobs in one group
   group_holders = 'set', -- <group>: jobs of the group that hold room
-  open = 'zset', -- <queue>: jobs whose first waiting run may start on that queue, by all rules but those about all jobs, by rank.
-  --               If some of the workers there lack the job: <queue>, a line feed, and the releases that have it
+  open = 'zset', -- <queue>: jobs whose first waiting run may start on that queue (by all rules but those about all jobs),
+  --               by rank. If some of the workers there lack the job: <queue>, a line feed, and the releases that have it
   run = 'hash', -- <run>: record (packed), message (opaque), progress, timed_out (both packed, with the fence of the
   --              start that they are about), revoked
   next_attempt = 'hash', -- <run>: a higher attempt of a running run, which waits for that run to end. Fields as of run
