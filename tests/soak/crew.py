@@ -105,7 +105,18 @@ class Crew:
 
     def befall(self, fault: Fault) -> None:
         self._journal.write("fault", what=fault.what, place=fault.worker, seconds=fault.seconds)
-        getattr(self, f"_{fault.what}")(fault)
+        faults = {
+            "kill_child": self._kill_child,
+            "kill_worker": self._kill_worker,
+            "end_worker": self._end_worker,
+            "stop_worker": self._stop_worker,
+            "stop_main": self._stop_main,
+            "kill_ledger": self._kill_ledger,
+            "stop_ledger": self._stop_ledger,
+            "cut_broker": self._cut_broker,
+            "flush_scripts": self._flush_scripts,
+        }
+        faults[fault.what](fault)
 
     def _struck(self, worker: WorkerProcess, **fields: Any) -> None:
         self._journal.write("struck", worker=worker.hostname, **fields)
