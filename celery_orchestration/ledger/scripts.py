@@ -9,6 +9,9 @@ Redis builds them once, and a call runs only the verb. For Redis 6.2, and wherev
 is a script with its libraries in front (:func:`script`): Redis builds all of that anew in every call, which takes more
 than twice as long.
 
+Either way, functions that no verb there can reach are left out (:func:`without_unused`): what Lua does not build takes
+neither time nor memory.
+
 The text of a verb must therefore not keep anything from one call to the next. The libraries set what belongs to one
 call in functions given to ``on_call``, which run at the beginning of each.
 
@@ -18,6 +21,7 @@ nearly as many local variables as Lua allows (200).
 
 import hashlib
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -44,6 +48,9 @@ for i = 1, #SET_UPS do SET_UPS[i]() end
 end)
 """
 
+#: A function that begins and ends at the beginning of a line, with its name.
+_FUNCTION = re.compile(r"^(?:local )?function (?:\w+\.)?(\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
+_COMMENT, _WORD = re.compile(r"--.*"), re.compile(r"\w+")
 #: At the beginning of a line: "function name(", "NAME = ..." or "ONE, TWO = ...".
 _SHARED = re.compile(r"^(?:function (\w+)\(|(\w+(?:, \w+)*) = )", re.MULTILINE)
 
@@ -65,9 +72,14 @@ class Library:
 
 @cache
 def script(verb: str) -> Script:
-    # The verb is a function in its script as well: Lua allows 200 local variables in each.
-    text = "\n".join([_SCRIPT, _libraries_text(_uses(verb)), "return (function()", _text(verb), "end)()"])
+    text = as_script(_text(verb))
     return Script(verb, text, hashlib.sha1(text.encode()).hexdigest(), f"{verb}_{_digest(_home(verb))}")
+
+
+def as_script(text: str) -> str:
+    """The script of a verb with this text."""
+    # The verb is a function in its script as well: Lua allows 200 local variables in each.
+    return "\n".join([_SCRIPT, _libraries_text(_used_by(text), [text]), "return (function()", text, "end)()"])
 
 
 def library(verb: str) -> Library:
@@ -95,9 +107,10 @@ def _texts() -> dict[str, str]:
 @cache
 def _library(home: tuple[str, ...]) -> Library:
     digest = _digest(home)
+    libraries = _libraries_text(home, [_text(verb) for verb in _inhabitants(home)])
     functions = [_VERB % (f"{verb}_{digest}", _text(verb)) for verb in _inhabitants(home)]
     name = f"{LIBRARY_PREFIX}{digest}"
-    return Library(name, "\n".join([f"#!lua name={name}", _LIBRARY, _libraries_text(home), *functions]))
+    return Library(name, "\n".join([f"#!lua name={name}", _LIBRARY, libraries, *functions]))
 
 
 @cache
@@ -114,20 +127,47 @@ def _inhabitants(home: tuple[str, ...]) -> list[str]:
 
 @cache
 def _digest(home: tuple[str, ...]) -> str:
-    texts = [_libraries_text(home), *map(_text, _inhabitants(home))]
+    texts = [_text(verb) for verb in _inhabitants(home)]
+    texts.append(_libraries_text(home, texts))
     return hashlib.sha1("\n".join(texts).encode()).hexdigest()[:12]
 
 
-def _libraries_text(names: tuple[str, ...]) -> str:
-    return "\n".join(map(library_text, names))
+def _libraries_text(names: tuple[str, ...], callers: Sequence[str]) -> str:
+    return "\n".join(map(as_block, without_unused([library_text(name) for name in names], callers)))
 
 
 @cache
 def library_text(name: str) -> str:
-    """The text of a Lua library in a script. What it shares is local to the whole script, all else to its own block:
-    Lua allows 200 local variables at a time, and each function 60 variables of the functions around it."""
+    """The text of the file of a Lua library."""
     file = _LUA / f"{name}.lua"
-    text = (file if file.is_file() else _LUA / "lib" / f"{name}.lua").read_text()
+    return (file if file.is_file() else _LUA / "lib" / f"{name}.lua").read_text()
+
+
+def without_unused(libraries: Sequence[str], callers: Iterable[str]) -> list[str]:
+    """The texts of Lua libraries, without the functions that the callers, texts of verbs, cannot reach.
+
+    A function stays if its name occurs, as a word outside comments, in a caller, in a library outside functions, or in
+    a function that stays. So functions that are found by name at run time stay, too.
+    """
+    bodies: dict[str, str] = {}
+    for text in libraries:
+        for function in _FUNCTION.finditer(text):
+            bodies[function[1]] = bodies.get(function[1], "") + function[0]
+    words = _words("\n".join([*(_FUNCTION.sub("", text) for text in libraries), *callers]))
+    reached: set[str] = set()
+    while found := (words & bodies.keys()) - reached:
+        reached |= found
+        words = set[str]().union(*(_words(bodies[name]) for name in found))
+    return [_FUNCTION.sub(lambda function: function[0] if function[1] in reached else "", text) for text in libraries]
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(_COMMENT.sub("", text)))
+
+
+def as_block(text: str) -> str:
+    """A Lua library as a part of a script. What it shares is local to the whole script, all else to its own block:
+    Lua allows 200 local variables at a time, and each function 60 variables of the functions around it."""
     shared = shared_names(text)
     declared = f"local {', '.join(shared)}\n" if shared else ""
     return f"{declared}do (function()\n{text}\nend)() end"
@@ -145,8 +185,15 @@ def _text(verb: str) -> str:
 
 @cache
 def _uses(verb: str) -> tuple[str, ...]:
-    first, _, _ = _text(verb).partition("\n--\n")
+    try:
+        return _used_by(_text(verb))
+    except ValueError as error:
+        raise ValueError(f"{verb}.lua {error}") from None
+
+
+def _used_by(text: str) -> tuple[str, ...]:
+    first, _, _ = text.partition("\n--\n")
     marker, _, libraries = first.partition("uses:")
     if marker.strip() != "--":
-        raise ValueError(f"{verb}.lua must say at its top which libraries it uses")
+        raise ValueError("must say at its top which libraries it uses")
     return tuple(libraries.replace("\n--", " ").split())

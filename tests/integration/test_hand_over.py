@@ -16,7 +16,7 @@ import pytest
 
 from celery_orchestration.ledger import Outcome, keys, scripts
 from celery_orchestration.ledger.records import key_of
-from celery_orchestration.ledger.scripts import script
+from celery_orchestration.ledger.scripts import as_script
 from support import ledger
 from support.ledger import PREFIX, arrival
 from support.servers import RedisServer
@@ -25,7 +25,8 @@ from support.wait import until
 #: A time in milliseconds that does not come during the test.
 FAR = 10**14
 #: Moves the last end of a job (ARGV[1]) this many milliseconds (ARGV[2]) back.
-AGE = """
+AGE = """-- uses: schema records
+--
 local j = job(ARGV[1])
 j.last_end, j.dirty = j.last_end - 1000 * ARGV[2], true
 flush()
@@ -38,8 +39,7 @@ class Case(ledger.Case):
         self.sweep()
 
     def ages(self, job: str, ms: int) -> None:
-        text = script("holds_lease").text.rpartition("-- uses:")[0] + AGE + "\nend)()"
-        self.redis.register_script(text)(keys=[PREFIX], args=[keys.encode_job(job), ms])
+        self.redis.register_script(as_script(AGE))(keys=[PREFIX], args=[keys.encode_job(job), ms])
 
     def started(self, *ids: str, free: int = 8) -> list[str]:
         """Ends these runs. Returns those that start then."""

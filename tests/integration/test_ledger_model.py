@@ -37,7 +37,7 @@ from celery_orchestration.ledger import (
     Presence,
 )
 from celery_orchestration.ledger.records import key_of
-from celery_orchestration.ledger.scripts import script
+from celery_orchestration.ledger.scripts import as_script
 from celery_orchestration.operate.explain.chain import steps
 from celery_orchestration.operate.explain.root_cause import RootCauseFinder
 from support.model import Dep, Job, Model, Past, Run, Worker
@@ -183,7 +183,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def registered(self, text: str) -> Any:
         """A script of the test's own, with the ledger's records."""
-        return self.redis.register_script(script("holds_lease").text.rpartition("-- uses:")[0] + text + "\nend)()")
+        return self.redis.register_script(as_script(f"-- uses: schema records\n--\n{text}"))
 
     def teardown(self) -> None:
         if hasattr(self, "model"):

@@ -23,7 +23,7 @@ from celery_orchestration.ledger.records import (
     argument_names,
     key_of,
 )
-from celery_orchestration.ledger.scripts import header, library_text, shared_names, verbs
+from celery_orchestration.ledger.scripts import as_block, header, library_text, shared_names, verbs
 from support import ledger
 from support.servers import RedisServer
 
@@ -78,7 +78,7 @@ def test_a_key_that_is_not_declared_is_refused():
 
 def test_a_field_of_another_version_survives_that_a_run_is_read_and_written(redis_server: RedisServer):
     client = redis_server.client()
-    libraries = "\n".join(library_text(name) for name in ("schema", "records"))
+    libraries = "\n".join(as_block(library_text(name)) for name in ("schema", "records"))
     text = f"""
     local function on_call(set_up) set_up() end
     {libraries}

@@ -124,21 +124,6 @@ local restore
 
 on_call(function() J = {} end)
 
--- Policies that were unpacked lately, by their packed text: they change rarely, and unpacking one takes a while. Nobody
--- may change one of these tables.
-local POLICIES = { most = 500, count = 0, known = {} }
-
--- A policy, or nil if it cannot be read.
-local function policy_of(text)
-  local policy = POLICIES.known[text]
-  if policy then return policy end
-  policy = unpacked(text)
-  if not policy or type(policy.dependents) ~= 'table' or not policy.hash then return nil end
-  if POLICIES.count >= POLICIES.most then POLICIES.count, POLICIES.known = 0, {} end
-  POLICIES.count, POLICIES.known[text] = POLICIES.count + 1, policy
-  return policy
-end
-
 -- A job, or nil if the ledger has no policy for it. Its fields: see schema.lua.
 function job(name)
   local j = J[name]
@@ -150,8 +135,10 @@ function job(name)
     J[name] = false
     return nil
   end
-  local policy = policy_of(v[1])
-  if not policy then return restore(name, 'its policy cannot be read') end
+  local policy = unpacked(v[1])
+  if not policy or type(policy.dependents) ~= 'table' or not policy.hash then
+    return restore(name, 'its policy cannot be read')
+  end
   if v[2] then
     j = unpacked(v[2])
     if not j or type(j.waiting_checked) ~= 'number' or type(j.running) ~= 'number' then
