@@ -719,4 +719,12 @@ MUTANTS = [
         "For a minute more runs are handed over to a queue than it has slots.",
         (CORRUPT,),
     ),
+    Mutant(
+        "replica-says-who-is-gone",
+        "ledger/lua/verbs/worker/find_gone_workers.lua",
+        "allow_when_full()\n",
+        "",
+        "Messages of a living worker are given to others, because a replica has not heard of that worker.",
+        (f"{TROUBLE}::TestARedisThatTakesNoWrites",),
+    ),
 ]
