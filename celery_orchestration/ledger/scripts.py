@@ -114,7 +114,8 @@ def _inhabitants(home: tuple[str, ...]) -> list[str]:
 
 @cache
 def _digest(home: tuple[str, ...]) -> str:
-    texts = [_libraries_text(home), *map(_text, _inhabitants(home))]
+    # All that the text of the library is made of: a library with another text must have another name.
+    texts = [_LIBRARY, _VERB, _libraries_text(home), *(verb + _text(verb) for verb in _inhabitants(home))]
     return hashlib.sha1("\n".join(texts).encode()).hexdigest()[:12]
 
 
