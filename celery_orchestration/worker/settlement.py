@@ -20,6 +20,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_orchestration.job.envelope import HEADER
+from celery_orchestration.job.limits import Run
 from celery_orchestration.ledger import Claim, Discarded, Outcome, TimedOut, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.arrivals import Arrivals
@@ -56,7 +57,7 @@ class Settlement:
         self._run_ended = run_ended
         #: The runs of this worker that started and are not over, by id.
         self.runs: dict[str, OrchestratedRequest] = {}
-        #: The fence of the run that started last. Fences rise.
+        #: The highest fence of a run that started here.
         self.highest_fence = ""
         #: Outcomes that the next turn reports.
         self._unsent: deque[tuple[Outcome, OnAnswer]] = deque()
@@ -70,8 +71,11 @@ class Settlement:
     def started(self, request: OrchestratedRequest, run_id: str, fence: str, admitted: float) -> None:
         """The ledger says that the run starts here, and decided that at `admitted` or later (monotonic clock)."""
         request.start(run_id, fence, admitted)
-        self.lease_lost([run_id])  # an earlier start of this run on this worker, if any, is void
-        self.highest_fence = fence
+        before = self.runs.get(run_id)
+        if before is not None:
+            self.lease_lost([before.run])  # an earlier start of this run on this worker is void
+        # The starts of one turn come in no order.
+        self.highest_fence = max(self.highest_fence, fence, key=lambda number: (len(number), number))
         self.runs[run_id] = request
 
     # -- a run is over ------------------------------------------------------------------------------
@@ -147,11 +151,12 @@ class Settlement:
 
     # -- runs that are not ours any more ------------------------------------------------------------
 
-    def lease_lost(self, ids: Iterable[str]) -> None:
-        """The ledger will refuse the outcomes of these runs. The execution pool stops them if it can."""
-        for id in ids:
+    def lease_lost(self, runs: Iterable[Run]) -> None:
+        """The ledger will refuse the outcomes of these starts. The execution pool stops them if it can. If a run has
+        started here again meanwhile, it has another fence: that start goes on."""
+        for id, fence in runs:
             request = self.runs.get(id)
-            if request is None or request.void:
+            if request is None or request.void or request.fence != fence:
                 continue
             request.void = True
             logger.error(

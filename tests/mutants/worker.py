@@ -116,6 +116,14 @@ MUTANTS = [
         (GATES,),
     ),
     Mutant(
+        "lower-fence-remembered",
+        SETTLEMENT,
+        "self.highest_fence = max(self.highest_fence, fence, key=lambda number: (len(number), number))",
+        "self.highest_fence = fence",
+        "An emptied ledger may give out a fence for the second time.",
+        (SETTLING,),
+    ),
+    Mutant(
         "void-runs-claimed",
         SETTLEMENT,
         "if not request.void:\n                    claims.append(",
@@ -181,11 +189,11 @@ MUTANTS = [
     ),
     Mutant(
         "restarted-run-voided",
-        "worker/heartbeat.py",
-        "and run.fence == asked[id]]",
-        "]",
+        SETTLEMENT,
+        " or request.fence != fence:",
+        ":",
         "A run that was started anew on the same worker is stopped because of its old lease.",
-        (HEARTBEATS,),
+        (SETTLING,),
     ),
     Mutant(
         "sweep-stops-early",
@@ -278,8 +286,8 @@ MUTANTS = [
     Mutant(
         "earlier-start-not-voided",
         SETTLEMENT,
-        "        self.lease_lost([run_id])  # an earlier start of this run on this worker, if any, is void\n",
-        "",
+        "            self.lease_lost([before.run])  # an earlier start of this run on this worker is void\n",
+        "            pass\n",
         "A run that was given away and came back is executed twice on one worker, and both tell Celery.",
         (SETTLING,),
     ),
