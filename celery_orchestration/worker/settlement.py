@@ -82,9 +82,10 @@ class Settlement:
 
     def settle(self, request: OrchestratedRequest, outcome: str, then: OnAnswer = None) -> None:
         """A run is over and its code gone. From any thread."""
+        # This comes first: another thread that claims runs must find it in one of the two.
+        self._unreported[request.fence or ""] = request
         if self.runs.get(request.run_id) is request:
             del self.runs[request.run_id]
-        self._unreported[request.fence or ""] = request
         trace = request.traceback if outcome in ("failed", "crashed") else ""
         now = time.monotonic()
         record = Outcome(request.run_id, request.fence or "", outcome, request.note, trace, request.ran_ms(now), now)
@@ -184,7 +185,9 @@ class Settlement:
         """The runs that this worker runs or has not reported, for a ledger that may have forgotten them. From any
         thread."""
         claims = []
-        for request in (*self.runs.copy().values(), *self._unreported.copy().values()):
+        # In this order: a run that ends goes from the first to the second, and is in both for a moment.
+        requests = (*self.runs.copy().values(), *self._unreported.copy().values())
+        for request in dict.fromkeys(requests):
             try:
                 if not request.void:
                     claims.append(Claim(self._arrivals.of(request), request.fence or "", request.run_id))

@@ -110,10 +110,39 @@ MUTANTS = [
     Mutant(
         "unreported-runs-not-claimed",
         SETTLEMENT,
-        "for request in (*self.runs.copy().values(), *self._unreported.copy().values()):",
-        "for request in self.runs.copy().values():",
+        "requests = (*self.runs.copy().values(), *self._unreported.copy().values())",
+        "requests = (*self.runs.copy().values(),)",
         "After a failover, a run that has just ended runs again.",
         (GATES,),
+    ),
+    Mutant(
+        "ending-run-not-claimed",
+        SETTLEMENT,
+        '        self._unreported[request.fence or ""] = request\n'
+        "        if self.runs.get(request.run_id) is request:\n"
+        "            del self.runs[request.run_id]\n",
+        "        if self.runs.get(request.run_id) is request:\n"
+        "            del self.runs[request.run_id]\n"
+        '        self._unreported[request.fence or ""] = request\n',
+        "After a failover, a run that was just ending runs again.",
+        (SETTLING,),
+    ),
+    Mutant(
+        "starting-runs-not-claimed",
+        ADMISSION,
+        "            self._settlement.started(request, run_id, fence, admitted)\n"
+        "        for request, _, _ in starting:\n",
+        "            self._settlement.started(request, run_id, fence, admitted)\n",
+        "On gevent, after a failover, a run that was just starting starts twice.",
+        (ADMITTING,),
+    ),
+    Mutant(
+        "run-that-went-back-executed",
+        ADMISSION,
+        "if request.settled:",
+        "if False:",
+        "A run that the ledger has given to another worker is executed here, too.",
+        (ADMITTING,),
     ),
     Mutant(
         "lower-fence-remembered",

@@ -88,6 +88,33 @@ class TestSlots:
         assert not stage.admission.has_set_aside(object())
 
 
+    def test_all_runs_that_start_can_be_claimed_before_the_first_is_executed(self, stage: GateStage):
+        """Under gevent the execution pool may take a while, and a new epoch may begin meanwhile."""
+        claimed: list[list[str]] = []
+        execute = stage.pool.apply_async
+
+        def apply_async(*args: Any, **options: Any) -> Any:
+            claimed.append(sorted(one.id for one in stage.settlement.claims()))
+            return execute(*args, **options)
+
+        stage.pool.apply_async = apply_async  # type: ignore[method-assign]
+        stage.come("a", "b")
+        stage.answer(starts_with("7", "a"), starts_with("8", "b"))
+        assert (claimed, stage.pool.given) == ([["a", "b"]] * 2, ["a", "b"])
+
+    def test_a_run_that_went_back_before_it_was_executed_is_not_executed(self, stage: GateStage):
+        execute = stage.pool.apply_async
+
+        def apply_async(*args: Any, **options: Any) -> Any:
+            stage.settlement.return_runs([stage.settlement.runs["b"]])
+            return execute(*args, **options)
+
+        stage.pool.apply_async = apply_async  # type: ignore[method-assign]
+        stage.come("a", "b")
+        stage.answer(starts_with("7", "a"), starts_with("8", "b"))
+        assert stage.pool.given == ["a"]
+
+
 class TestConnections:
     def test_requests_that_were_not_admitted_are_dropped_with_the_connection(self, stage: GateStage):
         for id in ("a", "b"):

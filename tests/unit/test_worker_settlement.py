@@ -62,6 +62,21 @@ class TestOutcomes:
         stage.answer(starts_with("10", "a"), starts_with("9", "b"))
         assert stage.settlement.highest_fence == "10"
 
+    def test_a_run_that_ends_can_be_claimed_at_every_moment(self, stage: GateStage):
+        """The carrier's thread may claim runs for a new epoch while another thread reports the end of one."""
+        claimed: list[list[str]] = []
+
+        class Runs(dict[str, Any]):
+            def __delitem__(self, id: str) -> None:
+                claimed.append([one.id for one in stage.settlement.claims()])
+                super().__delitem__(id)
+                claimed.append([one.id for one in stage.settlement.claims()])
+
+        request = stage.started("a")
+        stage.settlement.runs = Runs(stage.settlement.runs)
+        request.settle("succeeded")
+        assert claimed == [["a"], ["a"]]
+
 
 class Pool:
     def __init__(self) -> None:
