@@ -90,7 +90,7 @@ class Settlement:
         now = time.monotonic()
         record = Outcome(request.run_id, request.fence or "", outcome, request.note, trace, request.ran_ms(now), now)
         self._unsent.append((record, then))
-        self._in_loop(self._run_ended)
+        self._in_loop(self._run_ended if request.in_slot else self._request_turn)
 
     def report(self, outcome: Outcome) -> None:
         """The outcome of a run that was never in a slot. From any thread."""

@@ -145,6 +145,14 @@ MUTANTS = [
         (ADMITTING,),
     ),
     Mutant(
+        "slot-freed-that-was-never-held",
+        SETTLEMENT,
+        "self._in_loop(self._run_ended if request.in_slot else self._request_turn)",
+        "self._in_loop(self._run_ended)",
+        "On threads, gevent and solo a worker executes more runs at once with each reconnection to the broker.",
+        (ADMITTING,),
+    ),
+    Mutant(
         "lower-fence-remembered",
         SETTLEMENT,
         "self.highest_fence = max(self.highest_fence, fence, key=lambda number: (len(number), number))",
