@@ -127,9 +127,11 @@ def _inhabitants(home: tuple[str, ...]) -> list[str]:
 
 @cache
 def _digest(home: tuple[str, ...]) -> str:
-    texts = [_text(verb) for verb in _inhabitants(home)]
-    texts.append(_libraries_text(home, texts))
-    return hashlib.sha1("\n".join(texts).encode()).hexdigest()[:12]
+    # All that the text of the library is made of: a library with another text must have another name.
+    texts = {verb: _text(verb) for verb in _inhabitants(home)}
+    libraries = _libraries_text(home, list(texts.values()))
+    parts = [_LIBRARY, _VERB, libraries, *(verb + text for verb, text in texts.items())]
+    return hashlib.sha1("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _libraries_text(names: tuple[str, ...], callers: Sequence[str]) -> str:

@@ -39,6 +39,8 @@ _PASSING_CODES = re.compile(r"(?:^|: -)(?:MASTERDOWN|CLUSTERDOWN|TRYAGAIN|OOM|MI
 
 #: What Redis says if it has no functions, or does not let this user call them. (redis-py removes the code ERR.)
 _NO_FUNCTIONS = re.compile(r"unknown command|'fcall'", re.IGNORECASE)
+#: What Redis says if it takes no writes now: to a function before it begins, to a script only when it writes.
+_NO_WRITES = re.compile(r"(?:MISCONF|NOREPLICAS|READONLY)\b")
 _NOT_LOADED, _LOADED_BY_ANOTHER = "Function not found", "already exists"
 #: How many libraries of other versions stay in Redis. Deleting one that is in use does no harm: it is loaded again.
 _MOST_LIBRARIES = 32
@@ -48,7 +50,7 @@ class NotAsFunction(LedgerError):
     """Redis did not run the function: the verb has to be called again, with :meth:`Wire.call`."""
 
     def __init__(self, why: str) -> None:
-        """`why`: full | missing | refused"""
+        """`why`: unwritable (Redis is full, or takes no writes at all) | missing | refused"""
         super().__init__(f"Redis did not run a function: {why}")
         self.why = why
 
@@ -78,19 +80,20 @@ class Wire:
 
     def _load_after(self, why: str, verb: str) -> bool:
         """Loads the functions if they were missing. Otherwise the verb is called as a script: only this time if Redis
-        is full, because a script decides by itself what it may still do then; else from now on."""
+        takes no writes, because a script may still read then, and decides by itself what to do when Redis is full; else
+        from now on."""
         if why == "missing":
             why = self._load(verb)
         self._functions = why != "refused"
         return why == "loaded"
 
     def _load(self, verb: str) -> str:
-        """loaded | full | refused"""
+        """loaded | unwritable | refused"""
         try:
             self.command("FUNCTION", "LOAD", library(verb).text)
         except LedgerUnavailable as exc:
-            if isinstance(exc.__cause__, OutOfMemoryError):
-                return "full"
+            if _takes_no_writes(exc.__cause__):
+                return "unwritable"
             raise
         except LedgerError as exc:
             return "loaded" if _LOADED_BY_ANOTHER in str(exc) else "refused"
@@ -182,11 +185,15 @@ class Wire:
 
 def _why_not_run(exc: ResponseError) -> str:
     """Why Redis did not begin the function; '' if it did."""
-    if isinstance(exc, OutOfMemoryError):
-        return "full"
+    if _takes_no_writes(exc):
+        return "unwritable"
     if str(exc).startswith(_NOT_LOADED):
         return "missing"
     return "refused" if _NO_FUNCTIONS.search(str(exc)) else ""
+
+
+def _takes_no_writes(exc: BaseException | None) -> bool:
+    return isinstance(exc, OutOfMemoryError | ReadOnlyError) or bool(_NO_WRITES.match(str(exc)))
 
 
 def _name_of(described: Any) -> str:

@@ -95,10 +95,11 @@ class LeftStores(threading.Thread):
     def _connected(self) -> Stores:
         if self._stores is None:
             self._connection = self._node.app.connection_for_read()
+            options = self._connection.transport_options or {}
+            limits = {name: seconds for name, seconds in TIMEOUTS.items() if options.get(name) is None}
+            # Before a channel is made, which asks the broker for an answer.
+            self._connection.transport_options = {**options, **limits}
             channel = self._connection.default_channel
-            for name, seconds in TIMEOUTS.items():  # before the channel makes its pool, which reads these options
-                if getattr(channel, name) is None:
-                    setattr(channel, name, seconds)
             self._stores = Stores(Redis(connection_pool=channel.pool), self._node.store_names)
         return self._stores
 

@@ -262,8 +262,13 @@ class Admission:
     def start(self, starting: Iterable[Starting], slots: int, admitted: float) -> None:
         """Executes runs that may start, in these slots; those without a slot wait for one. `admitted`: the ledger's
         answer is not older than this, by the monotonic clock."""
+        starting = list(starting)
         for request, run_id, fence in starting:
+            # All of them first: under gevent it may take a while to execute one, and a new epoch may begin meanwhile.
             self._settlement.started(request, run_id, fence, admitted)
+        for request, _, _ in starting:
+            if request.settled:  # meanwhile the worker has stopped
+                continue
             if self._state.draining:
                 request.settle("returned")
             elif self._execution.waits_for_rate_limit(request):

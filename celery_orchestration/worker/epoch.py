@@ -54,7 +54,7 @@ class Epoch:
         runs = self._settlement.claims()
         claimed = ledger.claim_runs(self._worker, found.epoch, list(self._settlement.reported), runs)
         self.name = found.epoch
-        lost = [one.id for one, answer in zip(runs, claimed.answers, strict=True) if answer != "ok"]
+        lost = [(one.id, one.fence) for one, answer in zip(runs, claimed.answers, strict=True) if answer != "ok"]
         logger.error(
             "The ledger at %s %s. A new epoch begins: nothing starts for %.0f s, while workers claim their runs. "
             "This worker: %d runs; void: %d; outcomes reported again: %d; no longer running: %d",

@@ -85,6 +85,7 @@ class Execution:
 
     def execute(self, request: OrchestratedRequest) -> None:
         """Executes a run that has started and has a slot."""
+        request.in_slot = True
         self._rate_limited.discard(request)
         if self._deadline is not None and request.stops_with_lease() and self._deadline.has_passed():
             # Its process would be ended at once. It goes back after a second: at once it might be handed over to us

@@ -125,11 +125,10 @@ class WorkerHeartbeat(Heartbeat):
         sent = deadline.now()
         void = self._ledger.heartbeat(self._node.worker, int(self._node.settings.lease_seconds * 1000), runs)
         self._lease_runs_from(sent)
-        # During the call a run may have ended, and started again with a new fence: the new start is not void.
-        asked = dict(runs)
-        void = [id for id in void if (run := self._settlement.runs.get(id)) and run.fence == asked[id]]
         if void:
-            self._in_loop(lambda: self._settlement.lease_lost(void))
+            # Until the event loop hears of it, a run may have started here again, with a new fence. That is not void.
+            lost = [run for run in runs if run[0] in void]
+            self._in_loop(lambda: self._settlement.lease_lost(lost))
 
     def _lease_runs_from(self, sent: float) -> None:
         if self._lease_deadline is not None:

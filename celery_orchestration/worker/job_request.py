@@ -91,6 +91,8 @@ class JobRequest(Request):  # type: ignore[misc]
     traceback = ""
     #: Whether its code is gone: the function returned, or its process died.
     returned = False
+    #: Whether it was given a slot of the execution pool, which its end frees.
+    in_slot = False
     #: Whether the end of the run was reported to the settlement, which happens once.
     settled = False
     #: Its lease was lost, or it has started anew since: the ledger will refuse its outcome.

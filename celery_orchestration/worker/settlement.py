@@ -20,6 +20,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_orchestration.job.envelope import HEADER
+from celery_orchestration.job.limits import Run
 from celery_orchestration.ledger import Claim, Discarded, Outcome, TimedOut, keys
 from celery_orchestration.worker import internals
 from celery_orchestration.worker.arrivals import Arrivals
@@ -56,7 +57,7 @@ class Settlement:
         self._run_ended = run_ended
         #: The runs of this worker that started and are not over, by id.
         self.runs: dict[str, OrchestratedRequest] = {}
-        #: The fence of the run that started last. Fences rise.
+        #: The highest fence of a run that started here.
         self.highest_fence = ""
         #: Outcomes that the next turn reports.
         self._unsent: deque[tuple[Outcome, OnAnswer]] = deque()
@@ -70,22 +71,26 @@ class Settlement:
     def started(self, request: OrchestratedRequest, run_id: str, fence: str, admitted: float) -> None:
         """The ledger says that the run starts here, and decided that at `admitted` or later (monotonic clock)."""
         request.start(run_id, fence, admitted)
-        self.lease_lost([run_id])  # an earlier start of this run on this worker, if any, is void
-        self.highest_fence = fence
+        before = self.runs.get(run_id)
+        if before is not None:
+            self.lease_lost([before.run])  # an earlier start of this run on this worker is void
+        # The starts of one turn come in no order.
+        self.highest_fence = max(self.highest_fence, fence, key=lambda number: (len(number), number))
         self.runs[run_id] = request
 
     # -- a run is over ------------------------------------------------------------------------------
 
     def settle(self, request: OrchestratedRequest, outcome: str, then: OnAnswer = None) -> None:
         """A run is over and its code gone. From any thread."""
+        # This comes first: another thread that claims runs must find it in one of the two.
+        self._unreported[request.fence or ""] = request
         if self.runs.get(request.run_id) is request:
             del self.runs[request.run_id]
-        self._unreported[request.fence or ""] = request
         trace = request.traceback if outcome in ("failed", "crashed") else ""
         now = time.monotonic()
         record = Outcome(request.run_id, request.fence or "", outcome, request.note, trace, request.ran_ms(now), now)
         self._unsent.append((record, then))
-        self._in_loop(self._run_ended)
+        self._in_loop(self._run_ended if request.in_slot else self._request_turn)
 
     def report(self, outcome: Outcome) -> None:
         """The outcome of a run that was never in a slot. From any thread."""
@@ -147,11 +152,12 @@ class Settlement:
 
     # -- runs that are not ours any more ------------------------------------------------------------
 
-    def lease_lost(self, ids: Iterable[str]) -> None:
-        """The ledger will refuse the outcomes of these runs. The execution pool stops them if it can."""
-        for id in ids:
+    def lease_lost(self, runs: Iterable[Run]) -> None:
+        """The ledger will refuse the outcomes of these starts. The execution pool stops them if it can. If a run has
+        started here again meanwhile, it has another fence: that start goes on."""
+        for id, fence in runs:
             request = self.runs.get(id)
-            if request is None or request.void:
+            if request is None or request.void or request.fence != fence:
                 continue
             request.void = True
             logger.error(
@@ -179,7 +185,9 @@ class Settlement:
         """The runs that this worker runs or has not reported, for a ledger that may have forgotten them. From any
         thread."""
         claims = []
-        for request in (*self.runs.copy().values(), *self._unreported.copy().values()):
+        # In this order: a run that ends goes from the first to the second, and is in both for a moment.
+        requests = (*self.runs.copy().values(), *self._unreported.copy().values())
+        for request in dict.fromkeys(requests):
             try:
                 if not request.void:
                     claims.append(Claim(self._arrivals.of(request), request.fence or "", request.run_id))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_orchestration.errors import LedgerError
 from celery_orchestration.ledger import NotRegistered, Outcome
 from celery_orchestration.ledger.records import key_of
 from celery_orchestration.node import releases
@@ -165,6 +166,92 @@ def test_runs_are_recovered_though_the_set_of_them_was_deleted(case: Case) -> No
     case.redis.delete(key_of(PREFIX, "worker_runs", "w2"))
     assert case.ledger.heartbeat("w2", 30_000, [("b1", case.fences["b1"])]) == []
     assert case.dies("w2").recovered == 1
+
+
+def overwrite(case: Case, *name: str) -> None:
+    case.redis.delete(key_of(PREFIX, *name))
+    case.redis.set(key_of(PREFIX, *name), "x")
+
+
+def busy(case: Case) -> dict[str, tuple[int, int]]:
+    """How much room of each job is taken, and by how many runs that started."""
+    return {job["name"]: (job["running"], job["busy"]) for job in case.status()["jobs"]}
+
+
+def reported(case: Case, name: str) -> bool:
+    return any(f"the record {name} could not be read" in one for one in redis_problems.problems(case.status()))
+
+
+class TestAKeyOfAnotherType:
+    """Redis takes nothing back: an error in the midst of a turn would leave a run ended, and its room taken forever."""
+
+    @pytest.fixture
+    def case(self, any_redis: RedisServer) -> Case:
+        case = Case(any_redis)
+        case.install(
+            {
+                "bad": {"max_running": 1},
+                "fine": {"max_running": 1},
+                "blocking": {"max_running": 1, "blocks": ["bad"]},
+                "after": {"depends_on": [{"job": "bad"}]},
+                "keyed": {"max_running": 1, "keyed": True},
+            }
+        )
+        return case
+
+    def test_a_turn_whose_second_outcome_meets_a_corrupt_history_records_both(self, case: Case):
+        assert [case.come("f1", "fine"), case.come("b1", "bad")] == ["start", "start"]
+        overwrite(case, "history", "bad")
+        assert case.turn(ends={"f1": "succeeded", "b1": "succeeded"}).settled == ["ok", "ok"]
+        assert set(busy(case).values()) == {(0, 0)}
+        assert reported(case, "history:bad")
+        assert [case.come("f2", "fine"), case.come("b2", "bad")] == ["start", "start"]
+
+    @pytest.mark.parametrize("name", [("lane", "bad", ""), ("unstarted", "bad")], ids=lambda name: name[0])
+    def test_a_turn_that_hands_over_to_a_job_with_a_corrupt_key_does_all_its_work(
+        self, case: Case, name: tuple[str, ...]
+    ):
+        assert case.come("k1", "blocking") == "start"
+        assert [case.come("b1", "bad"), case.come("b2", "bad")] == ["wait", "wait"]
+        overwrite(case, *name)
+        assert case.end("k1") == ["b1"]
+        assert busy(case) == {**dict.fromkeys(case.jobs, (0, 0)), "bad": (1, 1)}
+        assert reported(case, ":".join(name))
+        assert case.end("b1") == ["b2"], "no run that waited is lost"
+        assert case.come("k2", "blocking") == "wait"
+        assert case.end("b2") == ["k2"]
+
+    @pytest.mark.parametrize("checked", [False, True])
+    def test_runs_of_a_keyed_job_go_on_in_their_order_though_a_lane_is_corrupt(self, case: Case, checked: bool):
+        for id in ("a1", "a2", "a3"):
+            case.come(id, "keyed", key="a")
+        assert case.come("b1", "keyed", key="b") == "start"
+        if checked:  # runs whose dependencies were checked wait in a lane of their own
+            case.ledger.pause_or_resume(True, "me", "")
+            assert case.turn(ends={"a1": "returned"}).settled == ["waits"]
+        overwrite(case, "lane_checked" if checked else "lane", "keyed", "a")
+        if checked:
+            [grant] = case.ledger.pause_or_resume(False, "me", "")
+            assert case.come("a1", "keyed", key="a", grant=grant.number) == "start"
+        assert case.end("a1") == ["a2"]
+        assert case.end("a2") == ["a3"]
+
+    def test_a_turn_of_a_worker_with_a_corrupt_record_has_it_register_again_and_slots_are_counted_once(
+        self, case: Case
+    ):
+        case.register("w2")
+        overwrite(case, "worker", "w1")
+        with pytest.raises(NotRegistered):
+            case.come("f1", "fine")
+        case.register("w1")
+        assert case.redis.hgetall(key_of(PREFIX, "slots")) == {"q": "16"}
+        assert case.come("f1", "fine") == "start"
+
+    def test_a_corrupt_key_about_all_jobs_stays_as_it_is_and_the_error_shows(self, case: Case):
+        overwrite(case, "waiting")
+        with pytest.raises(LedgerError, match="WRONGTYPE"):
+            case.come("f1", "fine")
+        assert case.redis.get(key_of(PREFIX, "waiting")) == "x"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import redis
 from kombu import Connection, Consumer, Producer, Queue
 from kombu.asynchronous import Hub
 
+from celery_orchestration.node import left_stores
 from celery_orchestration.node.left_stores import LeftStores
 from celery_orchestration.node.stores import Names, Stores
 from celery_orchestration.worker.fetch.fetcher import Fetcher
@@ -63,6 +65,17 @@ def worker(redis_server):
     worker.close()
 
 
+def looking_on(connect, own_stores=None):
+    """Who looks for stores of workers that are gone, without its thread."""
+    node = SimpleNamespace(
+        worker="w1",
+        store_names=NAMES,
+        app=SimpleNamespace(connection_for_read=connect),
+        ledger=SimpleNamespace(new_connection=lambda: None),
+    )
+    return LeftStores(node, own_stores)
+
+
 def queued(client):
     return [json.loads(raw) for raw in client.lrange("celery", 0, -1)]
 
@@ -90,13 +103,7 @@ def test_an_acknowledged_message_does_not_come_back_if_redis_was_down(worker, cl
 
     client.execute_command("ACL", "SETUSER", "default", "+hdel")
     url = f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}/0"
-    member = SimpleNamespace(
-        worker="w1",
-        store_names=NAMES,
-        app=SimpleNamespace(connection_for_read=lambda: Connection(url)),
-        ledger=SimpleNamespace(new_connection=lambda: None),
-    )
-    recovery = LeftStores(member, worker.fetcher)
+    recovery = looking_on(lambda: Connection(url), worker.fetcher)
     recovery._give_back_left_stores()
     recovery._disconnect()
     assert len(queued(client)) == 1
@@ -125,3 +132,34 @@ def test_a_channel_that_could_not_give_a_message_back_connects_again(worker, cli
         until(worker.turn)
     worker.connection.close()
     assert len(queued(client)) == 3
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_broker_that_does_not_answer_cannot_hold_up_who_looks_for_left_stores(redis_server, monkeypatch, connected):
+    monkeypatch.setattr(left_stores, "TIMEOUTS", {"socket_timeout": 0.2, "socket_connect_timeout": 0.2})
+    url = f"redis://127.0.0.1:{redis_server.port}/0"
+    looking = looking_on(lambda: Connection(url, connect_timeout=0.5))
+    if connected:
+        looking._give_back_left_stores()
+    redis_server.client().execute_command("CLIENT", "PAUSE", 60_000, "ALL")
+    ended: list[Exception] = []
+
+    def look():
+        try:
+            looking._give_back_left_stores()
+        except Exception as exc:
+            ended.append(exc)
+
+    threading.Thread(target=look, daemon=True).start()
+    until(lambda: ended, 10)
+
+
+def test_who_looks_for_left_stores_keeps_to_the_limits_in_the_settings(redis_server):
+    limits = {"socket_timeout": 7.0, "socket_connect_timeout": None}
+    url = f"redis://127.0.0.1:{redis_server.port}/0"
+    looking = looking_on(lambda: Connection(url, transport_options=limits))
+    looking._give_back_left_stores()
+    used = looking._connection.default_channel.pool.connection_kwargs
+    assert (used["socket_timeout"], used["socket_connect_timeout"]) == (7.0, 3.0)
+    assert limits["socket_connect_timeout"] is None, "they belong to the app"
+    looking._disconnect()

@@ -1,4 +1,5 @@
-"""Problems of Redis, verb by verb, on every supported Redis: emptied, restarted, failed over; full; evicting.
+"""Problems of Redis, verb by verb, on every supported Redis: emptied, restarted, failed over; full; taking no
+writes; evicting.
 
 This file is long because it is a list: each test stands alone.
 """
@@ -6,11 +7,15 @@ This file is long because it is a list: each test stands alone.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import redis
 
+from celery_orchestration.errors import LedgerUnavailable
 from celery_orchestration.ledger import (
     Claim,
     Claimed,
@@ -27,6 +32,7 @@ from celery_orchestration.operate.doctor.health import health
 from celery_orchestration.operate.status.redis_problems import FULL
 from support.ledger import PREFIX, Shop, arrival
 from support.servers import RedisServer, redis_binaries
+from support.verbs import has_functions
 from support.wait import until
 
 LEASE_MS = 30_000
@@ -750,3 +756,84 @@ def test_a_redis_that_may_not_be_asked_works_all_the_same(any_redis: RedisServer
     assert document(shop).get("eviction") is None
     shop.redis.flushall()
     assert one.register().why == "emptied"
+
+
+NO_WRITES = ["cannot save", "too few replicas", "replica"]
+
+
+class TestARedisThatTakesNoWrites:
+    """People and probes still get answers, from every supported Redis."""
+
+    @pytest.fixture
+    def shop(self, any_redis: RedisServer) -> Shop:
+        return shop_on(any_redis, {"x": {"max_running": 1}})
+
+    @pytest.fixture(params=NO_WRITES)
+    def shut(
+        self, request: pytest.FixtureRequest, shop: Shop, redis_factory: Callable[..., RedisServer]
+    ) -> Callable[[], None]:
+        def cannot_save() -> None:
+            shutil.rmtree(shop.server.data)
+            shop.redis.config_set("save", "1 1")
+            with suppress(redis.ResponseError):
+                shop.redis.bgsave()
+            until(lambda: shop.redis.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+        def replica() -> None:
+            away = redis_factory(name="away")
+            away.stop()
+            shop.redis.replicaof("127.0.0.1", away.port)
+
+        def shut() -> None:
+            {
+                "cannot save": cannot_save,
+                "too few replicas": lambda: shop.redis.config_set("min-replicas-to-write", 1),
+                "replica": replica,
+            }[request.param]()
+            with pytest.raises(redis.ResponseError):
+                shop.redis.set("x", "y")
+
+        return shut
+
+    def test_answers_people_and_probes(self, shop: Shop, shut: Callable[[], None]):
+        one = worker(shop)
+        assert [one.come("a", "x"), one.come("b", "x")] == ["start", "wait"]
+        one.sweep()
+        shut()
+        assert [job["running"] for job in document(shop)["jobs"]] == [1]
+        assert (shop.ledger.explain("job", "x") or {})["jobs"]["x"]["running"] == 1
+        assert shop.ledger.read_history("x", 5) == []
+        assert shop.ledger.holds_lease("a", one.fence)
+        probed = health(shop.ledger.read_health("shop", "w@host"), "", "", "w@host", scheduler=False)
+        assert probed.ok, "to restart the worker would not help"
+
+    def test_is_unavailable_to_everything_that_writes(self, shop: Shop, shut: Callable[[], None]):
+        one = worker(shop)
+        assert one.come("a", "x") == "start"
+        before = set(shop.redis.keys())
+        shut()
+        writes: list[Callable[[], Any]] = [
+            lambda: one.come("b", "x"), one.sweep, one.register, lambda: shop.ledger.pause_or_resume(True, "me", ""),
+            lambda: shop.ledger.heartbeat("w", LEASE_MS, []), lambda: shop.ledger.lead("s", "s@host", 1000, ""),
+        ]  # fmt: skip
+        for write in writes:
+            with pytest.raises(LedgerUnavailable):
+                write()
+        assert set(shop.redis.keys()) == before
+
+    def test_says_of_no_worker_that_it_is_gone(self, shop: Shop, shut: Callable[[], None]):
+        """A replica that is behind may not have heard of it, and its messages would be given to others."""
+        worker(shop)
+        shut()
+        with pytest.raises(LedgerUnavailable):
+            shop.ledger.find_gone_workers(LEASE_MS, ["w", "unknown"])
+
+    def test_gets_functions_again_once_it_takes_writes(self, shop: Shop):
+        worker(shop)
+        shop.redis.config_set("min-replicas-to-write", 1)
+        assert document(shop)["workers"]
+        shop.redis.config_set("min-replicas-to-write", 0)
+        shop.redis.config_resetstat()
+        assert document(shop)["workers"]
+        calls = shop.redis.info("commandstats")
+        assert ("cmdstat_fcall" in calls) == has_functions(shop.redis)

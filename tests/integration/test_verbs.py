@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_orchestration.ledger import Ledger
+from celery_orchestration.ledger import Ledger, scripts
 from celery_orchestration.ledger.records import key_of
 from celery_orchestration.ledger.scripts import LIBRARY_PREFIX, library, script, verbs
 from celery_orchestration.ledger.wire import _MOST_LIBRARIES
@@ -126,6 +126,44 @@ def test_an_error_within_a_function_is_not_tried_again_as_a_script(server, ledge
 
 def test_every_verb_is_in_its_library():
     assert all(f"register_function('{script(verb).function}'" in library(verb).text for verb in verbs())
+
+
+class TestNamesOfLibraries:
+    """Two releases with different libraries work side by side on one Redis, so their libraries have different names."""
+
+    @pytest.fixture
+    def changed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], None]]:
+        known = [one for one in vars(scripts).values() if hasattr(one, "cache_clear")]
+
+        def change(name: str, value: Any) -> None:
+            monkeypatch.setattr(scripts, name, value)
+            for one in known:
+                one.cache_clear()
+
+        yield change
+        monkeypatch.undo()
+        for one in known:
+            one.cache_clear()
+
+    @pytest.mark.parametrize("part", ["_LIBRARY", "_VERB"])
+    def test_a_library_with_another_frame_has_another_name(self, changed, part):
+        before = library("list_nodes").name
+        changed(part, getattr(scripts, part) + "-- of the next release\n")
+        assert library("list_nodes").name != before
+
+    def test_a_library_with_a_renamed_verb_has_another_name(self, changed):
+        before = library("list_nodes")
+        texts = dict(scripts._texts())
+        beside = next(one for one in sorted(texts) if library(one) == before and one != "list_nodes")
+        texts[f"{beside}_"] = texts.pop(beside)  # its place in the order stays
+        changed("_texts", lambda: texts)
+        assert f"{beside}__" in library("list_nodes").text
+        assert library("list_nodes").name != before.name
+
+    def test_a_library_with_the_same_text_has_the_same_name(self, changed):
+        before = library("list_nodes")
+        changed("_VERB", str(scripts._VERB))
+        assert library("list_nodes") == before
 
 
 def test_every_library_can_be_loaded(server):

@@ -15,9 +15,11 @@ DISPATCH = "integration/test_dispatch.py"
 PLACES = "integration/test_pool_places.py"
 CONTINUOUS = "integration/test_continuous.py"
 RELEASES = "integration/test_releases.py"
+CORRUPT = "integration/test_corrupt.py"
 
 RULES = "ledger/lua/rules.lua"
 INDEX = "ledger/lua/index.lua"
+RECORDS = "ledger/lua/lib/records.lua"
 TRANSITIONS = "ledger/lua/transitions.lua"
 ENDED_RUNS = "ledger/lua/lib/ended_runs.lua"
 ROOM = "ledger/lua/lib/room.lua"
@@ -683,5 +685,46 @@ MUTANTS = [
         "if p and p.by ~= name then",
         "A supervisor that came back too late keeps a place that was given away.",
         (f"{PLACES}::TestLeases", f"{PLACES}::TestClaims"),
+    ),
+    # -- keys of another type
+    Mutant(
+        "corrupt-key-stops-a-turn",
+        RECORDS,
+        "  call = healing_call\n",
+        "",
+        "One corrupt key of a job stops the turns of all workers, and room that was freed stays taken.",
+        (CORRUPT,),
+    ),
+    Mutant(
+        "corrupt-key-of-all-jobs-set-aside",
+        RECORDS,
+        "if family and string.find(problem, 'WRONGTYPE', 1, true) then",
+        "if string.find(problem, 'WRONGTYPE', 1, true) then",
+        "If one key of the whole ledger is corrupt, all runs that wait are silently forgotten.",
+        (CORRUPT,),
+    ),
+    Mutant(
+        "corrupt-lane-forgotten",
+        RECORDS,
+        "    if family == 'lane' or family == 'lane_checked' then refill(key) end\n",
+        "",
+        "The runs that waited in a corrupt lane wait forever.",
+        (CORRUPT,),
+    ),
+    Mutant(
+        "slots-of-a-corrupt-worker-counted-twice",
+        RECORDS,
+        "    if family == 'worker' then count_workers() end\n",
+        "",
+        "For a minute more runs are handed over to a queue than it has slots.",
+        (CORRUPT,),
+    ),
+    Mutant(
+        "replica-says-who-is-gone",
+        "ledger/lua/verbs/worker/find_gone_workers.lua",
+        "allow_when_full()\n",
+        "",
+        "Messages of a living worker are given to others, because a replica has not heard of that worker.",
+        (f"{TROUBLE}::TestARedisThatTakesNoWrites",),
     ),
 ]

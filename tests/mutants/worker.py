@@ -110,10 +110,55 @@ MUTANTS = [
     Mutant(
         "unreported-runs-not-claimed",
         SETTLEMENT,
-        "for request in (*self.runs.copy().values(), *self._unreported.copy().values()):",
-        "for request in self.runs.copy().values():",
+        "requests = (*self.runs.copy().values(), *self._unreported.copy().values())",
+        "requests = (*self.runs.copy().values(),)",
         "After a failover, a run that has just ended runs again.",
         (GATES,),
+    ),
+    Mutant(
+        "ending-run-not-claimed",
+        SETTLEMENT,
+        '        self._unreported[request.fence or ""] = request\n'
+        "        if self.runs.get(request.run_id) is request:\n"
+        "            del self.runs[request.run_id]\n",
+        "        if self.runs.get(request.run_id) is request:\n"
+        "            del self.runs[request.run_id]\n"
+        '        self._unreported[request.fence or ""] = request\n',
+        "After a failover, a run that was just ending runs again.",
+        (SETTLING,),
+    ),
+    Mutant(
+        "starting-runs-not-claimed",
+        ADMISSION,
+        "            self._settlement.started(request, run_id, fence, admitted)\n"
+        "        for request, _, _ in starting:\n",
+        "            self._settlement.started(request, run_id, fence, admitted)\n",
+        "On gevent, after a failover, a run that was just starting starts twice.",
+        (ADMITTING,),
+    ),
+    Mutant(
+        "run-that-went-back-executed",
+        ADMISSION,
+        "if request.settled:",
+        "if False:",
+        "A run that the ledger has given to another worker is executed here, too.",
+        (ADMITTING,),
+    ),
+    Mutant(
+        "slot-freed-that-was-never-held",
+        SETTLEMENT,
+        "self._in_loop(self._run_ended if request.in_slot else self._request_turn)",
+        "self._in_loop(self._run_ended)",
+        "On threads, gevent and solo a worker executes more runs at once with each reconnection to the broker.",
+        (ADMITTING,),
+    ),
+    Mutant(
+        "lower-fence-remembered",
+        SETTLEMENT,
+        "self.highest_fence = max(self.highest_fence, fence, key=lambda number: (len(number), number))",
+        "self.highest_fence = fence",
+        "An emptied ledger may give out a fence for the second time.",
+        (SETTLING,),
     ),
     Mutant(
         "void-runs-claimed",
@@ -181,11 +226,11 @@ MUTANTS = [
     ),
     Mutant(
         "restarted-run-voided",
-        "worker/heartbeat.py",
-        "and run.fence == asked[id]]",
-        "]",
+        SETTLEMENT,
+        " or request.fence != fence:",
+        ":",
         "A run that was started anew on the same worker is stopped because of its old lease.",
-        (HEARTBEATS,),
+        (SETTLING,),
     ),
     Mutant(
         "sweep-stops-early",
@@ -278,8 +323,8 @@ MUTANTS = [
     Mutant(
         "earlier-start-not-voided",
         SETTLEMENT,
-        "        self.lease_lost([run_id])  # an earlier start of this run on this worker, if any, is void\n",
-        "",
+        "            self.lease_lost([before.run])  # an earlier start of this run on this worker is void\n",
+        "            pass\n",
         "A run that was given away and came back is executed twice on one worker, and both tell Celery.",
         (SETTLING,),
     ),

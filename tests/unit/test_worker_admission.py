@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_orchestration.ledger import Answer
+from celery_orchestration.ledger import Answer, Start
 from celery_orchestration.worker.admission import MOST_SCHEDULED
 from support.gates import GateStage, starts_with
 
@@ -87,8 +87,46 @@ class TestSlots:
         assert stage.admission.has_set_aside(request)
         assert not stage.admission.has_set_aside(object())
 
+    def test_all_runs_that_start_can_be_claimed_before_the_first_is_executed(self, stage: GateStage):
+        """Under gevent the execution pool may take a while, and a new epoch may begin meanwhile."""
+        claimed: list[list[str]] = []
+        execute = stage.pool.apply_async
+
+        def apply_async(*args: Any, **options: Any) -> Any:
+            claimed.append(sorted(one.id for one in stage.settlement.claims()))
+            return execute(*args, **options)
+
+        stage.pool.apply_async = apply_async  # type: ignore[method-assign]
+        stage.come("a", "b")
+        stage.answer(starts_with("7", "a"), starts_with("8", "b"))
+        assert (claimed, stage.pool.given) == ([["a", "b"]] * 2, ["a", "b"])
+
+    def test_a_run_that_went_back_before_it_was_executed_is_not_executed(self, stage: GateStage):
+        execute = stage.pool.apply_async
+
+        def apply_async(*args: Any, **options: Any) -> Any:
+            stage.settlement.return_runs([stage.settlement.runs["b"]])
+            return execute(*args, **options)
+
+        stage.pool.apply_async = apply_async  # type: ignore[method-assign]
+        stage.come("a", "b")
+        stage.answer(starts_with("7", "a"), starts_with("8", "b"))
+        assert (stage.pool.given, stage.slots.free()) == (["a"], 1)
+
 
 class TestConnections:
+    def test_runs_that_a_rate_limit_held_back_without_a_slot_free_none_when_they_go_back(self, stage: GateStage):
+        stage.consumer.task_buckets = {"job": object()}
+        stage.consumer._limit_task = lambda request, bucket, tokens: None
+        stage.gate.turns.request_with_offer()
+        stage.loop.drain()
+        stage.answer(starts=[Start(id, fence, stage.message(id)) for id, fence in (("a", "7"), ("b", "8"))])
+        assert (stage.pool.given, stage.slots.free()) == ([], 2)
+        stage.gate.reconnected()
+        stage.loop.drain()
+        assert sorted((one.id, one.outcome) for one in stage.reported()) == [("a", "returned"), ("b", "returned")]
+        assert stage.slots.free() == 2
+
     def test_requests_that_were_not_admitted_are_dropped_with_the_connection(self, stage: GateStage):
         for id in ("a", "b"):
             stage.started(id, fence=id)

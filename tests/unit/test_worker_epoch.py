@@ -29,10 +29,12 @@ class Ledger:
 
 class Worker:
     def __init__(self, *runs: str) -> None:
-        self.lost: list[str] = []
+        self.lost: list[tuple[str, str]] = []
         self.disabled: list[str] = []
         settlement = SimpleNamespace(
-            claims=lambda: [SimpleNamespace(id=id) for id in runs], reported=["x"], lease_lost=self.lost.extend
+            claims=lambda: [SimpleNamespace(id=id, fence="8") for id in runs],
+            reported=["x"],
+            lease_lost=self.lost.extend,
         )
         self.epoch = Epoch("w1", settlement, lambda function: function(), self.disabled.extend)  # type: ignore[arg-type]
 
@@ -66,7 +68,7 @@ def test_runs_that_the_ledger_has_given_away_are_void(worker: Worker):
     worker.epoch.registered(registered("2"))
     ledger: Any = Ledger("ok", "void", disabled=["job"])
     worker.epoch.claim(ledger)
-    assert (worker.lost, worker.disabled) == (["b"], ["job"])
+    assert (worker.lost, worker.disabled) == ([("b", "8")], ["job"])
 
 
 def test_nothing_is_claimed_before_the_worker_is_registered(worker: Worker):

@@ -96,7 +96,7 @@ class TestStarting:
         stage.come("a")
         stage.gate.begin_drain()
         stage.answer(starts_with("7", "a"))
-        assert stage.pool.given == []
+        assert (stage.pool.given, stage.slots.free()) == ([], 2)
         assert [(one.id, one.fence, one.outcome) for one in stage.reported()] == [("a", "7", "returned")]
 
 
@@ -155,7 +155,7 @@ class TestSettling:
 
     def test_a_void_run_reports_nothing_to_celery(self, stage: GateStage):
         request = stage.started("a")
-        stage.settlement.lease_lost(["a"])
+        stage.settlement.lease_lost([("a", "7")])
         request.on_success((False, "result", 0.1))
         stage.loop.drain()
         assert [one.outcome for one in stage.reported()] == ["returned"]
@@ -212,5 +212,5 @@ class TestTrouble:
         stage.loop.drain()
         stage.answer()
         assert [claim.run.id for claim in stage.settlement.claims()] == ["a"]
-        stage.settlement.lease_lost(["a"])
+        stage.settlement.lease_lost([("a", "7")])
         assert stage.settlement.claims() == []

@@ -12,7 +12,7 @@ from celery import Celery
 from celery_orchestration.job.envelope import HEADER
 from celery_orchestration.ledger import Discarded, Outcome
 from celery_orchestration.worker.settlement import MOST_REPORTED, Settlement
-from support.gates import GateStage
+from support.gates import GateStage, starts_with
 
 
 @pytest.fixture
@@ -57,6 +57,26 @@ class TestOutcomes:
         assert stage.settlement.runs == {"a": second}
         assert stage.settlement.highest_fence == "8"
 
+    def test_the_highest_fence_is_kept_in_whatever_order_runs_start(self, stage: GateStage):
+        stage.come("a", "b")
+        stage.answer(starts_with("10", "a"), starts_with("9", "b"))
+        assert stage.settlement.highest_fence == "10"
+
+    def test_a_run_that_ends_can_be_claimed_at_every_moment(self, stage: GateStage):
+        """The carrier's thread may claim runs for a new epoch while another thread reports the end of one."""
+        claimed: list[list[str]] = []
+
+        class Runs(dict[str, Any]):
+            def __delitem__(self, id: str) -> None:
+                claimed.append([one.id for one in stage.settlement.claims()])
+                super().__delitem__(id)
+                claimed.append([one.id for one in stage.settlement.claims()])
+
+        request = stage.started("a")
+        stage.settlement.runs = Runs(stage.settlement.runs)
+        request.settle("succeeded")
+        assert claimed == [["a"], ["a"]]
+
 
 class Pool:
     def __init__(self) -> None:
@@ -67,8 +87,8 @@ class Pool:
 
 
 def run(id: str, **fields: Any) -> Any:
-    defaults = {"run_id": id, "id": id, "void": False, "time_start": 1.0, "worker_pid": 3, "_already_revoked": False}
-    return SimpleNamespace(task=SimpleNamespace(name="job"), **{**defaults, **fields})
+    defaults = {"run_id": id, "id": id, "fence": "7", "void": False, "time_start": 1.0, "worker_pid": 3}
+    return SimpleNamespace(task=SimpleNamespace(name="job"), _already_revoked=False, **{**defaults, **fields})
 
 
 class TestLostLeases:
@@ -82,13 +102,22 @@ class TestLostLeases:
 
     def test_a_run_that_executes_is_terminated_once(self, settlement: Settlement, pool: Pool):
         settlement.runs["a"] = run("a")
-        settlement.lease_lost(["a"])
-        settlement.lease_lost(["a"])
+        settlement.lease_lost([("a", "7")])
+        settlement.lease_lost([("a", "7")])
         assert (settlement.runs["a"].void, pool.terminated) == (True, [3])
+
+    def test_a_later_start_of_the_run_goes_on(self, stage: GateStage):
+        """Between the ledger's answer and the event loop that hears of it, the run may have started here again."""
+        stage.started("a", fence="7")
+        again = stage.started("a", fence="8")
+        stage.settlement.lease_lost([("a", "7")])
+        assert not again.void
+        stage.settlement.lease_lost([("a", "8")])
+        assert again.void
 
     def test_a_run_that_has_not_begun_is_only_void(self, settlement: Settlement, pool: Pool):
         settlement.runs["a"] = run("a", time_start=None)
-        settlement.lease_lost(["a", "unknown"])
+        settlement.lease_lost([("a", "7"), ("unknown", "7")])
         assert (settlement.runs["a"].void, pool.terminated) == (True, [])
 
 

@@ -2,7 +2,8 @@
 --
 -- A script is refused at its first write that needs memory, unless it has written before: then all of it goes through.
 -- So a verb is refused as a whole or not at all, and this file decides which. A function is refused before it begins;
--- ledger/wire.py then calls the verb as a script. So a function that runs need not ask.
+-- ledger/wire.py then calls the verb as a script. So a function that runs need not ask. The same goes for a Redis that
+-- takes no writes at all, as a replica: it refuses every function, and a script at its first write.
 
 -- Lets this verb go through in a full Redis, so that accepted runs can end. What it adds is bounded, or makes room.
 function allow_when_full()

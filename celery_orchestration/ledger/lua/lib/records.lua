@@ -1,4 +1,46 @@
 -- The records of the ledger itself, of workers, jobs and runs: how they are read and written. Needs schema.
+--
+-- This file is long because each kind of record is needed when one of another kind is set aside.
+
+-- ------------------------------------------------------------------------------- keys of another type
+
+-- A verb that fails in the midst of its work leaves what it has written without the rest: the run of one job ended, say,
+-- and its room was never freed, because the history of another job is a string. So the key of a job, run or worker that
+-- is of another type than declared is set aside when a verb comes to it, and the verb goes on. The key is empty from then
+-- on, except for what other keys still tell.
+
+-- A lane was set aside: its runs are still among all that wait, and go into it again.
+local function refill(lane)
+  for _, id in ipairs(call('ZRANGE', K.waiting, 0, -1)) do
+    local r = load_run(id)
+    if r and r.state == 'waiting' and not r.alone and not r.stray
+      and (r.deps_checked and K.lane_checked or K.lane)(r.job, r.key) == lane then call('ZADD', lane, int(r.rank), id) end
+  end
+end
+
+local function heal(problem, command, key, ...)
+  local family = key and string.match(without_prefix(key), '^([^:]+):')
+  if family and string.find(problem, 'WRONGTYPE', 1, true) then
+    set_aside(key, problem)
+    if family == 'worker' then count_workers() end
+    if family == 'lane' or family == 'lane_checked' then refill(key) end
+  end
+  return redis.call(command, key, ...)
+end
+
+-- What healing_call needs of the globals. Every question to Redis comes here, so each is looked up once in a call of a verb.
+local ask, type_of
+
+local function healing_call(...)
+  local found = ask(...)
+  if type_of(found) == 'table' and found.err then return heal(found.err, ...) end
+  return found
+end
+
+on_call(function()
+  ask, type_of = redis.pcall, type
+  call = healing_call
+end)
 
 -- ---------------------------------------------------------------------------------------------- globals
 
