@@ -315,6 +315,29 @@ class TestSlots:
         assert [start.id for start in turn.starts] == ["b", "c"]
         assert [grant.id for grant in turn.grants] == ["d"]
 
+    def test_the_slot_of_a_copy_that_is_dropped_goes_to_a_run_that_waits_for_one(self, case: Case):
+        case.install({"one": {"max_running": 1}, "two": {"max_running": 1}, "free": {}})
+        case.register("w1", slots=1)
+        for id, job in (("a", "one"), ("d", "two"), ("f", "free"), ("ended", "free")):
+            assert case.come(id, job) == "start"
+        assert [case.come(id, job) for id, job in (("b", "one"), ("e", "two"))] == ["wait", "wait"]
+        case.end("ended", free=0)
+        assert [grant.id for grant in case.turn(ends={"a": "succeeded"}).grants] == ["b"]
+        assert case.turn(ends={"d": "succeeded"}).grants == []  # the only slot is for b
+        turn = case.turn(ends={"f": "succeeded"}, come=[arrival("ended", "free")])
+        assert (turn.answers[0].what, [start.id for start in turn.starts]) == ("drop", ["e"])
+
+    def test_a_retry_with_a_countdown_makes_way_for_runs_behind_the_attempt_before_it(self, case: Case):
+        case.install({"j": {"blocks": ["k"]}, "k": {}, "free": {}})
+        assert case.come("f", "free") == "start"
+        case.register("w1", slots=1)
+        assert case.come("a", "j") == "start"
+        for attempt in (replace(arrival("b", "k"), queue="nobody"), arrival("c", "j")):
+            assert case.turn(come=[attempt]).answers[0].what == "wait"
+        assert case.turn(ends={"a": "succeeded"}).grants == []  # c waits behind b, whose queue nobody serves
+        turn = case.turn(ends={"f": "succeeded"}, come=[arrival("b", "k", attempt=1, eta_ms=FAR)])
+        assert (turn.answers[0].what, [grant.id for grant in turn.grants]) == ("wait", ["c"])
+
     def test_a_worker_is_handed_only_runs_of_queues_that_it_serves(self, case: Case):
         case.install({"one": {"max_running": 1}})
         case.register("w2", queues=("elsewhere",))

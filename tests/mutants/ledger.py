@@ -298,6 +298,22 @@ MUTANTS = [
     ),
     # -- arrivals and attempts
     Mutant(
+        "runs-behind-a-withdrawn-one-are-forgotten",
+        TURN,
+        "  changed = true\n",
+        "",
+        "A run that waited behind an attempt whose retry has a countdown starts only with the next turn.",
+        (HAND_OVER,),
+    ),
+    Mutant(
+        "freed-slots-of-arrivals-are-forgotten",
+        TURN,
+        "(observe or not pumped or changed or HAND.more or HAND.here.free > 0)",
+        "(observe or not pumped or changed or HAND.more)",
+        "The slot of an arrival that has to wait stays idle until the next turn.",
+        (HAND_OVER, CASES, LEDGER),
+    ),
+    Mutant(
         "lower-attempt-accepted",
         TURN,
         "if attempt < r.attempt then return { 'drop', 'superseded' } end",

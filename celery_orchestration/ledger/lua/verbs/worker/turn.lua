@@ -66,7 +66,12 @@ HAND.here.spare = function()
   return found
 end
 
+-- Whether this call looks for runs to hand over, and whether an arrival changed anything that it found: an arrival of which
+-- nothing was known opens the gate for no other run.
+local pumped, changed = false, false
+
 local function pump(limit)
+  pumped = true
   if observe then
     let_go(limit)
   elseif not HAND.here.kept then -- else a granted run might come to this worker, which cannot take it
@@ -83,6 +88,7 @@ if #settled > 0 or HAND.here.free > 0 or due > 0 or call('EXISTS', K.unseen_jobs
 -- answer if that decides it, else nil, the attempt before it, and whether that one is running.
 local function known(r, done, arrival)
   if not r then return done and done >= arrival.attempt and { 'drop', 'ended' } or nil end
+  changed = true
   if r.state == 'released' then
     -- Somebody published it past the gate, but it came to a worker with a gate.
     call('ZREM', K.released, r.id)
@@ -191,7 +197,7 @@ end
 HAND.here.spare = nil
 
 local waiting = call('ZCARD', K.waiting)
-if waiting > 0 and #arrivals > 0 then
+if waiting > 0 and #arrivals > 0 and (observe or not pumped or changed or HAND.more or HAND.here.free > 0) then
   pump(16)
   waiting = call('ZCARD', K.waiting)
 end
