@@ -203,7 +203,7 @@ def test_messages_of_a_killed_connection_are_not_lost(stage):
     worker = stage.worker(concurrency=1)
     held = stage.send(stage.jobs.held, "it")
     stage.started(held)
-    # The reply comes after the acknowledgement, on the same connection: without it the broker would deliver `held` again.
+    # The reply comes after the acknowledgement, without which the broker would deliver `held` again.
     assert stage.app.control.ping(destination=[worker.hostname], timeout=10)
     stage.broker.rabbit.close_connections()
     until(lambda: worker.log().count("Connected to amqp") == 2)
