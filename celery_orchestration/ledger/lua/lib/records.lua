@@ -166,6 +166,22 @@ local restore
 
 on_call(function() J = {} end)
 
+-- Long policies that were unpacked lately, by their packed text: those of jobs with very many dependents or conflicts, which
+-- take a while to unpack. Others are unpacked in every call: keeping them makes Lua's memory larger, and every call slower.
+-- Nobody may change one of these tables.
+local LONG_POLICIES = { least = 2000, most = 50, count = 0, known = {} }
+
+-- A policy, or nil if it cannot be read.
+local function policy_of(text)
+  local policy = LONG_POLICIES.known[text] or unpacked(text)
+  if not policy or type(policy.dependents) ~= 'table' or not policy.hash then return nil end
+  if #text >= LONG_POLICIES.least and not LONG_POLICIES.known[text] then
+    if LONG_POLICIES.count >= LONG_POLICIES.most then LONG_POLICIES.count, LONG_POLICIES.known = 0, {} end
+    LONG_POLICIES.count, LONG_POLICIES.known[text] = LONG_POLICIES.count + 1, policy
+  end
+  return policy
+end
+
 -- A job, or nil if the ledger has no policy for it. Its fields: see schema.lua.
 function job(name)
   local j = J[name]
@@ -177,10 +193,8 @@ function job(name)
     J[name] = false
     return nil
   end
-  local policy = unpacked(v[1])
-  if not policy or type(policy.dependents) ~= 'table' or not policy.hash then
-    return restore(name, 'its policy cannot be read')
-  end
+  local policy = policy_of(v[1])
+  if not policy then return restore(name, 'its policy cannot be read') end
   if v[2] then
     j = unpacked(v[2])
     if not j or type(j.waiting_checked) ~= 'number' or type(j.running) ~= 'number' then
