@@ -97,7 +97,7 @@ class QueueAutoscaler(Autoscaler):  # type: ignore[misc]
             now=now,
             wanted=processes,
             ready=[*ready, *self._runs(set(state.reserved_requests) - active, seen)],
-            room=seen.figures.room if seen is not None else None,
+            room=_share(seen, seen.figures.room) if seen is not None else None,
             oldest_wait_seconds=seen.figures.oldest_wait_seconds if seen is not None else 0.0,
             busy_slots=min(len(active), processes),
             soon_free_slots=_soon_free(self._runs(active, seen), pool.target_wait_seconds),
@@ -130,11 +130,21 @@ def _soon_free(executed: Sequence[Ready], target_seconds: float) -> float:
 
 
 def _shared(seen: PoolSnapshot) -> list[Ready]:
-    """The share of one worker among all that serve the queues."""
-    alive = len([worker for worker in seen.workers if not worker.draining and not worker.dead])
-    share = max(1, alive)
-    rooms = {job.job: None if job.room is None else ceil(job.room / share) for job in seen.figures.ready}
-    return [Ready(job.job, ceil(job.runs / share), job.seconds, rooms[job.job]) for job in seen.figures.ready]
+    """The share of one worker in the ready runs."""
+    return [
+        Ready(job.job, ceil(job.runs / _sharers(seen)), job.seconds, _share(seen, job.room))
+        for job in seen.figures.ready
+    ]
+
+
+def _share(seen: PoolSnapshot, room: int | None) -> int | None:
+    """The share of one worker in the room. None: any number of runs may start."""
+    return None if room is None else ceil(room / _sharers(seen))
+
+
+def _sharers(seen: PoolSnapshot) -> int:
+    """How many workers serve the queues."""
+    return max(1, sum(not worker.draining and not worker.dead for worker in seen.workers))
 
 
 class _Watch:

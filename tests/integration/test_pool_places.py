@@ -338,7 +338,7 @@ class TestFigures:
         assert found["jobs"]["one"]["room"] == 0
         assert found["workers"][0]["running"] == 1
 
-    def test_the_room_that_all_jobs_have_left_is_told(self, redis_server: RedisServer):
+    def test_it_returns_how_many_runs_the_cap_over_all_jobs_still_lets_in(self, redis_server: RedisServer):
         shop = Shop(redis_server)
         shop.install({"a": {}}, cap=2)
         assert shop.ledger.read_pools({"images": ["q"]})["room"] == 2

@@ -4,12 +4,12 @@
 
 -- ------------------------------------------------------------------------------- keys of another type
 
--- A verb that fails in the midst of its work leaves what it has written without the rest: the run of one job ended, say,
--- and its room was never freed, because the history of another job is a string. So the key of a job, run or worker that
--- is of another type than declared is set aside when a verb comes to it, and the verb goes on. The key is empty from then
--- on, except for what other keys still tell.
+-- Redis does not undo the writes of a verb that fails. So one corrupt key could do lasting harm: the history of one job is a
+-- string, the verb fails there, and the room of another job, whose run had just ended, is never freed. Therefore a key of a
+-- job, run or worker that has another type than declared is set aside when a verb uses it. It is empty then, and the verb
+-- continues.
 
--- A lane was set aside: its runs are still among all that wait, and go into it again.
+-- Fills a lane that was set aside. Its runs are still in K.waiting.
 local function refill(lane)
   for _, id in ipairs(call('ZRANGE', K.waiting, 0, -1)) do
     local r = load_run(id)
@@ -28,7 +28,7 @@ local function heal(problem, command, key, ...)
   return redis.call(command, key, ...)
 end
 
--- What healing_call needs of the globals. Every question to Redis comes here, so each is looked up once in a call of a verb.
+-- redis.pcall and type. healing_call makes all calls to Redis, so these are looked up once for each call of a verb.
 local ask, type_of
 
 local function healing_call(...)
@@ -173,9 +173,11 @@ local LONG_POLICIES = { least = 2000, most = 50, count = 0, known = {} }
 
 -- A policy, or nil if it cannot be read.
 local function policy_of(text)
-  local policy = LONG_POLICIES.known[text] or unpacked(text)
+  local policy = LONG_POLICIES.known[text]
+  if policy then return policy end
+  policy = unpacked(text)
   if not policy or type(policy.dependents) ~= 'table' or not policy.hash then return nil end
-  if #text >= LONG_POLICIES.least and not LONG_POLICIES.known[text] then
+  if #text >= LONG_POLICIES.least then
     if LONG_POLICIES.count >= LONG_POLICIES.most then LONG_POLICIES.count, LONG_POLICIES.known = 0, {} end
     LONG_POLICIES.count, LONG_POLICIES.known[text] = LONG_POLICIES.count + 1, policy
   end

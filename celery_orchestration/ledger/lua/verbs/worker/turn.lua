@@ -66,8 +66,8 @@ HAND.here.spare = function()
   return found
 end
 
--- Whether this call looks for runs to hand over, and whether an arrival changed anything that it found: an arrival of which
--- nothing was known opens the gate for no other run.
+-- pumped: this call has looked for runs to hand over. changed: after that, an arrival may have opened the gate for others.
+-- An arrival of a run that the ledger did not know cannot do that.
 local pumped, changed = false, false
 
 local function pump(limit)
